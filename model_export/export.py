@@ -25,7 +25,7 @@ from app.engine.model.load import load_model
 from app.errors import ServiceError, UserError
 from model_export.bundle_calibration import CalibrationTexts, calibrated
 from model_export.checkpoint.checkpoint import Checkpoint
-from model_export.checkpoint.source import origin
+from model_export.checkpoint.source import commit_date, origin
 from model_export.graph.variants import (
     export_graph,
     external_data,
@@ -53,7 +53,6 @@ def export(
     output: Path,
     *,
     precisions: Sequence[Precision] = ("fp32", "int8"),
-    text_pairs: bool = False,
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
     calibration_texts: CalibrationTexts | None = None,
@@ -63,11 +62,10 @@ def export(
     """Write a bundle to ``output``; replaces an existing bundle.
 
     The bundle is written to a temporary directory beside ``output``, opened there as the service
-    does, and renamed at the end. So ``output`` never holds half a bundle. ``text_pairs`` says
-    whether the checkpoint was trained on pairs of texts. With labelled ``examples``, the scores of
-    every variant are recorded, and a variant that scores worse than fp32 is left out. So is an int8
-    that differs from the checkpoint by more than its tolerance. With ``calibration_texts``, every
-    variant gets a temperature.
+    does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
+    ``examples``, the scores of every variant are recorded, and a variant that scores worse than
+    fp32 is left out. So is an int8 that differs from the checkpoint by more than its tolerance.
+    With ``calibration_texts``, every variant gets a temperature.
 
     Raises:
         UserError: the architecture is not supported, fp32 or fp16 differs from the checkpoint by
@@ -86,7 +84,7 @@ def export(
             say("exporting the graph")
             plain = export_graph(checkpoint, Path(work))
             passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
-        manifest = _manifest(checkpoint, directory, output.name, passes, text_pairs=text_pairs)
+        manifest = _manifest(checkpoint, directory, output.name, passes)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
@@ -190,12 +188,7 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint,
-    directory: Path,
-    name: str,
-    passes: dict[Precision, list[str]],
-    *,
-    text_pairs: bool,
+    checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
 ) -> Manifest:
     hub = origin(checkpoint.path)
     return Manifest(
@@ -205,13 +198,15 @@ def _manifest(
             repo_id=hub[0] if hub else None,
             path=None if hub else checkpoint.path.resolve().name,
             revision=hub[1] if hub else None,
+            date=commit_date(checkpoint.path) if hub else None,
             files=checkpoint.files,
         ),
         architecture=checkpoint.architecture,
         labels=checkpoint.labels,
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
-        text_pairs=text_pairs,
+        text_pairs=checkpoint.text_pairs,
+        notes=checkpoint.notes,
         variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in MADE_WITH},

@@ -5,12 +5,11 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import get_args
 
-from app.cli.command_parser import CommandParser, add_version, local_path
-from app.cli.sources import nearest
+from app.cli.command_parser import CommandParser, add_settings, add_version, local_path
+from app.cli.sources import nearest, read_options
+from app.config.checkpoint_options import CheckpointOptions
 from app.engine.model.bundle import Precision
-from app.engine.text.encoding import Preprocessing
 from model_export.output import check_bundle_output
 from model_export.quality.labelled import LABELLED, MAX_ACCURACY_LOSS, Columns, read_examples
 
@@ -60,28 +59,7 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
             f"CPU, fp16 for CUDA (default: {','.join(DEFAULT)})"
         ),
     )
-    parser.add_argument(
-        "--labels",
-        type=lambda value: [label.strip() for label in value.split(",")],
-        metavar="LIST",
-        help="comma-separated names of the outputs in logit order (default: from config.json)",
-    )
-    parser.add_argument(
-        "--preprocessing",
-        choices=get_args(Preprocessing),
-        help="text normalisation (default: the one that the checkpoint was trained with)",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help="cut texts to this many tokens (default: as many as the checkpoint has positions for)",
-    )
-    parser.add_argument(
-        "--text-pairs",
-        action="store_true",
-        help="the checkpoint was trained on pairs of texts, such as a review and one aspect of it",
-    )
+    add_settings(parser, CheckpointOptions.model_fields)
     parser.add_argument(
         "--evaluate",
         type=local_path,
@@ -124,10 +102,14 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     if misspelt:
         parser.error(f"there is no command {words[0]!r}{misspelt}")
     options = parser.parse_args(words)
+    try:
+        reading = read_options(options)
+    except ValueError as error:
+        parser.error(str(error))
 
     check_bundle_output(options.output)
-    if not _fetched(options):
-        _export_checkpoint(options)
+    if not _fetched(options, reading):
+        _export_checkpoint(options, reading)
     print(f"wrote {options.output}")
     if options.push:
         from model_export.hub_bundle import push_bundle
@@ -136,29 +118,30 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         print(f"pushed to {options.push} at {commit}")
 
 
-def _fetched(options: argparse.Namespace) -> bool:
+def _fetched(options: argparse.Namespace, reading: CheckpointOptions) -> bool:
     """Whether the source was a bundle on the hub, which needs no torch."""
     if Path(options.source).exists():  # needs nothing of the hub
         return False
     from model_export.hub_bundle import fetch_bundle
 
-    return fetch_bundle(options.source, options.output, options.revision, options.precision)
+    fetched = (options.source, options.output, options.revision, options.precision)
+    return fetch_bundle(*fetched, options=reading)
 
 
-def _export_checkpoint(options: argparse.Namespace) -> None:
+def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) -> None:
     from model_export.bundle_calibration import CalibrationTexts
     from model_export.checkpoint.checkpoint import load_checkpoint
     from model_export.checkpoint.source import find_checkpoint
     from model_export.export import export
 
     path = find_checkpoint(options.source, options.revision)
-    checkpoint = load_checkpoint(
-        path, options.preprocessing, options.labels, longest=options.max_tokens
-    )
+    checkpoint = load_checkpoint(path, reading)
     print(
         f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "
         f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
     )
+    for note in checkpoint.notes:
+        print(note)
     labels, multi_label, columns = checkpoint.labels, checkpoint.multi_label, Columns.of(options)
     examples, calibration_texts = [], None
     if options.evaluate:
@@ -171,7 +154,6 @@ def _export_checkpoint(options: argparse.Namespace) -> None:
         checkpoint,
         options.output,
         precisions=options.precision,
-        text_pairs=options.text_pairs,
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
         calibration_texts=calibration_texts,

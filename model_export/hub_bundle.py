@@ -9,27 +9,34 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 
 from app.atomic_files import atomic_directory
-from app.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, Precision
+from app.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
+from app.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
 from app.errors import UserError
 from model_export.checkpoint.hub import FAILURES, explain, is_outage, with_retries
+from model_export.checkpoint.source import date_of
 from model_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
 
 
 def fetch_bundle(
-    source: str, output: Path, revision: str | None, precisions: Sequence[Precision]
+    source: str,
+    output: Path,
+    revision: str | None,
+    precisions: Sequence[Precision],
+    *,
+    options: CheckpointOptions = AS_IT_SAYS,
 ) -> bool:
     """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
     The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
     and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
-    checkpoint there.
+    checkpoint there. ``options`` are what the user says of a checkpoint.
 
     Raises:
         UserError: the repository cannot be read, the bundle is damaged or has none of the
-            precisions, or ``output`` must not be written.
+            precisions, there are ``options``, or ``output`` must not be written.
     """
     try:
-        return _fetch(source, output, revision, precisions)
+        return _fetch(source, output, revision, precisions, options)
     except HFValidationError:
         return False
     except FAILURES as error:
@@ -41,7 +48,11 @@ def fetch_bundle(
 
 
 def _fetch(
-    source: str, output: Path, revision: str | None, precisions: Sequence[Precision]
+    source: str,
+    output: Path,
+    revision: str | None,
+    precisions: Sequence[Precision],
+    options: CheckpointOptions,
 ) -> bool:
     api = HfApi()
     info = with_retries(lambda: api.model_info(source, revision=revision, timeout=30))
@@ -52,6 +63,7 @@ def _fetch(
 
     if MANIFEST not in names or not is_bundle(fetched(MANIFEST).parent):
         return False
+    options.check_bundle(source)
     print(f"{source} holds a bundle; its commit is {info.sha}")
     with atomic_directory(check_bundle_output(output)) as directory:
         (directory / "onnx").mkdir()
@@ -76,7 +88,8 @@ def _fetch(
             if variant.data is not None:
                 copy(variant.data.file)
             bundle.variant_path(precision)
-        manifest = bundle.manifest.model_copy(update={"variants": kept})
+        commit = HubCommit(repo_id=source, revision=info.sha, date=date_of(info))
+        manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         check_bundle_output(output)  # something may have been put there meanwhile

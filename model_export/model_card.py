@@ -16,7 +16,7 @@ pipeline_tag: text-classification
 - At most {max_tokens} tokens; the rest of a longer text is cut off.
 - Text normalisation before tokenising: {preprocessing}
 - Input: {takes}
-
+{notes}
 ## Parity with the PyTorch checkpoint
 
 | variant | file | MB | largest logit difference | labels that agree | texts |
@@ -75,6 +75,7 @@ def model_card(manifest: Manifest) -> str:
         max_tokens=manifest.max_tokens,
         preprocessing=manifest.preprocessing,
         takes="single texts and pairs of texts" if manifest.text_pairs else "single texts",
+        notes="".join(f"- {note[0].upper()}{note[1:]}.\n" for note in manifest.notes),
         parity="\n".join(rows),
         passes=PASSES.format(rows="\n".join(done)) if done else "",
     )

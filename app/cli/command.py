@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         help="classify texts and files of texts",
     )
     classify_arguments.add_arguments(classify)
-    add_settings(classify, (*LOCAL, "cache_dir"), classify_arguments.DESCRIPTIONS)
+    add_settings(classify, LOCAL, classify_arguments.DESCRIPTIONS)
 
     doctor = commands.add_parser(
         "doctor",
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     model = {"model": classify_arguments.DESCRIPTIONS["model"]}
-    add_settings(doctor, (*LOCAL, "cache_dir"), model)
+    add_settings(doctor, LOCAL, model)
     return parser
 
 
@@ -158,7 +158,7 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
 
         if assignment is None:
             check_ports(settings)  # an export takes minutes
-            settings = with_bundles(settings)
+            settings = with_bundles(settings, watch=True)
             if (workers := worker_count(settings)) > 1:
                 from app.server.workers import supervisor
 

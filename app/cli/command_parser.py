@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from app.cli.sources import nearest
+from app.config.checkpoint_options import CheckpointOptions
 from app.config.settings import Settings, flag
 
 # What `serve --help` shows, in this order. Each setting is in one of the groups.
@@ -17,6 +18,7 @@ GROUPS = {
         *("model", "host", "port", "device", "workers", "api_keys", "rate_limit", "deadline_ms"),
     ),
     "models": ("served_name", "precision", "gpu_memory_mb", "cache_mb", "cache_dir"),
+    "checkpoints and hub ids": (*CheckpointOptions.model_fields, "refresh"),
     "limits": (
         *("max_texts", "max_text_chars", "max_body_bytes", "max_inflight_bytes"),
         *("max_header_bytes", "max_queue_tokens", "drain_ms"),
@@ -29,6 +31,7 @@ GROUPS = {
 }
 # The words for values in help, where the setting's name does not end with one.
 METAVARS = {"model": "MODEL", "host": "ADDRESS", "runners": "N", "threads": "N", "workers": "N"}
+SINGLE_LABEL = "for a checkpoint: a text has one label, the opposite of --multi-label"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -86,6 +89,16 @@ def add_settings(
         field = Settings.model_fields[name]
         description = (descriptions or {}).get(name) or str(field.description)
         default = "" if "[default:" in description else f" [default: {_shown(field.default)}]"
+        if bool in (field.annotation, *get_args(field.annotation)):
+            given: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+            parser.add_argument(
+                flag(name), action="store_true", help=description + default, **given
+            )
+            if name == "multi_label":
+                parser.add_argument(
+                    "--single-label", action="store_false", help=SINGLE_LABEL, **given
+                )
+            continue
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         parser.add_argument(
             flag(name),
@@ -97,4 +110,4 @@ def add_settings(
 
 
 def _shown(default: object) -> object:
-    return "none" if default in ("", (), None) else default
+    return "off" if default is False else "none" if default in ("", (), None) else default

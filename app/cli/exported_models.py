@@ -1,97 +1,174 @@
 """Models that are no bundles yet: exported once, in a process of its own, and kept.
 
-A bundle of a hub repository is downloaded in the same way. The process is ``sentiment-export``, so
-PyTorch is never loaded into the service.
+A bundle of a hub repository is downloaded in the same way.
 """
 
 import hashlib
+import json
 import logging
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from app.atomic_files import FileLock
+from app.cli.export_process import Say, export_once
+from app.cli.hub_commits import newest_commit
 from app.config.settings import Settings, cache_directory
-from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, Precision
-from app.errors import OTHER_DISK, UserError, system_error
+from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
+from app.errors import UserError
 
+# The layout of the cache. The second number counts what an export decides by itself: models that
+# earlier versions have exported are exported again, with the labels of today.
+LAYOUT = f"format-{FORMAT_VERSION}.1"
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 # Every checkpoint has these. A damaged bundle has no weights of its own.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
-# The module's name cannot be that of another package, as that of model_export could.
-# Linux kills it when this process ends, even by SIGKILL: option 1 of prctl is PR_SET_PDEATHSIG.
-# The next export removes what a killed one leaves.
-_EXPORT = """
-import ctypes, signal, sys, sentiment_service
-sys.platform == "linux" and ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-sys.exit(sentiment_service.export())
-"""
-COMMAND = (sys.executable, "-c", _EXPORT)
-ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
-# The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
-BAR = re.compile(r"\d%\|")
-BAR_EVERY_S = 5.0
-CLEANS_UP_S = 5.0
-UP = "\x1b[A"  # which moves a terminal's cursor before the next bar
-SHOW_BARS = {"TQDM_POSITION": "-1"}  # the hub's client: also where no terminal is
 
 logger = logging.getLogger(__name__)
 
-Say = Callable[[str], object]
 
-
-def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
+def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = False) -> Settings:
     """The settings with a bundle in the place of each checkpoint directory and hub id.
 
-    What is not exported yet is exported now. ``say`` gets lines about the progress.
+    What is not exported yet is exported now. ``say`` gets lines about the progress. With ``watch``,
+    a thread asks the hub whether the revisions of its models have moved, and logs it.
 
     Raises:
-        UserError: a model does not exist, or cannot be exported.
+        UserError: a model does not exist, or cannot be exported; there are options for a
+            checkpoint, and the models are not one checkpoint; or nothing can be refreshed.
     """
-    bundles = tuple(_bundle(path, settings, say) for path in settings.model)
+    if len(settings.model) > 1 and settings.words():
+        raise UserError(
+            f"{settings.words()[0]} is for one model: export the others with sentiment-export"
+        )
+    if not settings.model:
+        settings.check_bundle("the embedded model")
+    sources = [_source(path, settings) for path in settings.model]
+    if settings.refresh and not any(source and source.revision for source in sources):
+        raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
+    kept = [source and _kept(source, settings, say) for source in sources]
+    if watch and (named := [source for source in sources if source and source.revision]):
+        threading.Thread(target=_tell_moves, args=(named,), name="hub", daemon=True).start()
+    bundles = tuple(one or path for one, path in zip(kept, settings.model, strict=True))
     return settings.model_copy(update={"model": bundles})
 
 
-def _bundle(path: Path, settings: Settings, say: Say) -> Path:
-    if path.exists() and ((path / MANIFEST).exists() or not _is_checkpoint(path)):
-        return path  # a bundle, or nothing that can be exported
-    source, revision, key, name = _source(path)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A model that must be exported: a directory, or a repository of the hub at a revision.
+
+    ``bundle`` is where its bundle is kept.
+    """
+
+    name: str  # as the user calls it
+    place: str
+    revision: str  # a branch or tag, which can move; "" if there is none
+    words: list[str]  # of sentiment-export
+    bundle: Path
+
+    @property
+    def commit(self) -> HubCommit:
+        """The commit of the bundle that is kept."""
+        held = _manifest(self.bundle)
+        return HubCommit.model_validate(held.get("fetched") or held.get("source") or {})
+
+
+def _source(path: Path, settings: Settings) -> _Source | None:
+    """What must be exported for this model; None if it is a bundle, or nothing of a checkpoint.
+
+    Raises:
+        UserError: it is neither a directory nor a hub id, or a bundle for which there are options.
+    """
+    revision = ""
+    if path.exists():
+        if (path / MANIFEST).exists() or not _is_checkpoint(path):
+            settings.check_bundle(str(path))
+            return None
+        path = path.resolve()
+        place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
+    elif hub_id := HUB_ID.fullmatch(str(path)):
+        place, revision = hub_id.groups(default="main")
+        key, name = str(path).replace("/", "--"), place.rpartition("/")[2]
+    else:
+        raise UserError(
+            f"there is no directory {path}; give a bundle, a checkpoint directory, or a hub id, "
+            "which has the form ORG/NAME"
+        )
     directory = cache_directory(settings)
     if directory is None:
         raise UserError(f"{path} must be exported; give a directory for that with --cache-dir")
-    precision = _precision(settings)
-    bundle = directory / "models" / f"format-{FORMAT_VERSION}" / key / precision / name
-    if not (bundle / MANIFEST).exists():
-        command = [*COMMAND, source, "--output", str(bundle), "--precision", precision]
-        if revision:
-            command += ["--revision", revision]
-        _export_once(command, bundle, str(path), say)
-    logger.info("%s is kept in %s; delete that directory to export it again", path, bundle)
-    return bundle
+    options, precision = settings.words(), _precision(settings)
+    if options:
+        key += f"-{hashlib.sha256(repr(options).encode()).hexdigest()[:16]}"
+    bundle = directory / "models" / LAYOUT / key / precision / name
+    words = [place, "--output", str(bundle), "--precision", precision, *options]
+    if "@" in str(path) and revision:
+        words += ["--revision", revision]
+    moves = revision if revision and not COMMIT.fullmatch(revision) else ""
+    return _Source(str(path), place, moves, words, bundle)
 
 
-def _source(path: Path) -> tuple[str, str, str, str]:
-    """Where a checkpoint is, its revision or "", its key in the cache, and its bundle's name.
+def _kept(source: _Source, settings: Settings, say: Say) -> Path:
+    """The bundle of this source, exported now if it is not kept, or must be refreshed.
 
     Raises:
-        UserError: it is neither a directory nor a hub id.
+        UserError: it cannot be exported, or the hub does not answer and was to be asked.
     """
-    if path.exists():
-        path = path.resolve()
-        return str(path), "", f"{path.name}-{_digest(path)}", path.name
-    if hub_id := HUB_ID.fullmatch(str(path)):
-        repository, revision = hub_id.groups(default="")
-        return repository, revision, str(path).replace("/", "--"), repository.rpartition("/")[2]
-    raise UserError(
-        f"there is no directory {path}; give a bundle, a checkpoint directory, or a hub id, "
-        "which has the form ORG/NAME"
+    newest = None
+    if settings.refresh and source.revision and _manifest(source.bundle):
+        newest = newest_commit(source.place, source.revision)
+        if newest is None:
+            raise UserError(f"{source.name} cannot be refreshed: the hub does not answer")
+
+    def needed() -> bool:
+        held = _manifest(source.bundle)
+        return not held or (newest is not None and source.commit.revision != newest.revision)
+
+    if needed():
+        export_once(source.words, source.bundle, source.name, needed, say)
+    else:
+        for note in _manifest(source.bundle).get("notes", ()):
+            if note.startswith("warning"):
+                say(f"{source.name}: {note}")
+    logger.info(
+        "%s%s is kept in %s; %s",
+        source.name,
+        f", {_described(source.commit)}," if source.commit.revision else "",
+        source.bundle,
+        "--refresh fetches it again if it has moved"
+        if source.revision
+        else "delete that directory to export it again",
     )
+    return source.bundle
+
+
+def _tell_moves(sources: Sequence[_Source]) -> None:
+    """Log which of the revisions are another commit on the hub than the one that is kept."""
+    for source in sources:
+        newest = newest_commit(source.place, source.revision)
+        if newest is not None and newest.revision != source.commit.revision:
+            logger.warning(
+                "%s of %s has moved to %s; --refresh fetches it",
+                source.revision,
+                source.place,
+                _described(newest),
+            )
+
+
+def _described(commit: HubCommit) -> str:
+    return f"commit {commit.revision}" + (f" of {commit.date[:10]}" if commit.date else "")
+
+
+def _manifest(bundle: Path) -> dict[str, Any]:
+    """The manifest of a bundle that is kept; empty if there is none. The engine checks it."""
+    try:
+        held = json.loads((bundle / MANIFEST).read_bytes())
+        return held if isinstance(held, dict) else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -116,73 +193,3 @@ def _digest(checkpoint: Path) -> str:
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
     facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def _export_once(command: Sequence[str], bundle: Path, model: str, say: Say) -> None:
-    """Run the command, unless another process does; then wait for its end.
-
-    Raises:
-        UserError: it failed, or the cache directory cannot be written.
-    """
-    try:
-        bundle.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked(bundle.with_name(".lock"), model, say)
-    except OSError as error:
-        raise UserError(
-            f"{model} cannot be exported: {system_error(error)}; give another --cache-dir"
-        ) from error
-    with closing(lock):
-        if not (bundle / MANIFEST).exists():
-            say(f"exporting {model}; this is done once")
-            _run(command, lock, model, say)
-
-
-def _locked(path: Path, model: str, say: Say) -> FileLock:
-    try:
-        return FileLock(path)
-    except BlockingIOError:
-        say(f"another process is exporting {model}; waiting for it")
-        return FileLock(path, wait=True)
-
-
-def _run(command: Sequence[str], lock: FileLock, model: str, say: Say) -> None:
-    """Run the command and tell what it writes. It holds the lock, even if this process is killed.
-
-    Raises:
-        UserError: it failed.
-    """
-    environment = {**os.environ, **SHOW_BARS, "PYTHONUNBUFFERED": "1"}
-    reason, told = "it wrote nothing", time.monotonic()
-    with subprocess.Popen(  # noqa: S603 - this interpreter, and a path or an id as an argument
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        pass_fds=[lock.fileno()],
-        text=True,  # "\r" ends a line, too: a bar's
-        errors="replace",
-    ) as child:
-        try:
-            for line in (line.replace(UP, "").strip() for line in child.stdout or ()):
-                if BAR.search(line):
-                    if time.monotonic() - told < BAR_EVERY_S:
-                        continue
-                    told = time.monotonic()
-                elif line:
-                    reason = line
-                if line and not line.startswith(ERROR):
-                    say(line)
-        except BaseException:
-            child.terminate()  # it removes what it has written ...
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(CLEANS_UP_S)
-            child.kill()  # ... or else the next export does
-            raise
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        guess = "; is there too little memory?" if name == "SIGKILL" else ""
-        raise UserError(f"{model} cannot be used: its export was killed by {name}{guess}")
-    if child.returncode:
-        reason = reason.removeprefix(ERROR).replace(OTHER_DISK, "give a --cache-dir on another one")
-        raise UserError(f"{model} cannot be used: {reason}")

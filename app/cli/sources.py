@@ -2,13 +2,15 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from app.cli import platforms
 from app.cli.platforms import PlatformValue
+from app.config.checkpoint_options import CheckpointOptions
 from app.config.settings import Settings, flag
 from app.errors import plain_words
 
@@ -27,12 +29,30 @@ def load_settings(flags: dict[str, Any]) -> Settings:
     try:
         return Settings(**{name: given.value for name, given in platform.items()} | flags)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        given = "" if name in KEYS else f", not {_written(first['input'])!r}"
-        message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
-        where = _source(name, flags, platform)
-        raise ValueError(f"{where}: {plain_words(message)}{given}") from None
+        raise _named(error, lambda name: _source(name, flags, platform)) from None
+
+
+def read_options(arguments: Namespace) -> CheckpointOptions:
+    """What the flags of a command line say of a checkpoint. No variable is read.
+
+    Raises:
+        ValueError: a value is not valid; the message names its flag.
+    """
+    given = vars(arguments)
+    names = CheckpointOptions.model_fields.keys() & given.keys()
+    try:
+        return CheckpointOptions(**{name: given[name] for name in names})
+    except ValidationError as error:
+        raise _named(error, flag) from None
+
+
+def _named(error: ValidationError, source: Callable[[str], str]) -> ValueError:
+    """The first fault in our words, with what ``source`` says of the setting's name."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    given = "" if name in KEYS else f", not {_written(first['input'])!r}"
+    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    return ValueError(f"{source(name)}: {plain_words(message)}{given}")
 
 
 def sources(settings: Settings, flags: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import platformdirs
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.config.checkpoint_options import CheckpointOptions
 from app.config.formats import (
     DeviceName,
     Directory,
@@ -21,8 +22,8 @@ from app.config.formats import (
 from app.engine.config import EngineConfig
 
 
-class Settings(BaseSettings):
-    """All settings, in one frozen object.
+class Settings(CheckpointOptions, BaseSettings):
+    """All settings, in one frozen object. Those of checkpoints are ``CheckpointOptions``.
 
     The variable ``SENTIMENT_<NAME>`` sets a field; the flag of the same name overrides it.
     ``api_keys`` and ``admin_keys`` are given as keys, in one string separated by commas, and held
@@ -93,6 +94,10 @@ class Settings(BaseSettings):
         default=None,
         description="directory that keeps exported models, and the measurements for the next start "
         "[default: sentiment-service in the user's cache directory, if there is one]",
+    )
+    refresh: bool = Field(
+        default=False,
+        description="for a hub id: fetch and export it again if it has another commit now",
     )
     target_latency_ms: int = Field(
         default=0,

@@ -1,31 +1,30 @@
 """Loads a checkpoint safely and reads its labels and limits from the config."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 from transformers.modeling_utils import no_init_weights
 
+from app.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 from app.engine.model.bundle import sha256
 from app.engine.text.encoding import Preprocessing
 from app.engine.text.pairs import TextPair
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.config import check_task, model_config, read_config
-from model_export.checkpoint.fast_tokenizer.bertweet_form import embed_unknown_pieces, normalises
+from model_export.checkpoint.decisions import decide
+from model_export.checkpoint.fast_tokenizer.bertweet_form import embed_unknown_pieces
 from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
-from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, read_labels
+from model_export.checkpoint.labels import MULTI_LABEL
 from model_export.checkpoint.layout import (
-    CONFIG_FILE,
     check_directory,
     choose_local_files,
-    read_json,
     shards,
 )
-from model_export.checkpoint.source import origin
 from model_export.checkpoint.weights import Fit, load_weights
 from model_export.checkpoint.workarounds import prepare_for_export
 
@@ -44,6 +43,8 @@ class Checkpoint:
     labels: list[str]
     max_tokens: int
     preprocessing: Preprocessing
+    text_pairs: bool
+    notes: list[str]  # what was decided without being asked, see ``Decisions``
     files: dict[str, str]
 
     @property
@@ -76,30 +77,24 @@ class Checkpoint:
         return logits
 
 
-def load_checkpoint(
-    path: Path,
-    preprocessing: Preprocessing | None = None,
-    labels: Sequence[str] | None = None,
-    longest: int | None = None,
-) -> Checkpoint:
+def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Checkpoint:
     """Load a local checkpoint. Pickled weights are read as plain tensors; their code never runs.
 
-    ``preprocessing`` and ``labels`` (in logit order) override what the checkpoint says. Texts are
-    cut to ``longest`` tokens, if there are more positions.
+    ``options`` override what the checkpoint says, and what ``decide`` knows of it.
 
     Raises:
         UserError: a file is missing or damaged, the weights do not match config.json, the
             model is not a sequence classifier, an output has no usable label, or the model has
-            fewer positions than ``longest``.
+            fewer positions than ``options.max_tokens``.
     """
     check_directory(path)
     side_files, weights = choose_local_files(path)
     entries = read_config(path, str(path))
     check_task(entries, str(path))
-    spelled = read_labels(entries, str(path), labels)
-    model = empty_classifier(path, entries, outputs=len(spelled))
-    limit = max_tokens(model.config)
-    if longest is not None and not LEAST_TOKENS <= longest <= limit:
+    decided = decide(path, entries, options)
+    model = empty_classifier(path, decided.entries, outputs=len(decided.labels))
+    limit, longest = max_tokens(model.config), options.max_tokens
+    if longest and not LEAST_TOKENS <= longest <= limit:
         raise UserError(
             f"--max-tokens is {longest}; for {path} it must be from {LEAST_TOKENS} to {limit}, the "
             "number of tokens that have a position"
@@ -118,9 +113,11 @@ def load_checkpoint(
         model=model.eval(),
         tokenizer=tokenizer,
         fit=fit,
-        labels=spelled if labels is not None else canonical_labels(spelled),
+        labels=decided.labels,
         max_tokens=longest or limit,
-        preprocessing=preprocessing or trained_preprocessing(path),
+        preprocessing=decided.preprocessing,
+        text_pairs=options.text_pairs,
+        notes=decided.notes,
         files={name: sha256(path / name) for name in sorted({*side_files, weights, *parts})},
     )
 
@@ -168,20 +165,3 @@ def max_tokens(config: Any) -> int:
             f"leaves {tokens} tokens for a text with its two special tokens; it must be larger"
         )
     return tokens
-
-
-def trained_preprocessing(path: Path) -> Preprocessing:
-    """The text normalisation that the model was trained with.
-
-    BERTweet's tokenizer says whether it normalises. config.json of our own fine-tuned checkpoints
-    names the normalisation. Others get ``tweet`` if their name contains "twitter", as the models
-    of cardiffnlp do, else ``none``.
-    """
-    config = read_json(path / CONFIG_FILE)
-    if normalises(path, config):
-        return "bertweet"
-    hub = origin(path)
-    name = hub[0].split("/")[-1] if hub else path.resolve().name
-    names = f"{name} {config.get('_name_or_path', '')}".lower()
-    recorded = config.get("preprocessing", "tweet" if "twitter" in names else "none")
-    return next((known for known in get_args(Preprocessing) if known == recorded), "none")

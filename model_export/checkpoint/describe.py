@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from app.config.checkpoint_options import AS_IT_SAYS
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES
-from model_export.checkpoint.checkpoint import empty_classifier, max_tokens, trained_preprocessing
+from model_export.checkpoint.checkpoint import empty_classifier, max_tokens
 from model_export.checkpoint.config import check_task, read_config
+from model_export.checkpoint.decisions import decide
 from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
-from model_export.checkpoint.labels import canonical_labels, output_names, read_labels
+from model_export.checkpoint.labels import output_names
 from model_export.checkpoint.layout import check_directory, choose_local_files
 from model_export.checkpoint.weights import Fit, check_dtypes, check_fit, fit, read_tensors
 
@@ -37,7 +39,7 @@ class Description:
     layers: dict[str, list[int]]
     weights: list[dict[str, Any]]  # in the files, by name: name, shape, dtype
     files: dict[str, int]  # name -> bytes
-    changes: list[str]  # what an export would change, in sentences
+    changes: list[str]  # what an export would change or guess, in sentences
     problems: list[str]  # why it would fail, in sentences
 
     def text(self) -> str:
@@ -80,7 +82,7 @@ def describe(path: Path) -> Description:
             return None
 
     labels = [str(name) for _, name in sorted(output_names(entries, str(path)).items())]
-    usable = tried(lambda: read_labels(entries, str(path)))
+    decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
     with torch.device("meta"):  # its weights use no memory
         model = empty_classifier(path, entries)
     architecture = ARCHITECTURES[model.config.model_type]
@@ -99,13 +101,13 @@ def describe(path: Path) -> Description:
         tried(lambda: check_vocabulary(loaded, model.config.vocab_size, str(path)))
     made = type(loaded.backend_tokenizer.model).__name__ if loaded else None
     changes = [f"the graph: {architecture.passes}"]
-    if usable and (exported := canonical_labels(usable)) != labels:
-        changes.append(f"labels {_few(labels)} become {_few(exported)}")
+    if decided is not None:
+        changes += decided.notes
     changes += _changed_weights(fitted, dtypes)
     if made_from is not None and "tokenizer.json" not in files:
         changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
-    if (preprocessing := trained_preprocessing(path)) != "none":
-        changes.append(f"texts are normalised: preprocessing {preprocessing}")
+    if decided is not None and decided.preprocessing != "none":
+        changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
     return Description(
         architecture=type(model).__name__,
         parameters=sum(map(prod, expected.values())),

@@ -12,8 +12,6 @@ SPELLINGS = {
     "positive": {"positive", "pos"},
 }
 SENTIMENTS = list(SPELLINGS)
-# The first cardiffnlp checkpoints number the three sentiments in the order of SENTIMENTS.
-NUMBERED = ["label_0", "label_1", "label_2"]
 MULTI_LABEL = "multi_label_classification"
 PROBLEM_TYPES = ("single_label_classification", MULTI_LABEL, "regression")
 # Control characters, halves of surrogate pairs, and separators of lines and paragraphs.
@@ -22,9 +20,7 @@ UNFIT_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
 INVISIBLE_CATEGORIES = {"Cf", "Zs"}
 
 
-def read_labels(
-    config: Mapping[str, Any], where: str, named: Sequence[str] | None = None
-) -> list[str]:
+def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()) -> list[str]:
     """The label of each output as config.json spells it, or as ``named`` (``--labels``) says.
 
     ``config`` has the entries of config.json. A config without ``id2label`` means ``LABEL_0``,
@@ -38,7 +34,7 @@ def read_labels(
     names = output_names(config, where)
     _check_head(config.get("problem_type"), len(names), where)
     numbered = sorted(names) == list(range(len(names)))
-    if named is not None:
+    if named:
         if numbered and len(named) != len(names):
             raise UserError(
                 f"{where} has {len(names)} outputs: give as many different labels to --labels"
@@ -57,19 +53,22 @@ def read_labels(
 def canonical_labels(labels: list[str]) -> list[str]:
     """Spell sentiment labels as ``negative``, ``neutral`` and ``positive``.
 
-    This applies to ``LABEL_0`` to ``LABEL_2``, and to sets of negative and positive, with or
-    without neutral, in any known spelling. Other label sets are returned unchanged.
+    This applies to sets of negative and positive, with or without neutral, in any known spelling.
+    Other label sets are returned unchanged.
     """
-    lower = [label.lower() for label in labels]
-    if lower == NUMBERED:
-        return SENTIMENTS
     sentiments = [
-        next((name for name in SENTIMENTS if word in SPELLINGS[name]), "") for word in lower
+        next((name for name in SENTIMENTS if label.lower() in SPELLINGS[name]), "")
+        for label in labels
     ]
     distinct = len(set(sentiments)) == len(sentiments)
     if distinct and {"negative", "positive"} <= set(sentiments) <= set(SENTIMENTS):
         return sentiments
     return labels
+
+
+def is_numbered(labels: Sequence[str]) -> bool:
+    """Whether the labels are ``LABEL_0``, ``LABEL_1`` and so on: transformers' word for no name."""
+    return [label.upper() for label in labels] == [f"LABEL_{n}" for n in range(len(labels))]
 
 
 def known_spellings(labels: Sequence[str]) -> dict[str, str]:
@@ -125,7 +124,7 @@ def _check_head(problem_type: str | None, outputs: int, where: str) -> None:
         raise UserError(
             f"{where} has one output, and config.json does not say that it is a probability: it "
             "is probably a regression, which cannot be served. If it was trained with a sigmoid "
-            f"(binary cross-entropy), set problem_type to {MULTI_LABEL} in config.json"
+            f"(binary cross-entropy), give --multi-label"
         )
 
 

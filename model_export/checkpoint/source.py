@@ -5,7 +5,7 @@ import logging
 import re
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub import HfApi, ModelInfo, constants, hf_hub_download
 from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._validators import validate_repo_id
@@ -16,6 +16,7 @@ from model_export.checkpoint.hub import FAILURES, explain, is_outage, with_retri
 from model_export.checkpoint.layout import CONFIG_FILE, choose_files, shards
 
 CACHED = "models--"  # a hub cache names a model's directory models--ORG--NAME
+DATES = "commit-dates"  # our own notes beside the hub client's refs and snapshots
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,17 @@ def origin(path: Path) -> tuple[str, str] | None:
     if snapshots != "snapshots" or not model.startswith(CACHED) or not COMMIT.fullmatch(commit):
         return None
     return model.removeprefix(CACHED).replace("--", "/"), commit
+
+
+def commit_date(path: Path) -> str | None:
+    """When the commit of a snapshot in a hub cache was made (ISO 8601), if the hub has said it."""
+    note = path.parent.parent / DATES / path.name
+    return note.read_text(encoding="utf-8") if note.is_file() else None
+
+
+def date_of(info: ModelInfo) -> str | None:
+    """When the commit was made (ISO 8601) that the hub has described, if it says it."""
+    return info.last_modified.isoformat() if info.last_modified else None
 
 
 def _of_cache(model: Path, revision: str) -> Path:
@@ -108,11 +120,16 @@ def _of_hub(repo_id: str, revision: str) -> Path:
                 return snapshot
         raise UserError(why) from error
     if revision != commit:  # the hub's client reads this note when it is offline
-        with contextlib.suppress(OSError):  # the cache may be read-only
-            ref = model / "refs" / revision
-            ref.parent.mkdir(parents=True, exist_ok=True)
-            ref.write_text(commit, encoding="utf-8")
+        _note(model / "refs" / revision, commit)
+    if date := date_of(info):
+        _note(model / DATES / commit, date)
     return path.parent
+
+
+def _note(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):  # the cache may be read-only
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def _snapshot(model: Path, revision: str) -> Path | None:

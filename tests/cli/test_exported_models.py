@@ -8,13 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app.cli import exported_models
+from app.cli import export_process
 from app.cli.command import main
 from app.cli.exported_models import with_bundles
 from app.cli.sources import load_settings
@@ -26,18 +28,20 @@ from tests.support.model_export.hub import Hub
 from tests.support.serving import COMMAND, ROOT, environment, eventually
 
 REPO = "acme/tiny-sentiment"
-# In the place of sentiment-export: notes its arguments in the bundle, and how often it has run.
+# In the place of sentiment-export: notes its arguments in the manifest, and the commit COMMIT.
 FAKE = """
-import pathlib, sys
+import json, os, pathlib, sys
 source, _, output, *rest = sys.argv[1:]
 bundle = pathlib.Path(output)
-bundle.mkdir(parents=True)
+bundle.mkdir(parents=True, exist_ok=True)
 print("exporting the graph")
 if "broken" in source:
     print("sentiment-export: it is damaged")
     sys.exit(1)
-with (bundle / "manifest.json").open("x") as file:
-    print(source, *rest, file=file)
+origin = {"revision": os.environ.get("COMMIT"), "date": "2022-09-21T10:15:00+00:00"}
+notes = ["labels a become b", "warning: it has no names"]
+document = {"words": [source, *rest], "source": origin, "notes": notes}
+(bundle / "manifest.json").write_text(json.dumps(document))
 """
 
 
@@ -97,6 +101,7 @@ def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Pat
     document = json.loads(manifest.read_text())
     assert document["name"] == "tiny-sentiment"
     assert document["source"]["revision"] == commit
+    assert document["source"]["date"] == "2022-09-21T10:15:00+00:00"
     hub.requests.clear()
     again = _classify(REPO, variables)
     assert again.communicate(timeout=180) == (answers[0], "")
@@ -222,14 +227,19 @@ def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A quick sentiment-export, and the cache directory to use."""
-    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", FAKE])
+    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", FAKE])
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
 
 
-def _used(cache: Path, *models: str, **settings: str) -> list[Path]:
+def _used(cache: Path, *models: str, **settings: Any) -> list[Path]:
     values = {"model": os.pathsep.join(models), "cache_dir": str(cache), **settings}
     return list(with_bundles(load_settings(values), print).model)
+
+
+def _words(bundle: Path) -> str:
+    """The arguments of the export that made the bundle, its output apart."""
+    return " ".join(json.loads((bundle / "manifest.json").read_text())["words"])
 
 
 def test_a_changed_checkpoint_is_exported_again(fake: Path, tmp_path: Path) -> None:
@@ -240,7 +250,7 @@ def test_a_changed_checkpoint_is_exported_again(fake: Path, tmp_path: Path) -> N
     (tmp_path / "mine" / "model.safetensors").touch()
     (first,) = _used(fake, "mine")
     assert first.name == "mine"
-    assert (first / "manifest.json").read_text() == f"{config.parent} --precision int8\n"
+    assert _words(first) == f"{config.parent} --precision int8"
     assert _used(fake, "mine") == [first]
     config.write_text('{"new": 1}')
     (second,) = _used(fake, "mine")
@@ -259,10 +269,8 @@ def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"^there is no directory .*(gone|a/b/c); .* ORG/NAME$"):
             _used(fake, path)
     main, old, other = _used(fake, "acme/gone", "acme/gone@refs/pr/1", "acme/gone-too")
-    assert (main / "manifest.json").read_text() == "acme/gone --precision int8\n"
-    assert (old / "manifest.json").read_text() == (
-        "acme/gone --precision int8 --revision refs/pr/1\n"
-    )
+    assert _words(main) == "acme/gone --precision int8"
+    assert _words(old) == "acme/gone --precision int8 --revision refs/pr/1"
     assert len({main, old, other, *_used(fake, "acme/gone", precision="fp32")}) == 4
 
 
@@ -277,7 +285,7 @@ def test_an_export_that_is_killed_is_called_that(
 ) -> None:
     """The error names the signal, and for SIGKILL what it mostly means."""
     kill = "import os; print('almost done', flush=True); os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", kill])
+    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", kill])
     with pytest.raises(UserError, match="killed by SIGKILL; is there too little memory"):
         _used(fake, "acme/tiny")
 
@@ -294,7 +302,7 @@ try:
 except UserError as error:
     sys.exit(f"sentiment-export: {{error}}")
 """
-    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", full])
+    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", full])
     with pytest.raises(UserError, match="free some space there, or give a --cache-dir on another"):
         _used(fake, "acme/tiny")
 
@@ -327,6 +335,115 @@ def test_a_taken_port_is_found_before_the_export(
         assert main(["serve", "--model", "acme/slow", "--cache-dir", str(fake), *flags]) == 1
     assert "Address already in use; choose another with --port" in capsys.readouterr().err
     assert not fake.exists()
+
+
+OPTIONS: dict[str, Any] = {
+    "labels": "bad, so-so,good",
+    "preprocessing": "tweet",
+    "multi_label": True,
+    "text_pairs": True,
+    "max_tokens": "32",
+}
+FLAGS = "--labels bad,so-so,good --preprocessing tweet --multi-label --text-pairs --max-tokens 32"
+
+
+def test_options_belong_to_the_kept_export(fake: Path) -> None:
+    """Each is handed on, and another choice is another export; the same choice is found again."""
+    plain, chosen = _used(fake, "acme/gone"), _used(fake, "acme/gone", **OPTIONS)
+    assert _words(chosen[0]) == f"acme/gone --precision int8 {FLAGS}"
+    assert chosen == _used(fake, "acme/gone", **OPTIONS)
+    several, single = (_used(fake, "acme/gone", multi_label=value) for value in (True, False))
+    assert _words(single[0]).endswith(" --single-label")
+    assert len({*plain, *chosen, *several, *single}) == 4
+
+
+@pytest.mark.parametrize(("name", "value"), OPTIONS.items())
+def test_a_bundle_takes_no_options(
+    fake: Path, checkpoint: Exported, name: str, value: object
+) -> None:
+    """Nor does the embedded model, or several models: the error names the flag and what helps."""
+    flag = f"--{name.replace('_', '-')}"
+    for models in ([str(checkpoint.bundle)], []):
+        values = {name: value, **({"model": models[0]} if models else {})}
+        with pytest.raises(UserError, match=f"is a bundle, and {flag} cannot change it: give its"):
+            with_bundles(load_settings(values))
+    with pytest.raises(UserError, match=f"{flag} is for one model: export the others"):
+        _used(fake, "acme/one", "acme/two", **{name: value})
+
+
+def test_options_reach_the_answer(checkpoint: Exported, tmp_path: Path, hub: Hub) -> None:
+    """`classify --labels` of a checkpoint answers with these labels; the embedded model refuses."""
+    variables = _environment(hub, tmp_path)
+    words = ["classify", "--labels", "a,b,c", "love"]
+    asked = _started([*words, "--model", str(checkpoint.source), "--json"], variables)
+    answer, told = asked.communicate(timeout=300)
+    assert asked.returncode == 0, told
+    assert [*json.loads(answer)["scores"]] == ["a", "b", "c"]
+    refused = _started(words, variables)
+    _, told = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "the embedded model is a bundle, and --labels cannot change it" in told
+
+
+def test_what_an_export_had_to_guess_is_said_at_each_start(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The warnings are kept in the manifest; what was only renamed is not repeated."""
+    _used(fake, "acme/gone")
+    capsys.readouterr()
+    _used(fake, "acme/gone")
+    assert capsys.readouterr().out == "acme/gone: warning: it has no names\n"
+
+
+def test_a_moved_branch_is_told_and_fetched(
+    fake: Path,
+    hub: Hub,
+    checkpoint: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A start names the commit that is kept and its date, and one to which main has moved.
+
+    --refresh fetches that one, and nothing if main has not moved. A commit cannot move.
+    """
+    caplog.set_level("INFO")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    commit = hub.add(REPO, checkpoint.source)
+    monkeypatch.setenv("COMMIT", "0" * 40)
+
+    def start(model: str = REPO, **settings: Any) -> Path:
+        caplog.clear()
+        hub.requests.clear()
+        values = {"model": model, "cache_dir": str(fake), **settings}
+        (bundle,) = with_bundles(load_settings(values), watch=True).model
+        for thread in threading.enumerate():
+            if thread.name == "hub":
+                thread.join()
+        return bundle
+
+    bundle = start()
+    assert f"{REPO}, commit {'0' * 40} of 2022-09-21, is kept in {bundle}" in caplog.text
+    assert f"main of {REPO} has moved to commit {commit} of 2022-09-21; --refresh f" in caplog.text
+    monkeypatch.setenv("COMMIT", commit)
+    assert start(refresh=True) == bundle
+    assert f"exporting {REPO}" in caplog.text
+    assert "has moved" not in caplog.text
+    start(refresh=True)
+    assert "exporting" not in caplog.text
+    start(f"{REPO}@{commit}")
+    assert hub.requests == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    start()
+    assert hub.requests == []
+    with pytest.raises(UserError, match=f"{REPO} cannot be refreshed: the hub does not answer"):
+        start(refresh=True)
+
+
+def test_only_a_branch_or_tag_is_refreshed(fake: Path, checkpoint: Exported) -> None:
+    """A directory and the embedded model have no newer commit: the error says what has."""
+    for model in (str(checkpoint.bundle), str(checkpoint.source), f"{REPO}@{'a' * 40}"):
+        with pytest.raises(UserError, match="--refresh is for a branch or tag of the hub"):
+            _used(fake, model, refresh=True)
 
 
 def test_settings_without_a_model_stay(fake: Path) -> None:

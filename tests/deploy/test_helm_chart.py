@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.config.checkpoint_options import CheckpointOptions
 from app.config.settings import Settings
 from checks.deploy.chart import CASES, CHART, rendered
 from checks.support.manifests import OVERLAYS, Object, load, only, render
@@ -17,7 +18,10 @@ helm_python = pytest.importorskip("helm_python", reason="make install-dev instal
 
 # What the chart sets itself.
 PORTS = {"port", "metrics_port", "grpc_port"}
-DECIDED = {"host", *PORTS, "drain_ms", "model", "api_keys", "admin_keys"}
+DECIDED = {
+    *("host", *PORTS, "drain_ms", "model", "api_keys", "admin_keys"),
+    *("refresh", *CheckpointOptions.model_fields),  # the chart serves a bundle
+}
 
 
 def _pod(objects: list[Object], kind: str = "Deployment") -> Object:

@@ -104,7 +104,7 @@ def test_what_the_options_ask_for_arrives(
     asked: dict[str, Any] = {}
 
     def export(checkpoint: Checkpoint, output: Path, **options: Any) -> None:
-        asked.update(options, labels=checkpoint.labels)
+        asked.update(options, labels=checkpoint.labels, text_pairs=checkpoint.text_pairs)
 
     monkeypatch.setattr(export_module, "export", export)
     words = [str(bert.source), "--output", str(tmp_path / "out"), "--labels", "bad, so-so,good"]

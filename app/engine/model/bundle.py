@@ -94,19 +94,27 @@ class Variant(DataFile):
         return self.bytes + (self.data.bytes if self.data is not None else 0)
 
 
-class CheckpointSource(_Record):
-    """Where the checkpoint came from. ``files`` maps the names of its files to their SHA-256."""
+class HubCommit(_Record):
+    """A commit of a repository on the hub, and when it was made (ISO 8601), if that is known."""
 
     repo_id: str | None = None
-    path: str | None = None
     revision: str | None = None
+    date: str | None = None
+
+
+class CheckpointSource(HubCommit):
+    """Where the checkpoint came from. ``files`` maps the names of its files to their SHA-256."""
+
+    path: str | None = None
     files: dict[str, str]
 
 
 class Manifest(_Record):
     """``manifest.json``: what the bundle is, what it holds and where it came from.
 
-    ``text_pairs`` says whether the model was trained on pairs of texts.
+    ``text_pairs`` says whether the model was trained on pairs of texts. ``notes`` are sentences on
+    what the export decided by itself; one that begins with "warning" asks for an option.
+    ``fetched`` is the repository from which this bundle itself came.
     """
 
     format_version: Literal[1, 2]
@@ -117,6 +125,8 @@ class Manifest(_Record):
     max_tokens: int = Field(gt=2, le=1_000_000)
     preprocessing: Preprocessing
     text_pairs: bool = False
+    notes: list[str] = []
+    fetched: HubCommit | None = None
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]

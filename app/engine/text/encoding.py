@@ -65,7 +65,7 @@ class Encoding:
 
 # What a bundle does to its texts before it tokenises them. Here, because reading a manifest needs
 # no tokenizer.
-Preprocessing = Literal["tweet", "bertweet", "none"]
+Preprocessing = Literal["tweet", "bertweet", "tweet_topic", "robertuito", "none"]
 Overflow = Literal["truncate", "error", "window"]
 Split = Literal["sentences"]
 

@@ -170,11 +170,20 @@ def preprocess(text: str, preprocessing: Preprocessing) -> str:
     """Apply the normalisation that the bundle's manifest names."""
     if preprocessing == "tweet":
         return normalise_tweet(text)
+    # The others are imported here because their patterns and tables take longer to load than all
+    # of this package.
     if preprocessing == "bertweet":
-        # Imported here because its patterns take longer to compile than all of this package.
         from app.engine.text.bertweet import normalise_bertweet
 
         return normalise_bertweet(text)
+    if preprocessing == "tweet_topic":
+        from app.engine.text.tweet_topic import normalise_tweet_topic
+
+        return normalise_tweet_topic(text)
+    if preprocessing == "robertuito":
+        from app.engine.text.robertuito import normalise_robertuito
+
+        return normalise_robertuito(text)
     return text
 
 

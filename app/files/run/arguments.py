@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from app.config.settings import Settings
+from app.config.checkpoint_options import CheckpointOptions
+from app.config.settings import Settings, flag
 
 # The kinds of files that the command writes, and those that it reads.
 WRITTEN = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 TEXT = (*WRITTEN[:-1], ".json")
 READ = (*TEXT, ".parquet", *(f"{ending}.gz" for ending in TEXT))
 # Settings that apply only when the command loads a model itself, and what differs in their use.
-LOCAL = ("model", "device", "precision")
+LOCAL = (
+    *("model", "device", "precision", "cache_dir", "refresh"),
+    *CheckpointOptions.model_fields,
+)
 DESCRIPTIONS = {
     "model": "model to use: a bundle, a checkpoint directory or a hub id, as for serve [default: "
     "what a platform has mounted, such as /mnt/models, else the embedded model]",
@@ -144,8 +148,8 @@ def _model_fault(options: Namespace, settings: Settings) -> str | None:
         return "--url cannot be combined with --engine; the nodes load the model themselves"
     if options.url and not options.url.startswith(("http://", "https://")):
         return "--url must begin with http:// or https://"
-    if options.url and any(name in options for name in LOCAL):
-        return "--url cannot be combined with --model, --device or --precision; the service decides"
+    if options.url and (given := next((name for name in LOCAL if name in options), None)):
+        return f"--url cannot be combined with {flag(given)}; the service decides"
     if options.engine and options.overwrite:
         return "--overwrite replaces a file; delete the directory that --engine ray wrote yourself"
     if options.engine and settings.device.startswith("cuda:"):

@@ -40,10 +40,12 @@ def test_it_gives_what_the_model_card_gives(text: str, expected: str) -> None:
         ("none", "@anna isn't at http://x"),
         ("tweet", "@user isn't at http"),
         ("bertweet", "@USER is n't at HTTPURL"),
+        ("tweet_topic", "@anna isn't at http://x"),  # x is no top-level domain
+        ("robertuito", "@usuario isn't at http://x"),
     ],
 )
 def test_the_manifest_names_the_rule(preprocessing: Preprocessing, expected: str) -> None:
-    """``none`` changes nothing; ``tweet`` and ``bertweet`` apply their rules."""
+    """``none`` changes nothing; the others apply their rules."""
     assert preprocess("@anna isn't at http://x", preprocessing) == expected
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.config.checkpoint_options import CheckpointOptions
 from app.errors import UserError
 from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
 from model_export.checkpoint.checkpoint import load_checkpoint
@@ -116,5 +117,6 @@ def test_the_service_answers_like_transformers(
     """
     path = published(name)
     output = tmp_path / "bundle"
-    export(load_checkpoint(path), output, precisions=["fp32"], text_pairs=True, say=silent)
+    checkpoint = load_checkpoint(path, CheckpointOptions(text_pairs=True))
+    export(checkpoint, output, precisions=["fp32"], say=silent)
     assert_like_transformers(load(output), path)

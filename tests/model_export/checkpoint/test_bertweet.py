@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from app.config.checkpoint_options import CheckpointOptions
 from app.engine.model.bundle import Precision
 from app.engine.text.bertweet import _CHARACTERS, normalise_bertweet
 from app.engine.text.encoding import packed
@@ -163,9 +164,12 @@ def test_the_normalisation_is_the_tokenizers_choice(source: Path, tmp_path: Path
     """Without ``normalization`` in tokenizer_config.json, texts stay as they are, unless asked."""
     plain = make_bertweet(tmp_path / "plain", normalization=False)
     assert load_checkpoint(source).preprocessing == "bertweet"
-    assert load_checkpoint(source, "none").preprocessing == "none"
+    assert load_checkpoint(source, CheckpointOptions(preprocessing="none")).preprocessing == "none"
     assert load_checkpoint(plain).preprocessing == "none"
-    assert load_checkpoint(plain, "bertweet").preprocessing == "bertweet"
+    assert (
+        load_checkpoint(plain, CheckpointOptions(preprocessing="bertweet")).preprocessing
+        == "bertweet"
+    )
 
 
 def test_describe_names_tokenizer_and_normalisation(source: Path) -> None:

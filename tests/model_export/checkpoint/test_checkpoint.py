@@ -15,6 +15,7 @@ from transformers import (
     RobertaConfig,
 )
 
+from app.config.checkpoint_options import CheckpointOptions
 from app.engine.model.bundle import sha256
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
@@ -247,8 +248,10 @@ def test_normalisation_is_guessed_recorded_or_asked_for(tmp_path: Path) -> None:
     configure(plain, preprocessing="tweet")
     assert load_checkpoint(twitter).preprocessing == "none"
     assert load_checkpoint(plain).preprocessing == "tweet"
-    assert load_checkpoint(twitter, "tweet").preprocessing == "tweet"
-    assert load_checkpoint(plain, "none").preprocessing == "none"
+    assert (
+        load_checkpoint(twitter, CheckpointOptions(preprocessing="tweet")).preprocessing == "tweet"
+    )
+    assert load_checkpoint(plain, CheckpointOptions(preprocessing="none")).preprocessing == "none"
 
 
 def test_code_that_a_checkpoint_brings_is_never_run(
@@ -269,12 +272,12 @@ def test_code_that_a_checkpoint_brings_is_never_run(
 
 
 def test_a_shorter_maximum_length_can_be_asked_for(tmp_path: Path) -> None:
-    """``longest`` cuts texts earlier; more than there are positions for is refused."""
+    """``max_tokens`` cuts texts earlier; more than there are positions for is refused."""
     path = make_checkpoint(tmp_path / "source")
-    assert load_checkpoint(path, longest=16).max_tokens == 16
-    for longest in (-1, 0, 7, MAX_TOKENS + 1):
+    assert load_checkpoint(path, CheckpointOptions(max_tokens=16)).max_tokens == 16
+    for longest in (1, 7, MAX_TOKENS + 1):
         with pytest.raises(UserError, match=f"--max-tokens is {longest}; .* from 8 to 64"):
-            load_checkpoint(path, longest=longest)
+            load_checkpoint(path, CheckpointOptions(max_tokens=longest))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9])

@@ -22,6 +22,7 @@ from tests.support.model_export.hub_uploads import Uploads
 # Large files are handed out by another host, after a redirect.
 LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".model")
 PIECE = 1 << 20
+LAST_MODIFIED = "2022-09-21T10:15:00.000Z"  # of every commit
 Part = Literal["api", "resolve", "cdn"]
 
 
@@ -260,6 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
             "id": repo_id,
             "modelId": repo_id,
             "sha": commit,
+            "lastModified": LAST_MODIFIED,
             "private": repository.token is not None,
             "gated": "manual" if repository.gated else False,
             "disabled": False,
