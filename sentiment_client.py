@@ -77,7 +77,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The result of one text. ``tokens`` is the number of tokens before truncation."""
+    """The result of one text. ``tokens`` is the number of tokens before truncation.
+
+    ``polarity`` is the score of positive less that of negative; None of other label sets.
+    """
 
     label: str
     score: float
@@ -85,6 +88,7 @@ class Prediction:
     logits: dict[str, float]
     tokens: int
     truncated: bool
+    polarity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,6 +622,7 @@ def _outcome(item: Any) -> Outcome:
         item["logits"],
         item["tokens"],
         item["truncated"],
+        item.get("polarity"),
     )
 
 

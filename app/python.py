@@ -39,7 +39,8 @@ class Prediction:
     """The result of one text, as in an answer of the service.
 
     ``tokens`` is the number of tokens before truncation, ``windows`` the number of parts that were
-    classified, with the overflow "window".
+    classified, with the overflow "window". ``polarity`` is P(positive) - P(negative), if the model
+    has these labels.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Prediction:
     logits: dict[str, float]
     tokens: int
     truncated: bool
+    polarity: float | None = None
     windows: int | None = None
 
 

@@ -36,6 +36,7 @@ class LabelScores(TypedDict):
     logits: dict[str, float]  # never calibrated
     tokens: int  # special ones included, before truncation
     truncated: bool
+    polarity: NotRequired[float]  # of a model of sentiment
     windows: NotRequired[int]
 
 
@@ -106,6 +107,9 @@ def _prediction(
         "tokens": text.encoding.tokens,
         "truncated": text.encoding.truncated,
     }
+    if model.is_sentiment:
+        by_label = prediction["scores"]
+        prediction["polarity"] = by_label["positive"] - by_label["negative"]
     if text.options.overflow == "window":
         prediction["truncated"] = False
         prediction["windows"] = len(windows)

@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { looksEnglish } from "./language.js";
-import { bars, coloured, cutOff, element, facts, sentenceList, tokenList, words } from "./view.js";
+import { bars, coloured, cutOff, element, facts, polarity, sentenceList, tokenList, words } from "./view.js";
 
 export const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment"; // trained on English only
 
@@ -25,7 +25,11 @@ export function details(text, result, answer, signal, times = []) {
   const place = element("div", {}, words(text), note);
   if (result.truncated) showCut(text, model, place, signal);
   else explain(text, answer, place, signal);
-  const numbers = [["Tokens", result.tokens], ...(result.windows ? [["Windows", result.windows]] : [])];
+  const numbers = [
+    ...("polarity" in result ? [["Polarity", polarity(result.polarity)]] : []),
+    ["Tokens", result.tokens],
+    ...(result.windows ? [["Windows", result.windows]] : []),
+  ];
   return [
     ...(isForeign(text, model) ? [hint("This text does")] : []),
     bars(result, labels),

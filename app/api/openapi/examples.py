@@ -13,6 +13,7 @@ PREDICTION = {
     "logits": {"negative": -0.946, "neutral": -1.47, "positive": 2.464},
     "tokens": 6,
     "truncated": False,
+    "polarity": 0.838,
 }
 EMPTY = {
     "error": {

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.device_errors import device_error
+from app.engine.model.labels import is_sentiment
 from app.engine.model.sessions import Replicas, open_session
 from app.engine.text.encoding import ID_BYTES, Encoding
 from app.engine.text.input_tokenizer import InputTokenizer
@@ -62,6 +63,7 @@ class Model:
         self.name = name or manifest.name
         self.revision = manifest.source.revision
         self.labels = manifest.labels
+        self.is_sentiment = is_sentiment(self.labels)
         self.max_tokens = manifest.max_tokens
         self.preprocessing = manifest.preprocessing
         self.multi_label = bundle.multi_label

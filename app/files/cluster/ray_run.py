@@ -39,6 +39,7 @@ from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import SUCCESS, RunPlan, check_output
 from app.files.run.report import Warnings
 from app.files.run.resumable_run import ResumableRun
+from app.files.tables.outputs import result_columns
 
 
 def classify(options: ClassifyOptions, settings: Settings) -> None:
@@ -114,6 +115,7 @@ def _parts(files: Sequence[InputFile], column: str) -> list[Part]:
 def _identity(options: ClassifyOptions, settings: Settings, bundle: Bundle) -> dict[str, Any]:
     return {
         "column": options.column,
+        "columns of results": result_columns((), bundle.manifest.labels),
         "model": bundle.manifest.name,
         "manifest": sha256(bundle.path / MANIFEST),
         "device": "cuda" if settings.device == "cuda" else "cpu",

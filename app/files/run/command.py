@@ -18,7 +18,7 @@ from app.files.run.plan import COMPLETE, RunPlan
 from app.files.run.report import Tally, Warnings, counted, progress_bar, summary
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
 from app.files.tables.formats import open_table, output_format
-from app.files.tables.outputs import LinesOutput, ResultsOutput
+from app.files.tables.outputs import LinesOutput, ResultsOutput, result_columns
 from app.files.tables.table import ClassifiedChunk, Table, check_is_file
 from app.files.tables.text_files import read_lines
 from app.files.tables.text_tables import TextStream
@@ -70,7 +70,7 @@ def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings
         identity = {
             "column": options.column,
             "output": target.suffix.lower(),
-            "labels": classifier.labels,
+            "columns of results": result_columns(table.columns, classifier.labels),
             **classifier.identity,
         }
         chunks = divide([pieces_of(file, table, rows=1)], rows=1, suffix=target.suffix.lower())

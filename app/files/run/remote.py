@@ -74,4 +74,7 @@ def _result(
     advance(1)
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "message": outcome.detail}}
-    return {"error": asdict(outcome)} if isinstance(outcome, ItemError) else asdict(outcome)
+    members = asdict(outcome)
+    if isinstance(outcome, ItemError):
+        return {"error": members}
+    return {name: value for name, value in members.items() if value is not None}

@@ -52,4 +52,4 @@ def output_format(suffix: str, table: Table, labels: Sequence[str]) -> OutputFor
 
             return ParquetOutput(table, labels)
         case _:
-            return JsonlOutput(table)
+            return JsonlOutput(table, labels)

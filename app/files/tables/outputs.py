@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.engine.model.labels import is_sentiment
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Table, json_text
 from app.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
 
@@ -92,14 +93,15 @@ class CsvOutput(TextOutput):
 class JsonlOutput(TextOutput):
     """A JSON object in each line. The labels' scores are an object within it."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, labels: Sequence[str]) -> None:
         self._table = table
-        self._names = _without_conflicts(["label", "score", "scores", "error"], table.columns)
+        self._members = ["label", "score", "scores", *_polarity(labels)]
+        self._names = _without_conflicts([*self._members, "error"], table.columns)
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for row, result in zip(self._table.json_objects(chunk.rows), results, strict=True):
-            values = (result.get("label"), result.get("score"), result.get("scores"))
-            added = json.dumps(dict(zip(self._names, (*values, _error(result)), strict=True)))
+            values = [*map(result.get, self._members), _error(result)]
+            added = json.dumps(dict(zip(self._names, values, strict=True)))
             # The row's members are copied as text, so that numbers keep all digits.
             members = row.strip()[1:-1].strip()
             yield "{" + (members and f"{members}, ") + f"{added[1:]}\n"
@@ -108,15 +110,26 @@ class JsonlOutput(TextOutput):
 def result_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
     """The names of the columns of ``result_values``; "predicted_" goes before a taken name."""
     scores = [f"score_{label}" for label in labels]
-    return _without_conflicts(["label", "score", *scores, "error"], columns)
+    names = ["label", "score", *scores, *_polarity(labels), "error"]
+    return _without_conflicts(names, columns)
 
 
 def result_values(result: ResultItem, labels: Sequence[str]) -> list[Any]:
-    """The label, its score, the score of each label, and the error; None where there is none."""
-    if "error" in result:
-        return [None, None, *[None] * len(labels), _error(result)]
-    scores = [result["scores"].get(label) for label in labels]
-    return [result["label"], result["score"], *scores, None]
+    """The label, its score, each label's score, polarity and error; None where there is none.
+
+    A model of other labels than the sentiments has no polarity.
+    """
+    scores = result.get("scores", {})
+    return [
+        *map(result.get, ("label", "score")),
+        *map(scores.get, labels),
+        *map(result.get, _polarity(labels)),
+        _error(result),
+    ]
+
+
+def _polarity(labels: Sequence[str]) -> list[str]:
+    return ["polarity"] if is_sentiment(labels) else []
 
 
 def _error(result: ResultItem) -> str | None:

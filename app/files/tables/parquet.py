@@ -171,8 +171,9 @@ def texts(column: pa.Array) -> list[Text]:
 
 def result_schema(columns: Sequence[str], labels: Sequence[str]) -> pa.Schema:
     """The columns of results for a table that has ``columns``."""
-    types = [pa.string(), pa.float32(), *[pa.float32()] * len(labels), pa.string()]
-    return pa.schema(zip(result_columns(columns, labels), types, strict=True))
+    label, *figures, error = result_columns(columns, labels)
+    text = pa.string()
+    return pa.schema([(label, text), *((name, pa.float32()) for name in figures), (error, text)])
 
 
 def result_arrays(

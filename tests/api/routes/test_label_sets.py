@@ -55,6 +55,31 @@ def test_odd_names_are_answered_as_they_are(odd: TestClient) -> None:
     assert odd.get("/models").json()["models"][0]["labels"] == ODD
 
 
+@pytest.mark.parametrize("labels", [["positive", "negative"], ["neutral", "positive", "negative"]])
+def test_sentiments_have_a_polarity(serve: Serve, tmp_path: Path, labels: list[str]) -> None:
+    """P(positive) - P(negative), of texts and sentences, whatever the order of the labels."""
+    path = make_bundle(tmp_path / "two", outputs=len(labels), labels=labels)
+    body = {"inputs": ["worst. Love love", "hm", ""], "split": "sentences"}
+    text, unknown, failed = _post(serve(model=(path,)), "/classify", body)["results"]
+    for result in (text, *text["sentences"], unknown):
+        scores = result["scores"]
+        assert result["polarity"] == pytest.approx(scores["positive"] - scores["negative"])
+    assert "polarity" not in failed
+
+
+def test_other_labels_have_no_polarity(odd: TestClient) -> None:
+    """It is missing in results, in tensors, and refused where it is asked for."""
+    assert "polarity" not in _post(odd, "/classify", {"inputs": "hm"})["results"][0]
+    outputs = _post(odd, "/v2/models/tiny/infer", INFER)["outputs"]
+    described = odd.get("/v2/models/tiny").json()["outputs"]
+    for tensors in (outputs, described):
+        assert [one["name"] for one in tensors] == ["label", "score", "logits", "scores"]
+    asked = {**INFER, "outputs": [{"name": "polarity"}]}
+    answer = odd.post("/v2/models/tiny/infer", json=asked)
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == "outputs: only a model of sentiment has polarity"
+
+
 def test_odd_names_are_values_of_the_metrics_label(odd: TestClient) -> None:
     """Prometheus' parser reads them back: quotes and backslashes are escaped."""
     _post(odd, "/classify", {"inputs": "hm"})

@@ -150,9 +150,10 @@ def test_one_text(page: Page) -> None:
     assert widths == sorted(widths)
     assert widths[2] > 10 * widths[1]
     facts = answer.locator(".facts div").all_inner_texts()
-    assert facts[0].split("\n") == ["Tokens", "3"]
+    assert facts[0].split("\n") == ["Polarity", "+0.97"]
+    assert facts[1].split("\n") == ["Tokens", "3"]
     for fact, name in zip(
-        facts[1:],
+        facts[2:],
         ["Tokenizing", "Waiting for a batch", "Computing the batch", "Request in all"],
         strict=True,
     ):
@@ -489,7 +490,7 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
         page.get_by_role("button", name="Download CSV").click()
     with download.value.path().open(encoding="utf-8-sig", newline="") as file:
         (saved,) = csv.DictReader(file)
-    assert list(saved) == ["text", "label", "score", *LABELS, "error"]
+    assert list(saved) == ["text", "label", "score", *LABELS, "polarity", "error"]
     assert (saved["text"], saved["label"]) == ('worst , " day "', "negative")
     assert saved["score"] == saved["negative"] > "0.5"
     page.get_by_role("button", name="1 negative").click()
