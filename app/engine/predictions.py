@@ -37,6 +37,7 @@ class LabelScores(TypedDict):
     tokens: int  # special ones included, before truncation
     truncated: bool
     polarity: NotRequired[float]  # of a model of sentiment
+    labels: NotRequired[list[str]]  # of a multi-label model
     windows: NotRequired[int]
 
 
@@ -110,6 +111,8 @@ def _prediction(
     if model.is_sentiment:
         by_label = prediction["scores"]
         prediction["polarity"] = by_label["positive"] - by_label["negative"]
+    if model.multi_label:
+        prediction["labels"] = model.chosen(scores, text.options.threshold)
     if text.options.overflow == "window":
         prediction["truncated"] = False
         prediction["windows"] = len(windows)

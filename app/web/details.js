@@ -6,6 +6,10 @@ import { bars, coloured, cutOff, element, facts, polarity, sentenceList, tokenLi
 
 export const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment"; // trained on English only
 
+const INDEPENDENT =
+  "Each label has a score of its own: several may apply, or none. The scores do not add up to 100%. " +
+  "Labels in bold reach their threshold.";
+
 // Whether the model was trained on another language than that of the text. This is a guess.
 export const isForeign = (text, { name }) => name === EMBEDDED_MODEL && !looksEnglish(text);
 
@@ -33,6 +37,7 @@ export function details(text, result, answer, signal, times = []) {
   return [
     ...(isForeign(text, model) ? [hint("This text does")] : []),
     bars(result, labels),
+    ...(result.labels ? [element("p", { className: "note", textContent: INDEPENDENT })] : []),
     place,
     ...(result.sentences ? [sentenceList(text, result.sentences, labels)] : []),
     facts([...numbers, ...times]),

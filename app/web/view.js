@@ -40,14 +40,14 @@ export function filled(made, part) {
   return made;
 }
 
-// The label and its score, in large type.
-export function verdict({ label, score }, labels) {
+// The label and its score, in large type; of a multi-label model, the labels that apply.
+export function verdict({ label, score, labels: chosen }, labels) {
   return toned(
     element(
       "div",
       { className: "verdict" },
-      element("h2", { textContent: label }),
-      element("strong", { textContent: percent(score) }),
+      element("h2", { textContent: chosen ? chosen.join(", ") || "no label" : label }),
+      element("strong", { textContent: chosen ? "" : percent(score) }),
     ),
     label,
     labels,
@@ -55,14 +55,14 @@ export function verdict({ label, score }, labels) {
 }
 
 // A bar for the score of each class. If there are many, the highest scores come first.
-export function bars({ label: best, scores }, labels) {
+export function bars({ label: best, scores, labels: chosen = [best] }, labels) {
   const order = [...labels];
   if (labels.length > MANY) order.sort((a, b) => scores[b] - scores[a]);
   const items = order.map((label) =>
     toned(
       element(
         "li",
-        { className: label === best ? "best" : "" },
+        { className: chosen.includes(label) ? "best" : "" },
         element("span", { textContent: label }),
         element("span", { className: "bar" }, filled(element("i"), scores[label])),
         element("span", { className: "score", textContent: percent(scores[label]) }),

@@ -33,6 +33,7 @@ from app.files.run.file_run import FileRun
 from app.files.run.report import Warnings
 from app.files.tables import table as tables
 from app.files.tables.csv_table import CsvTable
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
@@ -500,7 +501,7 @@ class _RecordingClassifier:
     """A classifier that answers at once and records the texts."""
 
     def __init__(self) -> None:
-        self.labels = ["good"]
+        self.columns = ResultColumns(["good"], multi_label=False)
         self.identity = {"model": "recording"}
         self.texts: list[str] = []
 

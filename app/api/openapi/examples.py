@@ -77,6 +77,7 @@ MODELS = {
             "labels": LABELS,
             "max_tokens": 512,
             "multi_label": False,
+            "thresholds": None,
             "text_pairs": False,
             "preprocessing": "tweet",
             "device": "cpu",

@@ -18,7 +18,7 @@ from app.files.run.plan import COMPLETE, RunPlan
 from app.files.run.report import Tally, Warnings, counted, progress_bar, summary
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, TableClassifier, with_reasons
 from app.files.tables.formats import open_table, output_format
-from app.files.tables.outputs import LinesOutput, ResultsOutput, result_columns
+from app.files.tables.outputs import LinesOutput, ResultsOutput
 from app.files.tables.table import ClassifiedChunk, Table, check_is_file
 from app.files.tables.text_files import read_lines
 from app.files.tables.text_tables import TextStream
@@ -70,12 +70,12 @@ def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings
         identity = {
             "column": options.column,
             "output": target.suffix.lower(),
-            "columns of results": result_columns(table.columns, classifier.labels),
+            "columns of results": classifier.columns.names(table.columns),
             **classifier.identity,
         }
         chunks = divide([pieces_of(file, table, rows=1)], rows=1, suffix=target.suffix.lower())
         plan = RunPlan([part for part in chunks if part.rows], identity)
-        output = output_format(target.suffix, table, classifier.labels)
+        output = output_format(target.suffix, table, classifier.columns)
         run = FileRun(plan, directory, output, classifier)
         run.complete(resume=options.resume)
 
@@ -131,7 +131,7 @@ def _to_standard_output(
 
 def _stream_to_file(target: Path, table: Table, classifier: TableClassifier) -> None:
     """A stream can be read only once, so a run that fails leaves nothing to continue."""
-    output = output_format(target.suffix, table, classifier.labels)
+    output = output_format(target.suffix, table, classifier.columns)
     tally, started = Tally(), time.monotonic()
     with _classified(table, classifier, tally, shown=sys.stderr.isatty()) as chunks:
         write_atomically(target, lambda path: output.write(path, chunks))

@@ -6,6 +6,7 @@ from itertools import tee
 from typing import Any
 
 from app.errors import CannotContinue, ServiceError, UserError
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
@@ -38,7 +39,7 @@ class RemoteClassifier:
             self._model, *_ = self._client.models()
         except (SentimentError, ValueError) as error:
             raise UserError(str(error)) from error
-        self.labels = list(self._model.labels)
+        self.columns = ResultColumns(self._model.labels, multi_label=self._model.multi_label)
         self.identity: dict[str, Any] = {
             "url": self._client.url,
             "model": self._model.name,
