@@ -103,7 +103,8 @@ def test_json_lines_are_the_results_of_the_http_answer(bundle: Path) -> None:
     done = _classify(bundle, "--json", given=b"love\n\n")
     prediction, failed = map(json.loads, done.stdout.splitlines())
     assert prediction["label"] == "positive"
-    assert set(prediction) == {"label", "score", "scores", "logits", "tokens", "truncated"}
+    members = {"label", "score", "scores", "logits", "tokens", "truncated", "polarity"}
+    assert set(prediction) == members
     assert failed["error"]["code"] == "empty_text"
 
 

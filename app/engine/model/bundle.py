@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
@@ -106,7 +106,9 @@ class CheckpointSource(_Record):
 class Manifest(_Record):
     """``manifest.json``: what the bundle is, what it holds and where it came from.
 
-    ``text_pairs`` says whether the model was trained on pairs of texts.
+    ``text_pairs`` says whether the model was trained on pairs of texts. ``threshold`` is the score
+    from which on a text has a label of a multi-label model; ``thresholds`` has those of labels that
+    differ.
     """
 
     format_version: Literal[1, 2]
@@ -117,6 +119,8 @@ class Manifest(_Record):
     max_tokens: int = Field(gt=2, le=1_000_000)
     preprocessing: Preprocessing
     text_pairs: bool = False
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    thresholds: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]
@@ -158,6 +162,8 @@ class Bundle:
             )
         if len({*labels}) < len(labels):  # answers name scores by their labels
             raise UserError(f"{path / MANIFEST}: labels: two outputs have one name: {labels}")
+        if unknown := sorted({*manifest.thresholds} - {*labels}):
+            raise UserError(f"{path / MANIFEST}: thresholds: no label is called {unknown[0]}")
         return cls(path, manifest, config)
 
     def variant_path(self, precision: Precision) -> Path:
