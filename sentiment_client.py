@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -77,7 +77,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The result of one text. ``tokens`` is the number of tokens before truncation."""
+    """The result of one text. ``tokens`` is the number of tokens before truncation.
+
+    ``polarity`` is the score of positive less that of negative; None of other label sets.
+    ``labels`` are those that a multi-label model has chosen; None of other models.
+    """
 
     label: str
     score: float
@@ -85,6 +89,8 @@ class Prediction:
     logits: dict[str, float]
     tokens: int
     truncated: bool
+    polarity: float | None = None
+    labels: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +103,16 @@ class ItemError:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model that the service has loaded. ``labels`` are in the order of its scores."""
+    """A model that the service has loaded. ``labels`` are in the order of its scores.
+
+    ``multi_label``: each label has a score of its own, and several may apply.
+    """
 
     name: str
     revision: str | None
     precision: str
     labels: tuple[str, ...]
+    multi_label: bool = field(default=False, compare=False)  # answers with texts do not say it
 
     def __str__(self) -> str:
         labels = ", ".join(self.labels)
@@ -618,11 +628,14 @@ def _outcome(item: Any) -> Outcome:
         item["logits"],
         item["tokens"],
         item["truncated"],
+        item.get("polarity"),
+        item.get("labels"),
     )
 
 
 def _model(item: Any) -> ModelInfo:
-    return ModelInfo(item["name"], item["revision"], item["precision"], tuple(item["labels"]))
+    labels, multi_label = tuple(item["labels"]), item.get("multi_label", False)
+    return ModelInfo(item["name"], item["revision"], item["precision"], labels, multi_label)
 
 
 def _models(document: Any) -> list[ModelInfo]:

@@ -18,7 +18,7 @@ from app.engine.text.pairs import Input
 from app.errors import EmptyText, InvalidRequest, ServiceError
 from app.files.run.local import LocalClassifier
 from app.files.run.report import progress_bar
-from app.files.tables.outputs import result_columns, result_values
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import split_into_chunks
 from app.validation import PAIR, text_or_pair
 
@@ -39,7 +39,8 @@ class Prediction:
     """The result of one text, as in an answer of the service.
 
     ``tokens`` is the number of tokens before truncation, ``windows`` the number of parts that were
-    classified, with the overflow "window".
+    classified, with the overflow "window". ``polarity`` is P(positive) - P(negative), if the model
+    has these labels. ``labels`` are those that a multi-label model has chosen.
     """
 
     label: str
@@ -48,6 +49,8 @@ class Prediction:
     logits: dict[str, float]
     tokens: int
     truncated: bool
+    polarity: float | None = None
+    labels: list[str] | None = None
     windows: int | None = None
 
 
@@ -62,9 +65,9 @@ class ItemError:
 class Results(list[Prediction | ItemError]):
     """The result of each text, in order: a prediction, or the error in its place."""
 
-    def __init__(self, outcomes: Iterable[Outcome], labels: list[str], index: Any) -> None:
+    def __init__(self, outcomes: Iterable[Outcome], columns: ResultColumns, index: Any) -> None:
         super().__init__(map(_result, outcomes))
-        self._labels = labels
+        self._columns = columns
         self._index = index
 
     def to_frame(self) -> "pd.DataFrame":
@@ -78,8 +81,7 @@ class Results(list[Prediction | ItemError]):
         import pandas as pd
 
         items = (vars(one) if isinstance(one, Prediction) else {"error": vars(one)} for one in self)
-        rows = [result_values(item, self._labels) for item in items]
-        return pd.DataFrame(rows, self._index, result_columns((), self._labels))
+        return pd.DataFrame(map(self._columns.values, items), self._index, self._columns.names(()))
 
 
 class Classifier:
@@ -124,7 +126,8 @@ class Classifier:
         settings = with_bundles(load_settings(given), partial(print, file=sys.stderr))
         self._model: LocalClassifier | None = LocalClassifier(settings, measure=True)
         self._process = os.getpid()
-        self.labels = self._model.labels
+        self._columns = self._model.columns
+        self.labels = self._columns.labels
 
     def __enter__(self) -> Self:
         return self
@@ -140,23 +143,39 @@ class Classifier:
         self._model = None
 
     @overload
-    def classify(self, texts: Text, *, overflow: Overflow = "truncate") -> Prediction: ...
-    @overload
-    def classify(self, texts: Iterable[Any], *, overflow: Overflow = "truncate") -> Results: ...
     def classify(
-        self, texts: Text | Iterable[Any], *, overflow: Overflow = "truncate"
+        self, texts: Text, *, overflow: Overflow = "truncate", threshold: float | None = None
+    ) -> Prediction: ...
+    @overload
+    def classify(
+        self,
+        texts: Iterable[Any],
+        *,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
+    ) -> Results: ...
+    def classify(
+        self,
+        texts: Text | Iterable[Any],
+        *,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> Prediction | Results:
         """Classify one text or pair of texts, or several: a list, a column or another sequence.
+
+        ``threshold`` is the score from which on a multi-label model chooses a label, in the place
+        of its bundle's.
 
         Among several, None, NaN and what else has no result have an error in their place. A long
         run shows a progress bar on a terminal and in a notebook, where tqdm is installed.
 
         Raises:
-            ServiceError: the single text cannot be classified; its ``code`` says why.
+            ServiceError: the single text cannot be classified, or the model is not multi-label and
+                there is a threshold; its ``code`` says why.
             UserError: the model fails on every text.
             RuntimeError: the classifier is closed, or belongs to another process.
         """
-        options = TextOptions(overflow=overflow)
+        options = TextOptions(overflow, threshold=threshold)
         if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
             (outcome,) = self._outcomes([texts], options)
             if isinstance(outcome, ServiceError):
@@ -167,7 +186,7 @@ class Classifier:
         index = getattr(texts, "index", None)
         items = texts.to_pylist() if hasattr(texts, "to_pylist") else list(texts)  # of pyarrow
         outcomes = self._outcomes(items, options)
-        return Results(outcomes, self.labels, None if callable(index) else index)
+        return Results(outcomes, self._columns, None if callable(index) else index)
 
     def _outcomes(self, texts: list[Any], options: TextOptions) -> list[Outcome]:
         if self._model is None:

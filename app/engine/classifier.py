@@ -186,6 +186,7 @@ class Classifier:
         requests are refused.
         """
         self._lifecycle.check()
+        self.model.check(options)
         self._attempts += 1
         try:
             begun_ns, started = time.time_ns(), time.perf_counter()

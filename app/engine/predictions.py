@@ -36,6 +36,8 @@ class LabelScores(TypedDict):
     logits: dict[str, float]  # never calibrated
     tokens: int  # special ones included, before truncation
     truncated: bool
+    polarity: NotRequired[float]  # of a model of sentiment
+    labels: NotRequired[list[str]]  # of a multi-label model
     windows: NotRequired[int]
 
 
@@ -106,6 +108,11 @@ def _prediction(
         "tokens": text.encoding.tokens,
         "truncated": text.encoding.truncated,
     }
+    if model.is_sentiment:
+        by_label = prediction["scores"]
+        prediction["polarity"] = by_label["positive"] - by_label["negative"]
+    if model.multi_label:
+        prediction["labels"] = model.chosen(scores, text.options.threshold)
     if text.options.overflow == "window":
         prediction["truncated"] = False
         prediction["windows"] = len(windows)

@@ -2,9 +2,13 @@
 
 import { call } from "./api.js";
 import { looksEnglish } from "./language.js";
-import { bars, coloured, cutOff, element, facts, sentenceList, tokenList, words } from "./view.js";
+import { bars, coloured, cutOff, element, facts, polarity, sentenceList, tokenList, words } from "./view.js";
 
 export const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment"; // trained on English only
+
+const INDEPENDENT =
+  "Each label has a score of its own: several may apply, or none. The scores do not add up to 100%. " +
+  "Labels in bold reach their threshold.";
 
 // Whether the model was trained on another language than that of the text. This is a guess.
 export const isForeign = (text, { name }) => name === EMBEDDED_MODEL && !looksEnglish(text);
@@ -25,10 +29,15 @@ export function details(text, result, answer, signal, times = []) {
   const place = element("div", {}, words(text), note);
   if (result.truncated) showCut(text, model, place, signal);
   else explain(text, answer, place, signal);
-  const numbers = [["Tokens", result.tokens], ...(result.windows ? [["Windows", result.windows]] : [])];
+  const numbers = [
+    ...("polarity" in result ? [["Polarity", polarity(result.polarity)]] : []),
+    ["Tokens", result.tokens],
+    ...(result.windows ? [["Windows", result.windows]] : []),
+  ];
   return [
     ...(isForeign(text, model) ? [hint("This text does")] : []),
     bars(result, labels),
+    ...(result.labels ? [element("p", { className: "note", textContent: INDEPENDENT })] : []),
     place,
     ...(result.sentences ? [sentenceList(text, result.sentences, labels)] : []),
     facts([...numbers, ...times]),

@@ -122,14 +122,16 @@ export class Table {
   #save() {
     const shown = this.#shown().map(([, result]) => result);
     const labels = this.#results.values().next().value?.answer.labels ?? [];
+    const more = ["polarity", "labels"].filter((name) => shown.some(({ result }) => name in result));
     const lines = shown.map(({ text, label, result }) => [
       text,
       result.error ? "" : label,
       result.score ?? "",
       ...labels.map((name) => result.scores?.[name] ?? ""),
+      ...more.map((name) => result[name] ?? ""),
       result.error?.message ?? "",
     ]);
-    const csv = [["text", "label", "score", ...labels, "error"], ...lines]
+    const csv = [["text", "label", "score", ...labels, ...more, "error"], ...lines]
       .map((cells) => `${cells.map(quoted).join(",")}\r\n`)
       .join("");
     // Excel recognizes UTF-8 by the byte order mark.

@@ -7,13 +7,19 @@ const WORTH_A_NUMBER = 0.1; // share of the strongest word; weaker words show no
 
 export const number = new Intl.NumberFormat("en");
 const share = new Intl.NumberFormat("en", { style: "percent", minimumFractionDigits: 1 });
-const signed = new Intl.NumberFormat("en", {
-  signDisplay: "exceptZero",
-  minimumFractionDigits: 1,
-  maximumFractionDigits: 1,
-});
+const signed = (digits) =>
+  new Intl.NumberFormat("en", {
+    signDisplay: "exceptZero",
+    minimumFractionDigits: digits,
+    maximumFractionDigits: digits,
+  });
+const tenths = signed(1);
+const hundredths = signed(2);
 
 export const percent = (score) => share.format(score);
+// From −1 to 1; a minus sign in the place of the hyphen.
+export const polarity = (value) => plusMinus(value, hundredths);
+const plusMinus = (value, format) => format.format(value).replace("-", "−");
 export const count = (amount, noun) => `${number.format(amount)} ${noun}${amount === 1 ? "" : "s"}`;
 
 export function element(tag, properties = {}, ...children) {
@@ -34,14 +40,14 @@ export function filled(made, part) {
   return made;
 }
 
-// The label and its score, in large type.
-export function verdict({ label, score }, labels) {
+// The label and its score, in large type; of a multi-label model, the labels that apply.
+export function verdict({ label, score, labels: chosen }, labels) {
   return toned(
     element(
       "div",
       { className: "verdict" },
-      element("h2", { textContent: label }),
-      element("strong", { textContent: percent(score) }),
+      element("h2", { textContent: chosen ? chosen.join(", ") || "no label" : label }),
+      element("strong", { textContent: chosen ? "" : percent(score) }),
     ),
     label,
     labels,
@@ -49,14 +55,14 @@ export function verdict({ label, score }, labels) {
 }
 
 // A bar for the score of each class. If there are many, the highest scores come first.
-export function bars({ label: best, scores }, labels) {
+export function bars({ label: best, scores, labels: chosen = [best] }, labels) {
   const order = [...labels];
   if (labels.length > MANY) order.sort((a, b) => scores[b] - scores[a]);
   const items = order.map((label) =>
     toned(
       element(
         "li",
-        { className: label === best ? "best" : "" },
+        { className: chosen.includes(label) ? "best" : "" },
         element("span", { textContent: label }),
         element("span", { className: "bar" }, filled(element("i"), scores[label])),
         element("span", { className: "score", textContent: percent(scores[label]) }),
@@ -88,7 +94,7 @@ export function coloured(text, { label, words: weights }, labels) {
 }
 
 function weighed(letters, { contribution }, strongest) {
-  const points = signed.format(contribution * 100).replace("-", "−");
+  const points = plusMinus(contribution * 100, tenths);
   const weight = Math.abs(contribution) / strongest;
   const word = element("span", { className: "word", title: `${points} points` }, letters);
   if (weight < WORTH_A_NUMBER) return word;

@@ -16,7 +16,6 @@ from model_export.quality.scores import Scores, marks, score
 
 T = TypeVar("T")
 TEXTS_PER_BATCH = 16
-THRESHOLD = 0.5  # the score from which on a text has a label of a multi-label model
 
 
 def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[Labels]]:
@@ -103,7 +102,4 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 def _predicted(model: Model, logits: NDArray[np.float32]) -> list[Labels]:
     if not model.multi_label:
         return [(model.labels[index],) for index in logits.argmax(axis=1)]
-    return [
-        tuple(label for label, score in zip(model.labels, row, strict=True) if score >= THRESHOLD)
-        for row in model.scores(logits)
-    ]
+    return [tuple(model.chosen(row)) for row in model.scores(logits)]

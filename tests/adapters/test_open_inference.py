@@ -18,7 +18,7 @@ from tests.conftest import Serve
 from tests.support.serving import metric
 from tests.support.tiny_bundle import make_bundle
 
-OUTPUTS = ["label", "score", "logits", "scores"]
+OUTPUTS = ["label", "score", "logits", "scores", "polarity"]
 LOGITS = [[-1, 0, 4], [4, 0.5, -1]]  # of "love" and "worst été"
 FLAT = [-1, 0, 4, 4, 0.5, -1]
 
@@ -73,6 +73,8 @@ def test_inference_with_numpy(
     assert result.as_numpy("scores").tolist() == expected.tolist()
     assert result.as_numpy("score").tolist() == expected.max(axis=1).tolist()
     assert result.as_numpy("score").dtype == np.float32
+    polarity = np.array([item["polarity"] for item in native["results"]], np.float32)
+    assert result.as_numpy("polarity").tolist() == polarity.tolist()
 
 
 def test_only_the_outputs_asked_for_are_answered(client: triton.InferenceServerClient) -> None:
@@ -157,7 +159,7 @@ def test_a_binary_tensor_by_hand(url: str) -> None:
     """A text is a length of four bytes, little-endian, and UTF-8; the default answer is JSON."""
     texts = [text.encode() for text in ("love", "worst été")]
     binary = b"".join(struct.pack("<I", len(text)) + text for text in texts)
-    label, _, logits, _ = _binary(url, binary, shape=2).json()["outputs"]
+    label, _, logits, *_ = _binary(url, binary, shape=2).json()["outputs"]
     assert label["data"] == ["positive", "negative"]
     assert logits["data"] == FLAT
 

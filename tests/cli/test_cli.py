@@ -103,7 +103,8 @@ def test_json_lines_are_the_results_of_the_http_answer(bundle: Path) -> None:
     done = _classify(bundle, "--json", given=b"love\n\n")
     prediction, failed = map(json.loads, done.stdout.splitlines())
     assert prediction["label"] == "positive"
-    assert set(prediction) == {"label", "score", "scores", "logits", "tokens", "truncated"}
+    members = {"label", "score", "scores", "logits", "tokens", "truncated", "polarity"}
+    assert set(prediction) == members
     assert failed["error"]["code"] == "empty_text"
 
 
@@ -217,6 +218,7 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
     for name, field in Settings.model_fields.items():
         assert flag(name) in shown
         default = "none" if field.default in ("", (), None) else field.default
+        default = "off" if default is False else default
         assert "[default: " in (field.description or "") or f"[default: {default}]" in shown
     order = [flag(name) for names in GROUPS.values() for name in names]
     options = shown[shown.index("options:") :]

@@ -427,7 +427,7 @@ def test_a_moved_branch_is_told_and_fetched(
     monkeypatch.setenv("COMMIT", commit)
     assert start(refresh=True) == bundle
     assert f"exporting {REPO}" in caplog.text
-    assert "has moved" not in caplog.text
+    assert "has moved to" not in caplog.text
     start(refresh=True)
     assert "exporting" not in caplog.text
     start(f"{REPO}@{commit}")

@@ -35,8 +35,9 @@ RESULT = {
     "logits": {"positive": 2.0},
     "tokens": 3,
     "truncated": False,
+    "polarity": 0.8,
 }
-POSITIVE = Prediction("positive", 0.9, {"positive": 0.9}, {"positive": 2.0}, 3, False)
+POSITIVE = Prediction("positive", 0.9, {"positive": 0.9}, {"positive": 2.0}, 3, False, 0.8)
 
 
 def _sync(url: str, texts: Any, options: dict[str, Any]) -> Any:

@@ -33,6 +33,7 @@ from app.files.run.file_run import FileRun
 from app.files.run.report import Warnings
 from app.files.tables import table as tables
 from app.files.tables.csv_table import CsvTable
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
@@ -149,6 +150,8 @@ def test_a_csv_file_to_a_csv_file(bundle: Path, tmp_path: Path) -> None:
     labels = ["positive", "negative", "neutral", "", "neutral"]
     assert [row["label"] for row in rows] == labels * 1_000
     assert float(rows[0]["score"]) == float(rows[0]["score_positive"]) > 0.9
+    scores = [float(rows[1][f"score_{label}"]) for label in ("positive", "negative")]
+    assert float(rows[1]["polarity"]) == pytest.approx(scores[0] - scores[1])
     assert {row["error"].partition(":")[0] for row in rows} == {"", "empty_text"}
     first, *lines = done.stderr.splitlines()
     assert first.startswith("5,000 rows in ")
@@ -179,7 +182,8 @@ def test_a_file_to_standard_output(bundle: Path, tmp_path: Path) -> None:
     options = ("--model", bundle, "--input", tmp_path / "in.jsonl", "--column", "tweet")
     assert _classify(*options).stdout == "positive\t0.9756\tlove\nerror\tinvalid_request\t\n"
     first, second = map(json.loads, _classify(*options, "--json").stdout.splitlines())
-    assert set(first) == {"label", "score", "scores", "logits", "tokens", "truncated"}
+    members = {"label", "score", "scores", "logits", "tokens", "truncated", "polarity"}
+    assert set(first) == members
     assert second["error"]["message"] == "line 2 is not a JSON object"
 
 
@@ -497,7 +501,7 @@ class _RecordingClassifier:
     """A classifier that answers at once and records the texts."""
 
     def __init__(self) -> None:
-        self.labels = ["good"]
+        self.columns = ResultColumns(["good"], multi_label=False)
         self.identity = {"model": "recording"}
         self.texts: list[str] = []
 

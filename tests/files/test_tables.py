@@ -19,9 +19,10 @@ from app.files.run.parts import InputFile, read_pieces
 from app.files.tables import csv_table
 from app.files.tables import table as tables
 from app.files.tables.formats import open_table, output_format
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import ResultItem, Table
 
-LABELS = ["bad", "good"]
+COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
 FAILED: ResultItem = {"error": {"code": "empty_text", "message": "no text"}}
 
@@ -38,7 +39,7 @@ def _texts(table: Table) -> list[str]:
 
 def _written(table: Table, suffix: str, path: Path, results: Sequence[ResultItem] = ()) -> bytes:
     """The file with these results for the first texts, and ``GOOD`` for the others."""
-    output, left = output_format(suffix, table, LABELS), list(results)
+    output, left = output_format(suffix, table, COLUMNS), list(results)
     parts = []
     for number, chunk in enumerate(table.chunks()):
         parts.append(path / f"{number}.part")

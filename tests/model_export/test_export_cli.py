@@ -227,7 +227,7 @@ def test_a_failure_is_one_line(
         (["describe", "caf\udce9"], r"'caf\udce9' is not valid UTF-8"),
         (["checkpoint", "--output", "out", "--precision", "int4"], "unknown precision int4"),
         (["checkpoint", "--output", "out", "--precision", "fp32,"], "unknown precision"),
-        (["checkpoint", "--output", "out", "--preprocessing", "html"], "there is no 'html'"),
+        (["checkpoint", "--output", "out", "--preprocessing", "html"], "not 'html'"),
         (["checkpoint", "--output", "out", "--verbose"], "there is no option '--verbose'"),
         (["evalute", "bundle", "file"], "'evalute' (the nearest is evaluate)"),
         (["evaluate", "bundle"], "required: file"),

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.config.checkpoint_options import CheckpointOptions
 from app.config.settings import Settings, flag
 from app.engine.model.bundle import Bundle
 from app.errors import ServiceError
@@ -174,7 +175,10 @@ def _run(command: str, directory: Path, endpoint: str) -> str:
 
 
 def test_the_settings_table_lists_every_setting() -> None:
-    """The table of docs/settings.md has each flag, variable and default, and no other row."""
+    """The table of docs/settings.md has each flag, variable and default, and no other row.
+
+    The settings of checkpoints come last.
+    """
     rows = re.findall(r"^\| `(--[a-z-]+)` \| `(\w+)` \| (.*?) \|", SETTINGS, re.MULTILINE)
 
     assert rows == [
@@ -183,7 +187,9 @@ def test_the_settings_table_lists_every_setting() -> None:
             f"SENTIMENT_{name.upper()}",
             "the embedded model" if name == "model" else _default(field.default),
         )
-        for name, field in Settings.model_fields.items()
+        for name, field in sorted(
+            Settings.model_fields.items(), key=lambda one: one[0] in CheckpointOptions.model_fields
+        )
     ]
 
 
@@ -197,7 +203,7 @@ def test_the_error_table_lists_every_error() -> None:
 
 
 def _default(value: Any) -> str:
-    return "none" if value in ("", (), None) else f"`{value}`"
+    return "off" if value is False else "none" if value in ("", (), None) else f"`{value}`"
 
 
 def _rounded(value: Any) -> Any:

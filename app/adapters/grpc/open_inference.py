@@ -1,20 +1,21 @@
 """``inference.GRPCInferenceService``: version 2 of the Open Inference Protocol."""
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from app.adapters.forms.open_inference.bytes_tensor import unpack
 from app.adapters.forms.open_inference.request import (
-    ALL_OUTPUTS,
     JsonParameters,
     JsonRequest,
+    OutputName,
     OutputParameters,
     RequestParameters,
 )
 from app.adapters.forms.open_inference.tensors import (
     SERVER,
     VERSION,
+    asked_outputs,
     metadata_of,
     of_version,
     output_tensor,
@@ -100,7 +101,7 @@ async def model_infer(call: Call, request: Message) -> Message:
     options = TextOptions(body.parameters.overflow)
     done = await call.classify(texts, model=model.name, options=options)
     predictions = every_prediction(done.outcomes)
-    names = [output.name for output in body.outputs or ALL_OUTPUTS]
+    names = [output.name for output in asked_outputs(body, done.model)]
     tensors = [output_tensor(name, predictions, done.model.labels) for name in names]
     answer = call.method.response(model_name=done.model.name, model_version=VERSION, id=request.id)
     for tensor in tensors:
@@ -124,9 +125,9 @@ def _document(request: Message, max_texts: int) -> dict[str, Any]:
     raw = request.raw_input_contents
     if len(request.inputs) != 1:
         raise InvalidRequest(f"inputs: there are {len(request.inputs)}; send one, named text")
-    if len(request.outputs) > len(ALL_OUTPUTS):
+    if len(request.outputs) > (most := len(get_args(OutputName))):
         raise InvalidRequest(
-            f"outputs: there are {len(request.outputs)}; at most {len(ALL_OUTPUTS)} are accepted"
+            f"outputs: there are {len(request.outputs)}; at most {most} are accepted"
         )
     if len(raw) > 1:
         raise InvalidRequest(f"raw_input_contents has {len(raw)} items for 1 input")

@@ -7,8 +7,14 @@ from typing import NotRequired
 from fastapi import Response
 from typing_extensions import TypedDict
 
-from app.adapters.forms.open_inference.request import ALL_OUTPUTS, InferRequest
-from app.adapters.forms.open_inference.tensors import VERSION, Tensor, output_tensor, packed_values
+from app.adapters.forms.open_inference.request import InferRequest
+from app.adapters.forms.open_inference.tensors import (
+    VERSION,
+    Tensor,
+    asked_outputs,
+    output_tensor,
+    packed_values,
+)
 from app.adapters.open_inference.request import JSON_LENGTH
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
@@ -26,8 +32,12 @@ class InferResponse(TypedDict):
 def infer_response(
     body: InferRequest, model: Model, predictions: Sequence[Prediction], headers: Mapping[str, str]
 ) -> Response:
-    """The outputs that the client requested. Those requested as bytes follow the JSON."""
-    outputs = body.outputs or ALL_OUTPUTS
+    """The outputs that the client requested. Those requested as bytes follow the JSON.
+
+    Raises:
+        InvalidRequest: the model has no such output.
+    """
+    outputs = asked_outputs(body, model)
     tensors = [output_tensor(output.name, predictions, model.labels) for output in outputs]
     binary = b""
     for output, tensor in zip(outputs, tensors, strict=True):

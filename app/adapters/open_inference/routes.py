@@ -72,6 +72,7 @@ METADATA = {
         {"name": "score", "datatype": "FP32", "shape": [-1]},
         {"name": "logits", "datatype": "FP32", "shape": [-1, 3]},
         {"name": "scores", "datatype": "FP32", "shape": [-1, 3]},
+        {"name": "polarity", "datatype": "FP32", "shape": [-1]},
     ],
     "parameters": {"labels": examples.LABELS},
 }

@@ -56,7 +56,7 @@ ANSWERED_LINES = (
     '{"id":1,"label":"positive","score":0.899,'
     '"scores":{"negative":0.061,"neutral":0.04,"positive":0.899},'
     '"logits":{"negative":-0.946,"neutral":-1.47,"positive":2.464},'
-    '"tokens":6,"truncated":false}\n'
+    '"tokens":6,"truncated":false,"polarity":0.838}\n'
     '{"id":2,"error":{"code":"empty_text",'
     '"message":"the text is empty or blank; send at least one visible character"}}\n'
 )

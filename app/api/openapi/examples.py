@@ -13,6 +13,7 @@ PREDICTION = {
     "logits": {"negative": -0.946, "neutral": -1.47, "positive": 2.464},
     "tokens": 6,
     "truncated": False,
+    "polarity": 0.838,
 }
 EMPTY = {
     "error": {
@@ -76,6 +77,7 @@ MODELS = {
             "labels": LABELS,
             "max_tokens": 512,
             "multi_label": False,
+            "thresholds": None,
             "text_pairs": False,
             "preprocessing": "tweet",
             "device": "cpu",

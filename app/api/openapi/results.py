@@ -15,6 +15,9 @@ _LABEL_SCORES = {
     "logits": "what the model computed, never calibrated",
     "tokens": "tokens of the text, special ones included, before truncation",
     "truncated": "whether the end of the text was cut off",
+    "polarity": "the score of positive less that of negative, from -1 to 1; only of models with "
+    "these labels, with or without neutral",
+    "labels": "those at or above their threshold; only of multi-label models",
     "windows": "number of classified windows, if overflow is window",
 }
 # The members of each component.

@@ -36,6 +36,11 @@ class ClassifyRequest(RequestBody):
         description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
         "no sentence",
     )
+    threshold: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
+        default=None,
+        description="for multi-label models: the score from which on a label is one of a result's "
+        "`labels`; if not given, the bundle's, which is 0.5 unless its manifest says otherwise",
+    )
 
 
 class ModelVersion(TypedDict):
@@ -152,6 +157,10 @@ class ModelInfo(ModelVersion):
     labels: Annotated[list[str], Field(description="in the order of the logits")]
     max_tokens: Annotated[int, Field(description="longer texts are truncated")]
     multi_label: Annotated[bool, Field(description="whether each label has a score of its own")]
+    thresholds: Annotated[
+        dict[str, float] | None,
+        Field(description="the score from which on each label applies; null if only one does"),
+    ]
     text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
     preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
     device: UsedDevice

@@ -47,7 +47,7 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     """
     single = not isinstance(body.inputs, list)
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    options = TextOptions(body.overflow, body.split, body.language)
+    options = TextOptions(body.overflow, body.split, body.language, body.threshold)
     done = await request.exchange.classify(texts, model=body.model, options=options)
     if error := whole_failure(done.outcomes, single=single):
         raise error

@@ -120,6 +120,7 @@ async def models(request: HttpRequest) -> Models:
                 labels=model.labels,
                 max_tokens=model.max_tokens,
                 multi_label=model.multi_label,
+                thresholds=model.thresholds if model.multi_label else None,
                 text_pairs=model.text_pairs,
                 preprocessing=model.preprocessing,
                 device=str(model.device),

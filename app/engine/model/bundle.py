@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
@@ -114,7 +114,9 @@ class Manifest(_Record):
 
     ``text_pairs`` says whether the model was trained on pairs of texts. ``notes`` are sentences on
     what the export decided by itself; one that begins with "warning" asks for an option.
-    ``fetched`` is the repository from which this bundle itself came.
+    ``fetched`` is the repository from which this bundle itself came. ``threshold`` is the score
+    from which on a text has a label of a multi-label model; ``thresholds`` has those of labels that
+    differ.
     """
 
     format_version: Literal[1, 2]
@@ -127,6 +129,8 @@ class Manifest(_Record):
     text_pairs: bool = False
     notes: list[str] = []
     fetched: HubCommit | None = None
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    thresholds: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]
@@ -168,6 +172,8 @@ class Bundle:
             )
         if len({*labels}) < len(labels):  # answers name scores by their labels
             raise UserError(f"{path / MANIFEST}: labels: two outputs have one name: {labels}")
+        if unknown := sorted({*manifest.thresholds} - {*labels}):
+            raise UserError(f"{path / MANIFEST}: thresholds: no label is called {unknown[0]}")
         return cls(path, manifest, config)
 
     def variant_path(self, precision: Precision) -> Path:

@@ -2,7 +2,7 @@
 
 import hashlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Literal
@@ -15,10 +15,11 @@ from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.device import CPU, Device
 from app.engine.model.device_errors import device_error
 from app.engine.model.flat import flat_feeds
+from app.engine.model.labels import is_sentiment
 from app.engine.model.sessions import Replicas, open_session
-from app.engine.text.encoding import ID_BYTES, Encoding
+from app.engine.text.encoding import ID_BYTES, Encoding, TextOptions
 from app.engine.text.input_tokenizer import InputTokenizer
-from app.errors import InferenceFailed, ServiceError, UserError
+from app.errors import InferenceFailed, InvalidRequest, ServiceError, UserError
 
 # A failed inference raises an error. By default ONNX Runtime also writes the error to standard
 # error, outside the service's log and without its format. If nothing reads standard error any
@@ -63,9 +64,13 @@ class Model:
         self.name = name or manifest.name
         self.revision = manifest.source.revision
         self.labels = manifest.labels
+        self.is_sentiment = is_sentiment(self.labels)
         self.max_tokens = manifest.max_tokens
         self.preprocessing = manifest.preprocessing
         self.multi_label = bundle.multi_label
+        self.thresholds = {
+            label: manifest.thresholds.get(label, manifest.threshold) for label in self.labels
+        }
         self._convolves = bundle.convolves
         self.text_pairs = manifest.text_pairs
         self.parity = manifest.variants[precision].parity
@@ -131,6 +136,28 @@ class Model:
         ]
         self.session = sessions[0]
         self._replicas = Replicas(sessions) if len(sessions) > 1 else None
+
+    def check(self, options: TextOptions) -> None:
+        """Refuse options that have no meaning for the model.
+
+        Raises:
+            InvalidRequest: there is a threshold, and each text has one label.
+        """
+        if options.threshold is not None and not self.multi_label:
+            raise InvalidRequest(
+                f"threshold is for multi-label models; {self.name} gives each text one label"
+            )
+
+    def chosen(self, scores: Iterable[float], threshold: float | None = None) -> list[str]:
+        """The labels of a multi-label model whose scores are high enough: at or above a threshold.
+
+        Without a threshold for all, each label has its own.
+        """
+        return [
+            label
+            for (label, least), score in zip(self.thresholds.items(), scores, strict=True)
+            if score >= (least if threshold is None else threshold)
+        ]
 
     def compute(self, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
         """Logits and scores of each encoding, computed as one batch.

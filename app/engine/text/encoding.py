@@ -74,12 +74,14 @@ Split = Literal["sentences"]
 class TextOptions:
     """How to process a text.
 
-    ``language`` is a BCP 47 tag. It decides which abbreviations end no sentence.
+    ``language`` is a BCP 47 tag. It decides which abbreviations end no sentence. ``threshold``, for
+    multi-label models, is the score from which on a text has a label; None: that of the bundle.
     """
 
     overflow: Overflow = "truncate"
     split: Split | None = None
     language: str = "en"
+    threshold: float | None = None
 
 
 DEFAULTS = TextOptions()

@@ -64,6 +64,6 @@ def _groups(texts: Sequence[Input]) -> Iterator[Sequence[Input]]:
 def _sentences(
     tokenizer: InputTokenizer, whole: str, spans: Sequence[SentenceSpan], options: TextOptions
 ) -> list[EncodedSentence]:
-    alone = TextOptions(overflow=options.overflow)
+    alone = replace(options, split=None)
     texts = tokenizer.encode_texts([whole[start:end] for start, end in spans], alone)
     return [EncodedSentence(*span, text) for span, text in zip(spans, texts, strict=True)]

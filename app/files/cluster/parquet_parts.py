@@ -29,7 +29,7 @@ def write_part(
         OSError: a file cannot be read or written.
     """
     tally = Tally()
-    output = ParquetOutput(part.pieces[0].table, classifier.labels)
+    output = ParquetOutput(part.pieces[0].table, classifier.columns)
 
     def record() -> dict[bytes, str]:
         return {METADATA_KEY: json.dumps({"plan": digest, **vars(tally)})}

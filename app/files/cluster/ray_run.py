@@ -39,6 +39,7 @@ from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import SUCCESS, RunPlan, check_output
 from app.files.run.report import Warnings
 from app.files.run.resumable_run import ResumableRun
+from app.files.tables.outputs import ResultColumns
 
 
 def classify(options: ClassifyOptions, settings: Settings) -> None:
@@ -112,8 +113,10 @@ def _parts(files: Sequence[InputFile], column: str) -> list[Part]:
 
 
 def _identity(options: ClassifyOptions, settings: Settings, bundle: Bundle) -> dict[str, Any]:
+    columns = ResultColumns(bundle.manifest.labels, multi_label=bundle.multi_label)
     return {
         "column": options.column,
+        "columns of results": columns.names(()),
         "model": bundle.manifest.name,
         "manifest": sha256(bundle.path / MANIFEST),
         "device": "cuda" if settings.device == "cuda" else "cpu",

@@ -18,6 +18,7 @@ from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle, bundles_to_use, sha256
 from app.errors import UserError
 from app.files.run.local import LocalClassifier
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.parquet import result_arrays, result_schema, texts
 from app.files.tables.table import CHUNK_ROWS, Chunk
 
@@ -36,7 +37,7 @@ class PartitionClassifier:
     bundle: str | None
     digest: str
     text_index: int
-    labels: tuple[str, ...]
+    columns: ResultColumns
     results: pa.Schema
     settings: Settings
 
@@ -47,7 +48,7 @@ class PartitionClassifier:
         for chunk, results in classifier.classify(self._chunks(batches)):
             columns = [
                 *chunk.rows.columns,
-                *result_arrays(results, self.labels, self.results),
+                *result_arrays(results, self.columns, self.results),
             ]
             yield pa.record_batch(columns, schema=pa.schema([*chunk.rows.schema, *self.results]))
 
@@ -79,16 +80,17 @@ def classify(
     """
     settings = settings or Settings()
     path = bundles_to_use(settings.model)[0]
-    labels = Bundle.open(path).manifest.labels
+    bundle = Bundle.open(path)
+    columns = ResultColumns(bundle.manifest.labels, multi_label=bundle.multi_label)
     digest = sha256(path / MANIFEST)
     # Spark does not distinguish the cases of letters in the names of columns.
     taken = [*frame.columns, *map(str.lower, frame.columns)]
-    results = result_schema(taken, labels)
+    results = result_schema(taken, columns)
     classify_partition = PartitionClassifier(
         bundle=_shipped(frame, path, digest) if settings.model else None,
         digest=digest,
         text_index=_text_index(column, frame.schema),
-        labels=tuple(labels),
+        columns=columns,
         results=results,
         settings=settings,
     )

@@ -70,12 +70,12 @@ def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings
         identity = {
             "column": options.column,
             "output": target.suffix.lower(),
-            "labels": classifier.labels,
+            "columns of results": classifier.columns.names(table.columns),
             **classifier.identity,
         }
         chunks = divide([pieces_of(file, table, rows=1)], rows=1, suffix=target.suffix.lower())
         plan = RunPlan([part for part in chunks if part.rows], identity)
-        output = output_format(target.suffix, table, classifier.labels)
+        output = output_format(target.suffix, table, classifier.columns)
         run = FileRun(plan, directory, output, classifier)
         run.complete(resume=options.resume)
 
@@ -131,7 +131,7 @@ def _to_standard_output(
 
 def _stream_to_file(target: Path, table: Table, classifier: TableClassifier) -> None:
     """A stream can be read only once, so a run that fails leaves nothing to continue."""
-    output = output_format(target.suffix, table, classifier.labels)
+    output = output_format(target.suffix, table, classifier.columns)
     tally, started = Tally(), time.monotonic()
     with _classified(table, classifier, tally, shown=sys.stderr.isatty()) as chunks:
         write_atomically(target, lambda path: output.write(path, chunks))

@@ -27,6 +27,7 @@ from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, TextOption
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import Chunk, ClassifiedChunk
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
@@ -82,7 +83,7 @@ class LocalClassifier:
         self._free = threading.Semaphore(runners)
         self._budget = TokenBudget(max_tokens)
         self._max_chars = settings.max_text_chars
-        self.labels = model.labels
+        self.columns = ResultColumns(model.labels, multi_label=model.multi_label)
         self.identity: dict[str, Any] = {
             "model": model.name,
             "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
@@ -112,7 +113,12 @@ class LocalClassifier:
         advance: Advance = lambda _: None,
         options: TextOptions = DEFAULTS,
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
-        """The same for Python: an error as an exception, in the place of its text."""
+        """The same for Python: an error as an exception, in the place of its text.
+
+        Raises:
+            InvalidRequest: the options have no meaning for the model.
+        """
+        self._model.check(options)
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
         waiting: deque[tuple[Chunk, Future[_TokenizedChunk]]] = deque()
         try:

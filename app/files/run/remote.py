@@ -7,6 +7,7 @@ from typing import Any
 
 from app.errors import CannotContinue, ServiceError, UserError
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
@@ -39,7 +40,7 @@ class RemoteClassifier:
             self._model, *_ = self._client.models()
         except (SentimentError, ValueError) as error:
             raise UserError(str(error)) from error
-        self.labels = list(self._model.labels)
+        self.columns = ResultColumns(self._model.labels, multi_label=self._model.multi_label)
         self.identity: dict[str, Any] = {
             "url": self._client.url,
             "model": self._model.name,
@@ -77,4 +78,7 @@ def _result(text: Text, outcomes: Iterator[Outcome], advance: Advance) -> Result
     advance(1)
     if isinstance(outcome, ServiceError):
         return {"error": {"code": outcome.code, "message": outcome.detail}}
-    return {"error": asdict(outcome)} if isinstance(outcome, ItemError) else asdict(outcome)
+    members = asdict(outcome)
+    if isinstance(outcome, ItemError):
+        return {"error": members}
+    return {name: value for name, value in members.items() if value is not None}

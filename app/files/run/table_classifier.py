@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from app.errors import InvalidRequest
+from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
 from app.files.tables.unicode import NOT_UTF8
 
@@ -16,11 +17,11 @@ Advance = Callable[[int], object]
 class TableClassifier(Protocol):
     """Classifies tables.
 
-    ``labels`` are in the order of the model's scores. A run can be continued only by a
+    ``columns`` are those that its results have in a file. A run can be continued only by a
     classifier with the same ``identity``: model, precision and so on, as JSON values.
     """
 
-    labels: list[str]
+    columns: ResultColumns
     identity: dict[str, Any]
 
     def classify(

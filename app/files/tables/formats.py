@@ -2,12 +2,17 @@
 
 import gzip
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from app.errors import UserError, first_line
 from app.files.tables.csv_table import SEPARATORS, CsvTable
-from app.files.tables.outputs import CsvOutput, JsonlOutput, LinesOutput, OutputFormat
+from app.files.tables.outputs import (
+    CsvOutput,
+    JsonlOutput,
+    LinesOutput,
+    OutputFormat,
+    ResultColumns,
+)
 from app.files.tables.table import Table, TableSource
 from app.files.tables.text_files import Unpacked
 from app.files.tables.text_tables import JsonlTable, JsonTable, LinesTable
@@ -40,16 +45,16 @@ def open_table(source: TableSource, column: str) -> Table:
             return JsonlTable(source, column)
 
 
-def output_format(suffix: str, table: Table, labels: Sequence[str]) -> OutputFormat:
+def output_format(suffix: str, table: Table, columns: ResultColumns) -> OutputFormat:
     """The format of a file with this ending, for the rows of ``table`` with their results."""
     match suffix.lower():
         case ".txt":
             return LinesOutput()
         case ".csv" | ".tsv" as ending:
-            return CsvOutput(table, labels, SEPARATORS[ending])
+            return CsvOutput(table, columns, SEPARATORS[ending])
         case ".parquet":
             from app.files.tables.parquet import ParquetOutput
 
-            return ParquetOutput(table, labels)
+            return ParquetOutput(table, columns)
         case _:
-            return JsonlOutput(table)
+            return JsonlOutput(table, columns)

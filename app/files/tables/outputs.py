@@ -9,8 +9,39 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.engine.model.labels import is_sentiment
 from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Table, json_text
 from app.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
+
+
+class ResultColumns:
+    """The columns of results. They depend on the model: its labels, and whether several may apply.
+
+    ``types`` maps each column to the type of its values. ``members`` are those columns after the
+    scores that are members of a result; without a result, all columns but ``error`` are None.
+    """
+
+    def __init__(self, labels: Sequence[str], *, multi_label: bool) -> None:
+        self.labels = labels
+        figures = ["score", *(f"score_{label}" for label in labels)]
+        members: dict[str, type] = {"polarity": float} if is_sentiment(labels) else {}
+        if multi_label:
+            members["labels"] = list
+        self.members = list(members)
+        self.types = {"label": str, **dict.fromkeys(figures, float), **members, "error": str}
+
+    def names(self, taken: Sequence[str]) -> list[str]:
+        """The names of the columns; "predicted_" goes before a taken name."""
+        return _without_conflicts(self.types, taken)
+
+    def values(self, result: ResultItem) -> list[Any]:
+        """The value of each column."""
+        return [
+            *map(result.get, ("label", "score")),
+            *map(result.get("scores", {}).get, self.labels),
+            *map(result.get, self.members),
+            _error(result),
+        ]
 
 
 class OutputFormat(ABC):
@@ -73,15 +104,15 @@ class ResultsOutput(TextOutput):
 class CsvOutput(TextOutput):
     """Values with a separator, such as a comma. Lines end with LF."""
 
-    def __init__(self, table: Table, labels: Sequence[str], separator: str) -> None:
+    def __init__(self, table: Table, columns: ResultColumns, separator: str) -> None:
         self._table = table
-        self._labels = labels
+        self._columns = columns
         self._separator = separator
-        self.header = self._line([*table.columns, *result_columns(table.columns, labels)])
+        self.header = self._line([*table.columns, *columns.names(table.columns)])
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for cells, result in zip(self._table.cells(chunk.rows), results, strict=True):
-            yield self._line([*map(_csv_cell, cells), *result_values(result, self._labels)])
+            yield self._line([*map(_csv_cell, [*cells, *self._columns.values(result)])])
 
     def _line(self, cells: Sequence[Any]) -> str:
         buffer = _LineBuffer()
@@ -92,31 +123,18 @@ class CsvOutput(TextOutput):
 class JsonlOutput(TextOutput):
     """A JSON object in each line. The labels' scores are an object within it."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, columns: ResultColumns) -> None:
         self._table = table
-        self._names = _without_conflicts(["label", "score", "scores", "error"], table.columns)
+        self._members = ["label", "score", "scores", *columns.members]
+        self._names = _without_conflicts([*self._members, "error"], table.columns)
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for row, result in zip(self._table.json_objects(chunk.rows), results, strict=True):
-            values = (result.get("label"), result.get("score"), result.get("scores"))
-            added = json.dumps(dict(zip(self._names, (*values, _error(result)), strict=True)))
+            values = [*map(result.get, self._members), _error(result)]
+            added = json.dumps(dict(zip(self._names, values, strict=True)))
             # The row's members are copied as text, so that numbers keep all digits.
             members = row.strip()[1:-1].strip()
             yield "{" + (members and f"{members}, ") + f"{added[1:]}\n"
-
-
-def result_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """The names of the columns of ``result_values``; "predicted_" goes before a taken name."""
-    scores = [f"score_{label}" for label in labels]
-    return _without_conflicts(["label", "score", *scores, "error"], columns)
-
-
-def result_values(result: ResultItem, labels: Sequence[str]) -> list[Any]:
-    """The label, its score, the score of each label, and the error; None where there is none."""
-    if "error" in result:
-        return [None, None, *[None] * len(labels), _error(result)]
-    scores = [result["scores"].get(label) for label in labels]
-    return [result["label"], result["score"], *scores, None]
 
 
 def _error(result: ResultItem) -> str | None:

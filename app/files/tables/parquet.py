@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.errors import CannotContinue, EmptyText, UserError, first_line
-from app.files.tables.outputs import OutputFormat, result_columns, result_values
+from app.files.tables.outputs import OutputFormat, ResultColumns
 from app.files.tables.table import (
     CHUNK_ROWS,
     START,
@@ -110,11 +110,11 @@ class ParquetTable(Table):
 class ParquetOutput(OutputFormat):
     """The table's columns, then the columns of results. Each chunk is a row group."""
 
-    def __init__(self, table: Table, labels: Sequence[str]) -> None:
+    def __init__(self, table: Table, columns: ResultColumns) -> None:
         self._table = table
-        self._labels = labels
+        self._columns = columns
         names = [*map(well_formed, table.columns)]
-        self._result_schema = result_schema(names, labels)
+        self._result_schema = result_schema(names, columns)
         if isinstance(table, ParquetTable):
             self._table_schema = table.schema
         else:
@@ -133,7 +133,7 @@ class ParquetOutput(OutputFormat):
         """See ``OutputFormat``. ``metadata`` is asked at the end what to write into the footer."""
         with pq.ParquetWriter(path, self.schema) as writer:
             for chunk, results in chunks:
-                arrays = result_arrays(results, self._labels, self._result_schema)
+                arrays = result_arrays(results, self._columns, self._result_schema)
                 columns = [*self._table_arrays(chunk), *arrays]
                 writer.write_batch(pa.record_batch(columns, schema=self.schema))
             writer.add_key_value_metadata(metadata())
@@ -169,18 +169,19 @@ def texts(column: pa.Array) -> list[Text]:
     ]
 
 
-def result_schema(columns: Sequence[str], labels: Sequence[str]) -> pa.Schema:
-    """The columns of results for a table that has ``columns``."""
-    types = [pa.string(), pa.float32(), *[pa.float32()] * len(labels), pa.string()]
-    return pa.schema(zip(result_columns(columns, labels), types, strict=True))
+def result_schema(taken: Sequence[str], columns: ResultColumns) -> pa.Schema:
+    """The columns of results for a table that has the columns ``taken``."""
+    types = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
+    kinds = [types[kind] for kind in columns.types.values()]
+    return pa.schema(zip(columns.names(taken), kinds, strict=True))
 
 
 def result_arrays(
-    results: Sequence[ResultItem], labels: Sequence[str], schema: pa.Schema
+    results: Sequence[ResultItem], columns: ResultColumns, schema: pa.Schema
 ) -> list[pa.Array]:
     """The results, of which there must be one at least, as columns of ``schema``."""
-    columns = zip(*(result_values(result, labels) for result in results), strict=True)
-    return [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    values = zip(*map(columns.values, results), strict=True)
+    return [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
 
 
 def _opened(source: TableSource) -> pq.ParquetFile:

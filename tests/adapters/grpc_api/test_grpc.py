@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import numpy as np
 import pytest
 
 from app.adapters.grpc.call import STATUS_CODES
@@ -117,8 +118,9 @@ def test_the_server_and_its_model_describe_themselves(client: Client) -> None:
     assert client.call(f"{OIP}/ModelReady", name="tiny", version="1")[0].ready
     assert client.call(f"{OIP}/ServerMetadata")[0].name == "sentiment-service"
     metadata = client.call(f"{OIP}/ModelMetadata", name="tiny")[0]
-    assert [output.name for output in metadata.outputs] == ["label", "score", "logits", "scores"]
-    assert [list(output.shape) for output in metadata.outputs][-1] == [-1, 3]
+    shapes = {output.name: list(output.shape) for output in metadata.outputs}
+    assert list(shapes) == ["label", "score", "logits", "scores", "polarity"]
+    assert (shapes["scores"], shapes["polarity"]) == ([-1, 3], [-1])
 
 
 def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client) -> None:
@@ -127,8 +129,10 @@ def test_raw_texts_get_raw_outputs_and_contents_get_contents(client: Client) -> 
     inferred, _ = client.call(INFER, id="7", **asked(*texts))
     assert inferred.id == "7"
     assert not inferred.raw_output_contents
-    label, score, logits, scores = inferred.outputs
+    label, score, logits, scores, polarity = inferred.outputs
     assert list(scores.shape) == [2, 3]
+    rows = np.reshape(scores.contents.fp32_contents, (2, 3))
+    assert polarity.contents.fp32_contents == pytest.approx(rows[:, 2] - rows[:, 0])
 
     raw = b"".join(struct.pack("<I", len(text)) + text.encode() for text in texts)
     size = {"binary_data_size": {"int64_param": len(raw)}}  # as KServe's client sends it

@@ -23,12 +23,15 @@ def filter_case(context: schemathesis.HookContext, case: schemathesis.Case[Any])
 
 @schemathesis.hook
 def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> Any:
-    """Make pairs of texts acceptable.
+    """Make pairs of texts acceptable, and leave out a threshold: the model is not multi-label.
 
     The service refuses a pair with a blank text or a NUL character, and a pair with ``split``. The
     document says so in words only, because the same objects may have such texts in other places.
     """
     body: Any = case.body
+    threshold: Any = body.get("threshold") if isinstance(body, dict) else None
+    if type(threshold) in (int, float) and 0 <= threshold <= 1:
+        body["threshold"] = None
     for texts in body.values() if isinstance(body, dict) else ():
         for pair in texts if isinstance(texts, list) else ():
             if isinstance(pair, dict):

@@ -1,18 +1,23 @@
 """Label sets other than the three sentiments, in every form of answer."""
 
 import csv
+import json
 import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
 from app.cli.command import main
+from app.errors import ServiceError
+from app.python import Classifier
 from tests.conftest import Serve
 from tests.support.serving import metric
-from tests.support.tiny_bundle import make_bundle
+from tests.support.tiny_bundle import make_bundle, write_manifest
 
+MOODS = ["anger", "joy", "love"]
 ODD = ["1 star", 'très "bon", \\ <b>', "喜び"]
 BEST = ODD[1]  # of a text of unknown words
 SIGMOID = 1 / (1 + math.exp(-4))  # of "worst", whose logit is 4
@@ -43,6 +48,17 @@ def _post(client: TestClient, path: str, body: Any) -> Any:
     return answer.json()
 
 
+@pytest.fixture
+def moods(tmp_path: Path) -> Path:
+    """A multi-label bundle with a threshold for all labels and one for joy, as its owner set them.
+
+    The logits of "love" are -1, 0, 4: sigmoids of 0.27, 0.5 and 0.98.
+    """
+    path = make_bundle(tmp_path / "moods", labels=MOODS, problem_type="multi_label_classification")
+    write_manifest(path, labels=MOODS, threshold=0.2, thresholds={"joy": 0.51})
+    return path
+
+
 def test_odd_names_are_answered_as_they_are(odd: TestClient) -> None:
     """In each format, and in the metadata."""
     native = _post(odd, "/classify", {"inputs": "hm"})
@@ -53,6 +69,114 @@ def test_odd_names_are_answered_as_they_are(odd: TestClient) -> None:
     assert _post(odd, "/v1/classify", {"input": "hm"})["data"][0]["label"] == BEST
     assert odd.get("/v2/models/tiny").json()["parameters"]["labels"] == ODD
     assert odd.get("/models").json()["models"][0]["labels"] == ODD
+
+
+@pytest.mark.parametrize("labels", [["positive", "negative"], ["neutral", "positive", "negative"]])
+def test_sentiments_have_a_polarity(serve: Serve, tmp_path: Path, labels: list[str]) -> None:
+    """P(positive) - P(negative), of texts and sentences, whatever the order of the labels."""
+    path = make_bundle(tmp_path / "two", outputs=len(labels), labels=labels)
+    body = {"inputs": ["worst. Love love", "hm", ""], "split": "sentences"}
+    text, unknown, failed = _post(serve(model=(path,)), "/classify", body)["results"]
+    for result in (text, *text["sentences"], unknown):
+        scores = result["scores"]
+        assert result["polarity"] == pytest.approx(scores["positive"] - scores["negative"])
+    assert "polarity" not in failed
+
+
+def test_other_labels_have_no_polarity(odd: TestClient) -> None:
+    """It is missing in results, in tensors, and refused where it is asked for."""
+    assert "polarity" not in _post(odd, "/classify", {"inputs": "hm"})["results"][0]
+    outputs = _post(odd, "/v2/models/tiny/infer", INFER)["outputs"]
+    described = odd.get("/v2/models/tiny").json()["outputs"]
+    for tensors in (outputs, described):
+        assert [one["name"] for one in tensors] == ["label", "score", "logits", "scores"]
+    asked = {**INFER, "outputs": [{"name": "polarity"}]}
+    answer = odd.post("/v2/models/tiny/infer", json=asked)
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == "outputs: only a model of sentiment has polarity"
+
+
+def test_the_labels_of_a_multi_label_model(serve: Serve, tmp_path: Path) -> None:
+    """All at or above 0.5 by default, or the threshold of the request; sometimes none."""
+    kind = "multi_label_classification"
+    client = serve(model=(make_bundle(tmp_path / "moods", labels=MOODS, problem_type=kind),))
+    for threshold, labels in (
+        (None, ["joy", "love"]),
+        (0.5, ["joy", "love"]),
+        (0.51, ["love"]),
+        (0, MOODS),
+        (1, []),
+    ):
+        body = {"inputs": ["love", ""], "split": "sentences", "threshold": threshold}
+        result, failed = _post(client, "/classify", body)["results"]
+        assert (result["label"], result["labels"]) == ("love", labels)
+        assert result["sentences"][0]["labels"] == labels
+        assert "labels" not in failed
+
+
+def test_thresholds_of_a_bundle(serve: Serve, moods: Path) -> None:
+    """A label's own threshold, then the bundle's; the request's is before both. GET /models."""
+    client = serve(model=(moods,))
+    (result,) = _post(client, "/classify", {"inputs": "love"})["results"]
+    assert result["labels"] == ["anger", "love"]
+    (result,) = _post(client, "/classify", {"inputs": "love", "threshold": 0.3})["results"]
+    assert result["labels"] == ["joy", "love"]
+    (model,) = client.get("/models").json()["models"]
+    assert model["thresholds"] == {"anger": 0.2, "joy": 0.51, "love": 0.2}
+
+
+def test_multi_label_in_the_formats_of_other_servers(serve: Serve, moods: Path) -> None:
+    """All sigmoids, the highest first or in the order of the labels, whatever the thresholds."""
+    client = serve(model=(moods,))
+    ranked = [("love", 1 / (1 + math.exp(-4))), ("joy", 0.5), ("anger", 1 / (1 + math.exp(1)))]
+    scores = [{"label": label, "score": pytest.approx(score)} for label, score in ranked]
+    assert _post(client, "/", {"inputs": "love"}) == [scores]
+    assert _post(client, "/predict", {"inputs": "love"}) == scores
+    (item,) = _post(client, "/v1/classify", {"input": "love"})["data"]
+    assert item["label"] == "love"
+    assert item["probs"] == pytest.approx([score for _, score in reversed(ranked)])
+    (instance,) = _post(client, "/predict", {"instances": ["love"]})["predictions"]
+    assert instance["labels"] == ["anger", "love"]
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, "0.5", True])
+def test_a_wrong_threshold_is_refused(serve: Serve, moods: Path, threshold: Any) -> None:
+    """It must be a number from 0 to 1."""
+    client = serve(model=(moods,))
+    answer = client.post("/classify", json={"inputs": "love", "threshold": threshold})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "threshold" in answer.json()["detail"]
+
+
+def test_other_models_take_no_threshold(odd: TestClient) -> None:
+    """The request fails, instead of an answer that ignores it."""
+    answer = odd.post("/classify", json={"inputs": ["hm"], "threshold": 0.5})
+    assert answer.status_code == 422
+    detail = "threshold is for multi-label models; tiny gives each text one label"
+    assert answer.json()["detail"] == detail
+    assert "labels" not in _post(odd, "/classify", {"inputs": "hm"})["results"][0]
+    assert odd.get("/models").json()["models"][0]["thresholds"] is None
+
+
+def test_chosen_labels_are_a_column_of_files(moods: Path, tmp_path: Path) -> None:
+    """As JSON in CSV, as a list in JSONL and Parquet, and as a list in a frame of Python."""
+    (tmp_path / "in.csv").write_text('text\nlove\n""\n', encoding="utf-8")
+    for suffix in ("csv", "jsonl", "parquet"):
+        words = ["--input", str(tmp_path / "in.csv"), "--output", str(tmp_path / f"out.{suffix}")]
+        assert main(["classify", "--model", str(moods), *words]) == 0
+    rows = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert [row["labels"] for row in rows] == ['["anger", "love"]', ""]
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(line)["labels"] for line in lines] == [["anger", "love"], None]
+    found = pq.read_table(tmp_path / "out.parquet")["labels"].to_pylist()
+    assert found == [["anger", "love"], None]
+    with Classifier(moods) as classifier:
+        assert classifier.classify("love").labels == ["anger", "love"]
+        frame = classifier.classify(["love"], threshold=0.5).to_frame()
+        assert frame["labels"][0] == classifier.classify("love", threshold=0.5).labels
+        assert frame["labels"][0] == ["joy", "love"]
+    with Classifier() as classifier, pytest.raises(ServiceError, match="for multi-label models"):
+        classifier.classify("love", threshold=0.5)
 
 
 def test_odd_names_are_values_of_the_metrics_label(odd: TestClient) -> None:

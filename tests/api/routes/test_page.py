@@ -150,9 +150,10 @@ def test_one_text(page: Page) -> None:
     assert widths == sorted(widths)
     assert widths[2] > 10 * widths[1]
     facts = answer.locator(".facts div").all_inner_texts()
-    assert facts[0].split("\n") == ["Tokens", "3"]
+    assert facts[0].split("\n") == ["Polarity", "+0.97"]
+    assert facts[1].split("\n") == ["Tokens", "3"]
     for fact, name in zip(
-        facts[1:],
+        facts[2:],
         ["Tokenizing", "Waiting for a batch", "Computing the batch", "Request in all"],
         strict=True,
     ):
@@ -489,7 +490,7 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
         page.get_by_role("button", name="Download CSV").click()
     with download.value.path().open(encoding="utf-8-sig", newline="") as file:
         (saved,) = csv.DictReader(file)
-    assert list(saved) == ["text", "label", "score", *LABELS, "error"]
+    assert list(saved) == ["text", "label", "score", *LABELS, "polarity", "error"]
     assert (saved["text"], saved["label"]) == ('worst , " day "', "negative")
     assert saved["score"] == saved["negative"] > "0.5"
     page.get_by_role("button", name="1 negative").click()
@@ -675,6 +676,29 @@ def test_many_labels_are_sorted_by_score(tmp_path: Path, visits: Visits) -> None
         expect(bars.first).to_have_class("best")
         tones = bars.evaluate_all("bars => bars.map(bar => [bar.innerText, bar.dataset.tone])")
         assert all(int(text.split()[1]) % 8 == int(tone) for text, tone in tones)
+
+
+def test_a_multi_label_model(tmp_path: Path, visits: Visits) -> None:
+    """All labels that apply are the title, and the page says that the bars are independent."""
+    path = make_bundle(
+        tmp_path / "moods",
+        labels=["anger", "joy", "love"],
+        problem_type="multi_label_classification",
+    )
+    with Process("--model", str(path), *FLAGS) as process:
+        page = visits.open(process.url)
+        classify(page, "love")
+        answer = page.get_by_role("region", name="Answer")
+        expect(answer.get_by_role("heading", name="joy, love")).to_be_visible()
+        bars = page.get_by_role("list", name="Scores").get_by_role("listitem")
+        expect(bars).to_have_class(["", "best", "best"])
+        expect(bars.locator(".score")).to_have_text(["26.9%", "50.0%", "98.2%"])
+        expect(answer).to_contain_text("Each label has a score of its own")
+        classify(page, "love", "worst")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download CSV").click()
+        with download.value.path().open(encoding="utf-8-sig", newline="") as file:
+            assert [row["labels"] for row in csv.DictReader(file)] == ["joy,love", "anger,joy"]
 
 
 def test_an_answer_of_a_proxy(page: Page) -> None:

@@ -125,6 +125,11 @@ def _nest(name: str) -> Callable[[Path], None]:
         pytest.param(_manifest(name="x" * 256), "name", id="name longer than a file's"),
         pytest.param(_link_to_itself("config.json"), "lacks", id="link to itself"),
         pytest.param(_impossible_file_name, "lacks", id="name that no file can have"),
+        pytest.param(_manifest(threshold=1.1), "threshold", id="threshold above 1"),
+        pytest.param(_manifest(thresholds={"joy": 2}), "thresholds.joy", id="threshold of 2"),
+        pytest.param(
+            _manifest(thresholds={"joy": 0.5}), "no label is called joy", id="threshold of no label"
+        ),
         pytest.param(_manifest(files={}), "config.json", id="unlisted file"),
     ],
 )

@@ -88,7 +88,7 @@ MEMBERS: dict[str, dict[str, Any]] = {
     "output twice": {"outputs": [{"name": "label"}, {"name": "label"}]},
     "outputs empty": {"outputs": []},
     "outputs null": {"outputs": None},
-    "five outputs": {"outputs": [{"name": "label"}] * 5},
+    "six outputs": {"outputs": [{"name": "label"}] * 6},
     "unknown output": {"outputs": [{"name": "probs"}]},
     "classification": {"outputs": [_output("scores", classification=2)]},
     "binary label": {"outputs": [_output("label", binary_data=True), {"name": "score"}]},

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from app.engine.text.encoding import Overflow
 from app.validation import NonEmpty, Text, whole
 
-OutputName = Literal["label", "score", "logits", "scores"]
+OutputName = Literal["label", "score", "logits", "scores", "polarity"]
 _Count = Annotated[int, Field(ge=1)]
 EXAMPLE: JsonDict = {
     "inputs": [
@@ -112,9 +112,6 @@ class RequestedOutput(BaseModel):
     parameters: OutputParameters = OutputParameters()
 
 
-ALL_OUTPUTS = [RequestedOutput(name=name) for name in get_args(OutputName)]
-
-
 class RequestParameters(BaseModel):
     """Parameters of the whole request; other parameters are ignored."""
 
@@ -133,7 +130,7 @@ class InferRequest(BaseModel):
 
     id: str | None = Field(default=None, description="comes back in the answer")
     parameters: RequestParameters = RequestParameters()
-    outputs: Annotated[list[RequestedOutput], Field(max_length=4)] = Field(
+    outputs: Annotated[list[RequestedOutput], Field(max_length=len(get_args(OutputName)))] = Field(
         default=[], description="all of them unless some are named"
     )
 

@@ -1,24 +1,25 @@
 """Models and tensors in the terms of the Open Inference Protocol, over HTTP and gRPC."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.adapters.forms.open_inference.bytes_tensor import pack
-from app.adapters.forms.open_inference.request import ALL_OUTPUTS, OutputName
+from app.adapters.forms.open_inference.request import InferRequest, OutputName, RequestedOutput
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
-from app.errors import ModelNotFound
+from app.errors import InvalidRequest, ModelNotFound
 from app.service import Service
 
 SERVER = "sentiment-service"
 PLATFORM = "onnxruntime_onnx"
 VERSION = "1"  # the same for every model; not the model's revision
 DataType = Literal["BYTES", "FP32"]
+_ALL_OUTPUTS = [RequestedOutput(name=name) for name in get_args(OutputName)]
 
 
 class TensorMetadata(TypedDict):
@@ -72,9 +73,27 @@ def metadata_of(model: Model) -> ModelMetadata:
         "versions": [VERSION],
         "platform": PLATFORM,
         "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-        "outputs": [tensor_metadata(output.name, -1, model.labels) for output in ALL_OUTPUTS],
+        "outputs": [
+            tensor_metadata(output.name, -1, model.labels) for output in _outputs_of(model)
+        ],
         "parameters": {"labels": model.labels},
     }
+
+
+def asked_outputs(body: InferRequest, model: Model) -> list[RequestedOutput]:
+    """The outputs that the request names, or all that the model has.
+
+    Raises:
+        InvalidRequest: the model has no such output.
+    """
+    known = _outputs_of(model)
+    if {output.name for output in body.outputs} - {output.name for output in known}:
+        raise InvalidRequest("outputs: only a model of sentiment has polarity")
+    return body.outputs or known
+
+
+def _outputs_of(model: Model) -> list[RequestedOutput]:
+    return [one for one in _ALL_OUTPUTS if one.name != "polarity" or model.is_sentiment]
 
 
 def tensor_metadata(name: OutputName, texts: int, labels: Sequence[str]) -> TensorMetadata:
