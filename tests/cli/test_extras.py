@@ -14,6 +14,7 @@ from app.config.extras import EXPORT_COMMAND, EXTRAS, IMAGE, install_command, mi
 from tests.conftest import Start
 from tests.support.serving import ROOT, patched, run_program
 
+EMBEDDED = str(ROOT / "models/minilm-l6-tweet-sentiment")
 RUN = """
 import importlib.abc, sys
 class Hidden(importlib.abc.MetaPathFinder):
@@ -39,7 +40,7 @@ sys.exit(main())
         ("model_export.cli", "torch huggingface_hub", "export", [".", "--output", "bundle"]),
         ("model_export.cli", "torch huggingface_hub", "export", ["describe", "."]),
         ("model_export.cli", "huggingface_hub", "hub", ["describe", "source"]),
-        ("model_export.cli", "onnxruntime", "cpu", ["evaluate", "bundle", "file"]),
+        ("model_export.cli", "onnxruntime", "cpu", ["evaluate", EMBEDDED, "file.tsv"]),
         (
             "model_export.cli",
             "transformers",
@@ -56,6 +57,7 @@ def test_a_missing_package_is_named_with_its_extra(
     Of several that are missing, it is the one without which no other helps.
     """
     (tmp_path / "x.parquet").touch()
+    (tmp_path / "file.tsv").write_text("tweets\tpositive\tlove it\n")
     code = RUN.format(hidden=tuple(f"{name}." for name in hidden.split()), package=package)
     done = run_program(sys.executable, "-c", code, *words, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 1
