@@ -81,6 +81,7 @@ class Prediction:
 
     ``polarity`` is the score of positive less that of negative; None of other label sets.
     ``labels`` are those that a multi-label model has chosen; None of other models.
+    ``warnings`` say why the model may be wrong about the text.
     """
 
     label: str
@@ -91,6 +92,7 @@ class Prediction:
     truncated: bool
     polarity: float | None = None
     labels: list[str] | None = None
+    warnings: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,6 +632,7 @@ def _outcome(item: Any) -> Outcome:
         item["truncated"],
         item.get("polarity"),
         item.get("labels"),
+        item.get("warnings"),
     )
 
 

@@ -40,7 +40,8 @@ class Prediction:
 
     ``tokens`` is the number of tokens before truncation, ``windows`` the number of parts that were
     classified, with the overflow "window". ``polarity`` is P(positive) - P(negative), if the model
-    has these labels. ``labels`` are those that a multi-label model has chosen.
+    has these labels. ``labels`` are those that a multi-label model has chosen. ``warnings``
+    are as in docs/api.md.
     """
 
     label: str
@@ -52,6 +53,7 @@ class Prediction:
     polarity: float | None = None
     labels: list[str] | None = None
     windows: int | None = None
+    warnings: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def test_a_column_of_pandas(classifier: Classifier) -> None:
     assert codes == [None, *["empty_text"] * 4, None]
     made = results.to_frame()
     scores = [f"score_{label}" for label in LABELS]
-    assert [*made.columns] == ["label", "score", *scores, "polarity", "error"]
+    assert [*made.columns] == ["label", "score", *scores, "polarity", "warnings", "error"]
     assert [*frame.join(made)["label"].dropna().items()] == [("u", "positive"), ("z", "negative")]
     assert made["score"]["u"] == results[0].score
     assert made["error"]["x"].startswith("empty_text: ")

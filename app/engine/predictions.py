@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from app.engine.model.model import Model, Scored
-from app.engine.text.encoding import EncodedSentence, EncodedText, Encoding
+from app.engine.text.encoding import EncodedSentence, EncodedText, Encoding, TextWarning
 from app.errors import ServiceError
 
 Result = TypeVar("Result")
@@ -39,6 +39,7 @@ class LabelScores(TypedDict):
     polarity: NotRequired[float]  # of a model of sentiment
     labels: NotRequired[list[str]]  # of a multi-label model
     windows: NotRequired[int]
+    warnings: NotRequired[Sequence[TextWarning]]  # of a text that has any
 
 
 class Span(TypedDict):
@@ -116,6 +117,8 @@ def _prediction(
     if text.options.overflow == "window":
         prediction["truncated"] = False
         prediction["windows"] = len(windows)
+    if text.warnings:
+        prediction["warnings"] = text.warnings
     if text.options.split:
         prediction["sentences"] = sentences
     return prediction

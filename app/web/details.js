@@ -1,24 +1,22 @@
 // The details of one result: what the page shows below the label, and in an open row of the table.
 
 import { call } from "./api.js";
-import { looksEnglish } from "./language.js";
 import { bars, coloured, cutOff, element, facts, polarity, sentenceList, tokenList, words } from "./view.js";
-
-export const EMBEDDED_MODEL = "minilm-l6-tweet-sentiment"; // trained on English only
 
 const INDEPENDENT =
   "Each label has a score of its own: several may apply, or none. The scores do not add up to 100%. " +
   "Labels in bold reach their threshold.";
 
-// Whether the model was trained on another language than that of the text. This is a guess.
-export const isForeign = (text, { name }) => name === EMBEDDED_MODEL && !looksEnglish(text);
+// What each warning of the service says of a text, or of several: "1 text of 3 does".
+const WARNINGS = {
+  other_language: (subject) =>
+    `${subject} not look English. The model was trained on English only, so do not rely on its answer.`,
+  unknown_tokens: (subject) =>
+    `${subject} not consist of words that the model knows: it sees more than a fifth of the tokens as unknown.`,
+};
 
-// A hint about texts that are foreign.
-export const hint = (subject) =>
-  element("p", {
-    className: "warning",
-    textContent: `${subject} not look English. The model was trained on English only, so do not rely on its answer.`,
-  });
+export const hint = (warning, subject) =>
+  element("p", { className: "warning", textContent: WARNINGS[warning](subject) });
 
 // The details of a result: the score of every class, the words, the sentences and the number of
 // tokens.
@@ -35,7 +33,7 @@ export function details(text, result, answer, signal, times = []) {
     ...(result.windows ? [["Windows", result.windows]] : []),
   ];
   return [
-    ...(isForeign(text, model) ? [hint("This text does")] : []),
+    ...(result.warnings ?? []).map((warning) => hint(warning, "This text does")),
     bars(result, labels),
     ...(result.labels ? [element("p", { className: "note", textContent: INDEPENDENT })] : []),
     place,

@@ -2,7 +2,7 @@
 
 import { apiKey, call, requests } from "./api.js";
 import { code } from "./code.js";
-import { EMBEDDED_MODEL, details, hint, isForeign } from "./details.js";
+import { details, hint } from "./details.js";
 import { Table } from "./table.js";
 import { MANY, count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
 
@@ -91,7 +91,7 @@ async function classifyMany(all, signal) {
   const footer = element("div");
   const chosen = choices();
   const sums = {};
-  let foreign = 0;
+  const warned = {};
   const started = performance.now();
   let done = 0;
   progress(0, all.length);
@@ -102,11 +102,15 @@ async function classifyMany(all, signal) {
     done += inputs.length;
     progress(done, all.length);
     for (const [name, spent] of Object.entries(stages)) sums[name] = (sums[name] ?? 0) + spent;
-    foreign += inputs.filter((text) => isForeign(text, answer.model)).length;
+    for (const warning of answer.results.flatMap((result) => result.warnings ?? [])) {
+      warned[warning] = (warned[warning] ?? 0) + 1;
+    }
     const elapsed = performance.now() - started;
     const rate = `${count(Math.round(done / (elapsed / 1_000)), "text")}/s`;
     footer.replaceChildren(
-      ...(foreign ? [hint(`${count(foreign, "text")} of ${number.format(done)} ${foreign === 1 ? "does" : "do"}`)] : []),
+      ...Object.entries(warned).map(([warning, texts]) =>
+        hint(warning, `${count(texts, "text")} of ${number.format(done)} ${texts === 1 ? "does" : "do"}`),
+      ),
       facts([...timing(sums), ["Requests in all", milliseconds(elapsed)], ["Throughput", rate]]),
     );
   }
@@ -224,10 +228,10 @@ async function load() {
 
 function describe() {
   const model = models[Math.max(0, $("model").selectedIndex)];
-  const { name, precision, labels, max_tokens: most } = model;
+  const { name, precision, labels, language, max_tokens: most } = model;
   const classes = labels.length > MANY ? count(labels.length, "label") : labels.join(", ");
   $("served").textContent = `${name}, ${precision} · ${classes} · up to ${count(most, "token")}`;
-  $("english-only").hidden = name !== EMBEDDED_MODEL;
+  $("english-only").hidden = language !== "en";
   refresh();
 }
 

@@ -122,7 +122,7 @@ export class Table {
   #save() {
     const shown = this.#shown().map(([, result]) => result);
     const labels = this.#results.values().next().value?.answer.labels ?? [];
-    const more = ["polarity", "labels"].filter((name) => shown.some(({ result }) => name in result));
+    const more = ["polarity", "labels", "warnings"].filter((name) => shown.some(({ result }) => name in result));
     const lines = shown.map(({ text, label, result }) => [
       text,
       result.error ? "" : label,

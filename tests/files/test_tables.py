@@ -71,7 +71,8 @@ def test_an_empty_file_of_lines(tmp_path: Path) -> None:
     """A file without lines has no rows, and its output has none."""
     table = _open(_file(tmp_path, "a.txt", b""))
     assert _texts(table) == []
-    assert _written(table, ".csv", tmp_path) == (b"text,label,score,score_bad,score_good,error\n")
+    header = b"text,label,score,score_bad,score_good,warnings,error\n"
+    assert _written(table, ".csv", tmp_path) == header
 
 
 def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
@@ -83,12 +84,12 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
     assert _texts(table) == ['a "b", c', "two\nlines", "\udcff", "cr\rin", ""]
     written = _written(table, ".csv", tmp_path, [GOOD, FAILED])
     assert written.startswith(
-        b'id,text,label,score,score_bad,score_good,error\n1,"a ""b"", c",good,'
+        b'id,text,label,score,score_bad,score_good,warnings,error\n1,"a ""b"", c",good,'
     )
-    assert b"\n3,\xff,good,0.75,0.25,0.75,\n" in written
+    assert b"\n3,\xff,good,0.75,0.25,0.75,,\n" in written
     rows = list(csv.reader(written.decode("utf-8", "surrogateescape").splitlines(keepends=True)))
-    assert rows[2] == ["2", "two\nlines", "", "", "", "", "empty_text: no text"]
-    assert rows[4] == ["4", "cr\rin", "good", "0.75", "0.25", "0.75", ""]
+    assert rows[2] == ["2", "two\nlines", "", "", "", "", "", "empty_text: no text"]
+    assert rows[4] == ["4", "cr\rin", "good", "0.75", "0.25", "0.75", "", ""]
 
 
 def test_csv_rows_of_another_width(tmp_path: Path) -> None:
@@ -101,9 +102,9 @@ def test_csv_rows_of_another_width(tmp_path: Path) -> None:
         "four",
     ]
     assert _written(table, ".csv", tmp_path).splitlines()[1:4] == [
-        b"1,,good,0.75,0.25,0.75,",
-        b"2,two,good,0.75,0.25,0.75,",
-        b"3,three,good,0.75,0.25,0.75,",
+        b"1,,good,0.75,0.25,0.75,,",
+        b"2,two,good,0.75,0.25,0.75,,",
+        b"3,three,good,0.75,0.25,0.75,,",
     ]
 
 
@@ -391,8 +392,10 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
     ]
     assert _texts(table) == texts
     written = _written(table, ".jsonl", tmp_path, [GOOD, GOOD, FAILED]).decode().splitlines()
-    good = '"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}, "error": null}'
-    failed = '"label": null, "score": null, "scores": null, "error": "empty_text: no text"}'
+    scores = '{"bad": 0.25, "good": 0.75}'
+    good = f'"label": "good", "score": 0.75, "scores": {scores}, "warnings": null, "error": null}}'
+    failed = '"label": null, "score": null, "scores": null, "warnings": null, '
+    failed += '"error": "empty_text: no text"}'
     assert written[:3] == [
         lines[0][:-1] + ", " + good,
         '{"text" : "a\\ud83d", ' + good,
@@ -424,7 +427,9 @@ def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
         pq.read_table(tmp_path / "a.parquet")
     )
     assert whole.schema.metadata[b"pandas"] == b"{}"
-    assert whole.schema.names[4:] == ["label", "score", "score_bad", "score_good", "error"]
+    assert whole.schema.names[4:] == [
+        *("label", "score", "score_bad", "score_good", "warnings", "error")
+    ]
     assert whole["label"].to_pylist() == ["good", None, "good"]
     assert whole["error"].to_pylist() == [None, "empty_text: no text", None]
 
@@ -612,9 +617,9 @@ def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
     content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
     table = _open(_file(tmp_path, "a.csv", content))
     header, row = _written(table, ".csv", tmp_path).decode().splitlines()
-    added = "predicted_predicted_label,score,predicted_score_bad,score_good,predicted_error"
-    assert header == f"label,text,predicted_label,error,score_bad,{added}"
-    assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,"
+    added = "predicted_predicted_label,score,predicted_score_bad,score_good,warnings"
+    assert header == f"label,text,predicted_label,error,score_bad,{added},predicted_error"
+    assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,,"
 
 
 def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:
@@ -622,7 +627,9 @@ def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:
     content = b'{"text": "x"}\n{"text": "y", "label": 1, "scores": 2}\n'
     table = _open(_file(tmp_path, "a.jsonl", content))
     first, second = map(json.loads, _written(table, ".jsonl", tmp_path).splitlines())
-    assert set(first) == {"text", "predicted_label", "score", "predicted_scores", "error"}
+    assert [*first] == [
+        *("text", "predicted_label", "score", "predicted_scores", "warnings", "error")
+    ]
     assert (second["label"], second["scores"], second["predicted_label"]) == (1, 2, "good")
 
 

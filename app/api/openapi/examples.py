@@ -79,6 +79,7 @@ MODELS = {
             "multi_label": False,
             "thresholds": None,
             "text_pairs": False,
+            "language": "en",
             "preprocessing": "tweet",
             "device": "cpu",
             "provider": "CPUExecutionProvider",

@@ -162,6 +162,9 @@ class ModelInfo(ModelVersion):
         Field(description="the score from which on each label applies; null if only one does"),
     ]
     text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
+    language: Annotated[
+        str | None, Field(description="the only language it was trained on, if it is known")
+    ]
     preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
     device: UsedDevice
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]

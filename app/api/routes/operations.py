@@ -122,6 +122,7 @@ async def models(request: HttpRequest) -> Models:
                 multi_label=model.multi_label,
                 thresholds=model.thresholds if model.multi_label else None,
                 text_pairs=model.text_pairs,
+                language=model.language,
                 preprocessing=model.preprocessing,
                 device=str(model.device),
                 provider=model.provider,

@@ -112,11 +112,11 @@ class CheckpointSource(HubCommit):
 class Manifest(_Record):
     """``manifest.json``: what the bundle is, what it holds and where it came from.
 
-    ``text_pairs`` says whether the model was trained on pairs of texts. ``notes`` are sentences on
-    what the export decided by itself; one that begins with "warning" asks for an option.
-    ``fetched`` is the repository from which this bundle itself came. ``threshold`` is the score
-    from which on a text has a label of a multi-label model; ``thresholds`` has those of labels that
-    differ.
+    ``text_pairs`` says whether the model was trained on pairs of texts, ``language`` on texts of
+    which language (a BCP 47 tag), if it was one. ``notes`` are sentences on what the export decided
+    by itself; one that begins with "warning" asks for an option. ``fetched`` is the repository from
+    which this bundle itself came. ``threshold`` is the score from which on a text has a label
+    of a multi-label model; ``thresholds`` has those of labels that differ.
     """
 
     format_version: Literal[1, 2]
@@ -127,6 +127,7 @@ class Manifest(_Record):
     max_tokens: int = Field(gt=2, le=1_000_000)
     preprocessing: Preprocessing
     text_pairs: bool = False
+    language: str | None = None
     notes: list[str] = []
     fetched: HubCommit | None = None
     threshold: float = Field(default=0.5, ge=0, le=1)

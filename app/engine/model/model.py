@@ -73,6 +73,7 @@ class Model:
         }
         self._convolves = bundle.convolves
         self.text_pairs = manifest.text_pairs
+        self.language = manifest.language
         self.parity = manifest.variants[precision].parity
         self.calibration = manifest.variants[precision].calibration
         self.temperature = self.calibration.temperature if self.calibration else 1.0
@@ -104,6 +105,7 @@ class Model:
             text_pairs=self.text_pairs,
             has_types="token_type_ids" in self._inputs,
             model=self.name,
+            language=self.language,
         )
 
     @property

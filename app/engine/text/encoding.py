@@ -68,6 +68,7 @@ class Encoding:
 Preprocessing = Literal["tweet", "bertweet", "tweet_topic", "robertuito", "none"]
 Overflow = Literal["truncate", "error", "window"]
 Split = Literal["sentences"]
+TextWarning = Literal["other_language", "unknown_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,14 @@ class EncodedText:
     """A tokenised text: the whole text in ``windows``, and each of its sentences separately.
 
     ``windows`` are the encodings that are classified: the text's own, or those of its parts.
+    ``warnings`` say why the model may be wrong about it.
     """
 
     encoding: Encoding
     options: TextOptions
     windows: Sequence[Encoding]
     sentences: Sequence[EncodedSentence] = ()
+    warnings: Sequence[TextWarning] = ()
 
 
 def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:

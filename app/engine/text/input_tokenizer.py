@@ -9,13 +9,24 @@ from typing import cast
 
 from tokenizers import Tokenizer
 
-from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, Preprocessing, TextOptions
+from app.engine.text.encoding import (
+    DEFAULTS,
+    EncodedText,
+    Encoding,
+    Preprocessing,
+    TextOptions,
+    TextWarning,
+)
+from app.engine.text.language import looks_foreign
 from app.engine.text.pairs import Input, PairTokenizer, TextPair
 from app.engine.text.text_tokenizer import TextTokenizer
 from app.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
 
 # The share of a window's tokens that the next window repeats, so that each token has context.
 WINDOW_OVERLAP = 0.25
+
+# Above this share of tokens that the model does not know, a text has a warning.
+MOST_UNKNOWN = 0.2
 
 # A visible character: neither white space nor a control or format character (Unicode's categories
 # Cc, and Cf of the basic plane).
@@ -44,13 +55,16 @@ class InputTokenizer:
         text_pairs: bool,
         has_types: bool,
         model: str,
+        language: str | None,
     ) -> None:
-        """Read ``tokenizer.json``.
+        """Read ``tokenizer.json``. ``language`` is a BCP 47 tag, if the model has one language.
 
         Raises:
             UserError: the library cannot read it.
         """
         self._model = model
+        # Of other languages, nothing can be said cheaply.
+        self._is_english = language is not None and language.partition("-")[0] == "en"
         self.max_tokens = max_tokens
         self.normalise = partial(preprocess, preprocessing=preprocessing)
         self.library = _load(path / "tokenizer.json")
@@ -150,7 +164,16 @@ class InputTokenizer:
             if isinstance(text, TextPair):
                 return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
         windowed = options.overflow == "window"
-        return EncodedText(encoding, options, encoding.windows if windowed else [encoding])
+        windows = encoding.windows if windowed else [encoding]
+        return EncodedText(encoding, options, windows, warnings=self._warnings(text, encoding))
+
+    def _warnings(self, text: Input, encoding: Encoding) -> list[TextWarning]:
+        warnings: list[TextWarning] = []
+        if self._is_english and looks_foreign(text if isinstance(text, str) else text.text):
+            warnings.append("other_language")
+        if self.texts.unknown_share(encoding) > MOST_UNKNOWN:
+            warnings.append("unknown_tokens")
+        return warnings
 
 
 def normalise_tweet(text: str) -> str:

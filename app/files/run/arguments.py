@@ -72,8 +72,8 @@ def add_arguments(classify: ArgumentParser) -> None:
         "Print one line for each text: label, score, text. If a text cannot be classified, its "
         "line is 'error', the error code and the text. With --output, write a file instead: the "
         "columns of --input, then label, score, a score_<label> for each label (in JSONL, one "
-        "object named scores), polarity (of sentiment), labels (multi-label), and error. If "
-        "the input already has a column of the same name, the new column gets the prefix "
+        "object named scores), polarity (of sentiment), labels (multi-label), warnings, and error. "
+        "If the input already has a column of the same name, the new column gets the prefix "
         f"'predicted_'. The ending of FILE decides its format: {' '.join(WRITTEN)}."
     )
     classify.add_argument(

@@ -27,6 +27,7 @@ class ResultColumns:
         members: dict[str, type] = {"polarity": float} if is_sentiment(labels) else {}
         if multi_label:
             members["labels"] = list
+        members["warnings"] = list
         self.members = list(members)
         self.types = {"label": str, **dict.fromkeys(figures, float), **members, "error": str}
 

@@ -194,7 +194,8 @@ def test_odd_names_are_columns_of_a_csv_file(tmp_path: Path) -> None:
     assert main(["classify", "--model", str(bundle), *words]) == 0
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
-    assert list(row) == ["text", "label", "score", *(f"score_{label}" for label in ODD), "error"]
+    scores = [f"score_{label}" for label in ODD]
+    assert list(row) == ["text", "label", "score", *scores, "warnings", "error"]
     assert row["label"] == BEST
 
 
