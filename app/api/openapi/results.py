@@ -18,10 +18,9 @@ _LABEL_SCORES = {
     "polarity": "the score of positive less that of negative, from -1 to 1; only of models with "
     "these labels, with or without neutral",
     "labels": "those at or above their threshold; only of multi-label models",
-    "warnings": "why the model may be wrong about the text, if there is a sign of it. "
-    "other_language: it does not look like the model's language, to judge by its script and by "
-    "frequent words (only of models of English); unknown_tokens: more than a fifth of its tokens "
-    "stand for what the model does not know",
+    "warnings": "why the model may be wrong about the text. other_language: by its script and "
+    "frequent words, it is not in the model's language (only of models of English); "
+    "unknown_tokens: more than a fifth of its tokens stand for what the model does not know",
     "windows": "number of classified windows, if overflow is window",
 }
 # The members of each component.
