@@ -52,7 +52,13 @@ def tensors(truth: Truth, texts: Sequence[str]) -> dict[str, list[Any]]:
         "score": [one["score"] for one in found],
         "logits": [value for one in found for value in one["logits"].values()],
         "scores": [value for one in found for value in one["scores"].values()],
+        "polarity": as_fp32([one["polarity"] for one in found]),
     }
+
+
+def as_fp32(values: Sequence[float]) -> list[float]:
+    """Differences as a tensor has them; in JSON, they have more digits."""
+    return [float(value) for value in np.asarray(values, np.float32)]
 
 
 def ranking(values: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from app.adapters.forms.open_inference.bytes_tensor import pack, unpack
 from app.engine.text.encoding import DEFAULTS, TextOptions
-from checks.soak.calls.call import Call, ranking, tensors
+from checks.soak.calls.call import Call, as_fp32, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls
 from checks.soak.calls.truth import ODD, SENTENCES, WINDOWS, Truth
 from checks.soak.wire import Answer, request
@@ -148,6 +148,7 @@ class Calls:
 
         def sound(answer: Any) -> bool:
             found = {output["name"]: output["data"] for output in answer["outputs"]}
+            found["polarity"] = as_fp32(found["polarity"])
             return found == tensors(self.truth, texts)
 
         route = "/v2/models/{name}/infer"

@@ -160,10 +160,10 @@ def exported(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     (checkpoint / "config.json").write_text("{}")
     (checkpoint / "model.safetensors").touch()
 
-    def export(command: list[str], target: Path, *rest: object) -> None:
+    def export(words: list[str], target: Path, *rest: object) -> None:
         shutil.copytree(bundle, target)
 
-    monkeypatch.setattr(exported_models, "_export_once", export)
+    monkeypatch.setattr(exported_models, "export_once", export)
     paths = {"model": checkpoint, "cache_dir": tmp_path / "cache"}
     exported_models.with_bundles(load_settings({name: str(path) for name, path in paths.items()}))
     return paths
