@@ -17,7 +17,7 @@ from model_export.export_command import SOURCE, source
 from model_export.quality.labelled import LABELLED, Columns, read_examples
 
 # The settings of `evaluate`, and what differs in their use.
-SETTINGS = [name for name in dict.fromkeys((*LOCAL, "cache_dir")) if name != "model"]
+SETTINGS = [name for name in LOCAL if name != "model"]
 PRECISION = (
     "variant to score; auto means: all of the bundle, or with --against the one that is served"
 )

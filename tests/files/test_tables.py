@@ -149,9 +149,17 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
         ("a.json", b'["love", NaN]', NOT_A_LIST),
         ("a.json", b'[{"tweet": "love"}]', "no column 'text'; --column accepts one of: 'tweet'"),
         ("a.csv.gz", b"text\nlove\n", "cannot be unpacked: Not a gzipped file"),
-        ("a.csv.gz", gzip.compress(b"text\nlove\n")[:-9], "cannot be unpacked: .* ended before"),
-        ("a.csv.gz", gzip.compress(b"text\n")[:10] + b"xx", "cannot be unpacked"),
-        ("a.txt.gz", gzip.compress("café".encode("utf-16-le")), r"iconv .* <\(gunzip -c /"),
+        (
+            "a.csv.gz",
+            gzip.compress(b"text\nlove\n", mtime=0)[:-9],
+            "cannot be unpacked: .* ended before",
+        ),
+        ("a.csv.gz", gzip.compress(b"text\n", mtime=0)[:10] + b"xx", "cannot be unpacked"),
+        (
+            "a.txt.gz",
+            gzip.compress("café".encode("utf-16-le"), mtime=0),
+            r"iconv .* <\(gunzip -c /",
+        ),
         ("a.parquet", b"", "cannot be read as Parquet"),
         ("a.parquet", b"PAR1 and nothing else", "cannot be read as Parquet"),
         ("a.parquet", b"PAR1" + bytes(8) + b"\x08\0\0\0PAR1", "cannot be read as Parquet"),
@@ -271,7 +279,10 @@ def test_text_in_another_encoding(tmp_path: Path, suffix: str, encoding: str, na
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gzip.compress(b"text\nlove\n"), r"compressed with gzip; rename it .* ends in \.\w+\.gz"),
+        (
+            gzip.compress(b"text\nlove\n", mtime=0),
+            r"compressed with gzip; rename it .* ends in \.\w+\.gz",
+        ),
         (bz2.compress(b"text\nlove\n"), r"bzip2; .* bunzip2 -c '/.*/a file\.\w+' > unpacked\."),
         (b"\x28\xb5\x2f\xfd\x04\0", r"compressed with zstd; .* zstd -dc '/.*/a file\.\w+' >"),
         (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),

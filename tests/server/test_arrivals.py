@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import time
 from functools import partial
 from itertools import chain
 
@@ -136,6 +137,27 @@ def test_a_few_requests_begin_in_an_iteration() -> None:
     begun = asyncio.run(run())
     assert max(map(len, begun)) <= STARTS_AT_ONCE
     assert [*chain(*begun)] == list(range(3 * STARTS_AT_ONCE + 1))
+
+
+@pytest.mark.parametrize(("patience_s", "begun"), [(60.0, [0, 1, 2, 3]), (0.001, [3, 0, 2, 1])])
+def test_requests_that_are_late_do_not_make_all_others_late(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float, begun: list[int]
+) -> None:
+    """When requests are late, every second one to begin is the latest; none is forgotten."""
+    monkeypatch.setattr("app.server.turns.PATIENCE_S", patience_s)
+
+    async def run() -> list[int]:
+        turns = Turns(AT_ONCE)
+        seen: list[int] = []
+        for _ in range(STARTS_AT_ONCE):
+            turns.take(POST, lambda: None)
+        for number in range(4):
+            turns.take(POST, partial(seen.append, number))
+        time.sleep(0.01)  # noqa: ASYNC251 - the event loop is busy
+        await asyncio.sleep(0.05)
+        return seen
+
+    assert asyncio.run(run()) == begun
 
 
 @pytest.mark.parametrize(
