@@ -86,7 +86,9 @@ def made(suite: str) -> Root:
     folder = CACHE / f"python-{suite}-{digest[:12]}"
     root, complete = Root(folder), folder / ".complete"
     if not complete.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        # Those of earlier locks as well: a few of 7 GB each fill a disk.
+        for earlier in CACHE.glob(f"python-{suite}-*"):
+            shutil.rmtree(earlier, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         _debian(suite, folder)
         _copy(folder)
