@@ -82,10 +82,10 @@ emulated-check: test-tools install-dev ## Test int8 graphs and their export on a
 		tests/model_export/test_export.py::test_others_load_the_embedded_bundle \
 		'tests/model_export/graph/test_graphs_of_architectures.py::test_logits_are_those_of_pytorch[albert-int8]'
 
-# On a machine that cannot run containers, one line says why.
+# On a machine that cannot run containers, one line says why; with REQUIRED=1, that is a failure.
 .PHONY: container-check
 container-check: install-dev container-tools ## Build the images and run them as their users do, with Docker or Podman
-	.venv/bin/python -m checks.containers
+	.venv/bin/python -m checks.containers $(if $(REQUIRED),--required)
 
 # Podman for machines without Docker, and what makes a base image where no registry can be reached.
 .PHONY: container-tools
@@ -174,13 +174,17 @@ lock: ## Update requirements/*.txt with the uv of install-dev, or UV= (LOCK_FLAG
 wheel: install ## Build the wheel in dist/
 	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-# cyclonedx has an environment of its own, because its packages are in no other lock.
+# cyclonedx has an environment of its own, because its packages are in no other lock. It reads the
+# licences of an environment that has what an image has.
 .PHONY: sbom
 sbom: install ## Write the list of the packages for serving (CycloneDX) to dist/
+	$(PYTHON) -m venv --without-pip --clear .venv/served
+	$(PIP:install=) --python .venv/served/bin/python install --quiet --require-hashes \
+		-r requirements/$(HARDWARE).txt -r requirements/grpc.txt
 	$(PYTHON) -m venv .venv/sbom
 	.venv/sbom/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/sbom.txt
 	mkdir -p dist
-	cat requirements/$(HARDWARE).txt requirements/grpc.txt | .venv/sbom/bin/cyclonedx-py requirements - \
+	.venv/sbom/bin/cyclonedx-py environment .venv/served/bin/python \
 		--pyproject pyproject.toml --mc-type application --output-reproducible \
 		--output-file dist/sentiment-service-$(HARDWARE).cdx.json
 

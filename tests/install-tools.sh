@@ -19,6 +19,12 @@ if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' > "$policy"
     chmod +x "$policy"
 fi
-apt-get -qq update
+# Another apt may be at work, as on a machine that has just started: update cannot wait for its lock.
+tries=30
+until apt-get -qq update; do
+    tries=$((tries - 1))
+    [ "$tries" -gt 0 ] || exit 1
+    sleep 10
+done
 # shellcheck disable=SC2086 # several words
-DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $missing >/dev/null
+DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends $missing >/dev/null

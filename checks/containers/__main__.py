@@ -30,21 +30,22 @@ ITEMS: dict[str, Callable[[Engine], str]] = {
 
 
 def main() -> int:
-    """Run the items; the exit code is 1 if one fails, and 0 where no container can run."""
+    """Run the items; the exit code is 1 if one fails, and with --required if none can run."""
     parser = argparse.ArgumentParser(prog="container-check", description=__doc__)
     parser.add_argument("--only", action="append", choices=ITEMS, help="may be repeated")
     parser.add_argument(
         "--gpu", action="store_true", help="also build the image for GPUs, and start it without one"
     )
+    parser.add_argument("--required", action="store_true", help="fail where no container can run")
     options = parser.parse_args()
     with engine.found() as found:
         if isinstance(found, str):
-            return _not_run(found)
+            return _not_run(found, options.required)
         try:
             base = images.base_image(found)
             found.run("run", "--rm", *engine.HARDENED, base, "true")
         except EngineError as error:
-            return _not_run(str(error))
+            return _not_run(str(error), options.required)
         targets = ("cpu", "export", *(("gpu",) if options.gpu else ()))
         builds = {f"build {name}": partial(images.build, base, name) for name in targets}
         builds["build tools"] = partial(images.build_tools, base)
@@ -56,9 +57,9 @@ def main() -> int:
     return int(failed > 0)
 
 
-def _not_run(reason: str) -> int:
+def _not_run(reason: str, required: bool) -> int:
     print(f"container-check: not run: {' '.join(reason.split())}")
-    return 0
+    return int(required)
 
 
 def _done(name: str, item: Callable[[Engine], str], found: Engine) -> bool:

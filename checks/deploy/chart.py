@@ -44,10 +44,53 @@ CASES: dict[str, dict[str, Any]] = {
         "image": {"tag": "1.0", "pullSecrets": [{"name": "registry"}]},
         "autoscaling": {"by": "none", "minReplicas": 3},
         "service": {"type": "LoadBalancer", "grpcPort": 9000},
+        "ingress": {
+            "host": "texts.example.com",
+            "className": "nginx",
+            "tlsSecret": "certificate",
+            "annotations": {"nginx.ingress.kubernetes.io/proxy-body-size": "2m"},
+        },
+        "networkPolicy": {"requestsFrom": ["web", "10.0.0.0/8"]},
         "podAnnotations": {"team": "texts"},
         "nodeSelector": {"disk": "ssd"},
         "tolerations": [{"key": "batch", "operator": "Exists"}],
     },
+}
+MODEL = {"name": "mine"}
+# One change each, as users make them.
+CASES |= {
+    str(values): values
+    for values in (
+        {"image": {"repository": "registry.example.com/team/sentiment", "tag": "v0.2.0-cpu"}},
+        {"image": {"pullPolicy": "Always"}},
+        {"settings": {"deadline_ms": 60_000}},
+        {"settings": {"deadline_ms": "2000", "max_texts": "500"}},
+        {"settings": {"rate_limit": "100", "cors_origins": "https://example.com"}},
+        {"settings": {"workers": 2}, "resources": {"limits": {"memory": "2Gi"}}},
+        {"keysSecret": "keys"},
+        {"gpu": True, "model": MODEL},
+        {"gpu": True, "model": MODEL, "autoscaling": {"by": "none", "minReplicas": 1}},
+        {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1}}},
+        {"resources": {"requests": {"memory": "1024Mi"}}},
+        {"resources": {"requests": {"ephemeral-storage": "1Gi"}}},
+        {"model": MODEL},
+        {"model": MODEL | {"accessMode": "ReadWriteOnce", "size": "500Mi"}},
+        {"model": MODEL | {"claim": "models", "keepMeasurements": False}},
+        {"model": {"name": "team/mine.v2", "export": {"source": "/models/checkpoint"}}},
+        {"model": MODEL | {"export": {"source": "team/model", "tag": "export"}}},
+        {"autoscaling": {"cpuPercent": 50, "minReplicas": 1, "maxReplicas": 1}},
+        {"autoscaling": {"by": "keda", "queueWaitMs": 100, "fallbackReplicas": 2}},
+        {
+            "service": {"type": "NodePort", "port": 8080},
+            "networkPolicy": {"requestsFrom": ["0.0.0.0/0"]},
+        },
+        {"service": {"grpcPort": 9000}, "networkPolicy": {"requestsFrom": []}},
+        {"networkPolicy": {"metricsFrom": []}},
+        {"ingress": {"host": "texts.example.com"}},
+        {"monitoring": {"enabled": True, "alerts": False, "dashboard": False}},
+        {"nodeSelector": {"kubernetes.io/arch": "arm64"}},
+        {"affinity": {"nodeAffinity": {}}},
+    )
 }
 
 

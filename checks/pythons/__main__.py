@@ -1,7 +1,8 @@
 """Runs the tests on the Pythons of Debian 13 and of Debian unstable: ``make python-check``.
 
 It needs mmdebstrap, root and the right to mount. Each root is kept in the user's cache directory,
-and made again in its place when a lock changes. A root takes 7 GB, because the PyTorch of PyPI brings CUDA.
+and made again in its place when a lock changes. A root takes 7 GB, because the PyTorch of PyPI
+brings CUDA.
 """
 
 import argparse

@@ -77,11 +77,9 @@ def load(path: Path) -> list[Object]:
 
 
 def containers(one: Object) -> list[Object]:
-    """The containers of an object; empty if it is not a workload."""
-    found: list[Object] = (
-        one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
-    )
-    return found
+    """The containers of an object, with those of its start; empty if it is not a workload."""
+    pod: Object = one.get("spec", {}).get("template", {}).get("spec", {})
+    return [*pod.get("initContainers", []), *pod.get("containers", [])]
 
 
 def only(objects: Sequence[Object], kind: str) -> Object:

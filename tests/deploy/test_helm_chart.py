@@ -35,9 +35,9 @@ def _environment(objects: list[Object]) -> dict[str, Any]:
 
 
 def test_the_chart_makes_the_pods_of_the_overlay() -> None:
-    """With the default values, the pod is that of the overlay cpu."""
+    """With the default values and a tag, the pod is that of the overlay cpu."""
     (cpu,) = (overlay for overlay in OVERLAYS if overlay.name == "cpu")
-    ours, theirs = _pod(rendered({}, "sentiment-service")), _pod(render(cpu))
+    ours, theirs = _pod(rendered({"image": {"tag": "cpu"}}, "sentiment-service")), _pod(render(cpu))
     for pod in (ours, theirs):
         pod["containers"][0]["env"].sort(key=lambda entry: str(entry["name"]))
         for constraint in pod["topologySpreadConstraints"]:
@@ -53,9 +53,9 @@ def test_a_pod_with_a_gpu_has_the_resources_of_the_overlay() -> None:
     ours, theirs = (_pod(objects)["containers"][0] for objects in (rendered(values), render(gpu)))
     assert ours["resources"] == theirs["resources"]
     assert {theirs["resources"][kind]["cpu"] for kind in ("requests", "limits")} == {"8"}
-    small = values | {"resources": {"limits": {"memory": "3Gi"}}}
+    small = values | {"resources": {"limits": {"memory": "5Gi"}}}
     limits = _pod(rendered(small))["containers"][0]["resources"]["limits"]
-    assert limits == {"cpu": "8", "memory": "3Gi", "nvidia.com/gpu": "1"}
+    assert limits == {"cpu": "8", "memory": "5Gi", "nvidia.com/gpu": "1"}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -107,6 +107,15 @@ def test_settings_reach_the_service_as_they_are_written() -> None:
         ({"monitoring": {"runbooks": "https://git.example.com"}}, "monitoring/runbooks"),
         ({"model": {"export": {"source": "team/model"}}}, "model.name is empty"),
         ({"gpu": True}, "gpu needs model.name"),
+        ({"model": {"name": "../x"}}, "model/name"),
+        ({"settings": {"deadline_ms": -1}}, "settings/deadline_ms"),
+        ({"settings": {"deadline_ms": "-1"}}, "settings/deadline_ms"),
+        ({"service": {"port": 80, "grpcPort": 80}}, "service.grpcPort is service.port"),
+        ({"service": {"port": 65536}}, "service/port"),
+        ({"service": {"type": "LoadBalancer"}}, "networkPolicy.requestsFrom has no network"),
+        ({"autoscaling": {"minReplicas": 11}}, "minReplicas is above autoscaling.maxReplicas"),
+        ({"resources": {"limits": {"cpu": "1500m"}}}, "the request of cpu (2) is above its limit"),
+        ({"resources": {"requests": {"memory": "2Gi"}}}, "the request of memory (2Gi) is above"),
     ],
     ids=str,
 )
@@ -140,9 +149,76 @@ def test_the_model_is_served_from_where_the_job_writes_it() -> None:
     for pod in (_pod(objects), _pod(objects, "Job")):
         claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if v["name"] == "models"]
         assert claims == [{"claimName": only(objects, "PersistentVolumeClaim")["metadata"]["name"]}]
+    (waiting,) = _pod(objects)["initContainers"]
+    assert path in waiting["command"]
     changed = {"model": {"name": "mine", "export": {"source": "team/other"}}}
     names = {only(o, "Job")["metadata"]["name"] for o in (objects, rendered(changed))}
     assert len(names) == 2
+
+
+def test_an_upgrade_of_the_service_exports_nothing() -> None:
+    """The Job keeps its name and content if only the service changes: weights stay as they are."""
+    changed = CASES["model"] | {"image": {"tag": "v9-cpu"}, "autoscaling": {"by": "none"}}
+    jobs = [only(rendered(values), "Job") for values in (CASES["model"], changed)]
+    assert jobs[0] == jobs[1]
+
+
+def test_a_pod_may_drain_as_long_as_a_request_may_take() -> None:
+    """With a deadline above ten seconds, the drain is as long, and the pod is killed after it."""
+    for deadline, drain, grace in (
+        (2000, "10000", 25),
+        (60_000, "60000", 75),
+        (60_500, "60500", 76),
+    ):
+        objects = rendered({"settings": {"deadline_ms": deadline}})
+        assert _environment(objects)["SENTIMENT_DRAIN_MS"] == drain
+        assert _pod(objects)["terminationGracePeriodSeconds"] == grace
+
+
+def test_a_start_finds_what_another_pod_measured() -> None:
+    """The measurements are in a writable folder of the volume, unless the volume is read-only."""
+    (container,) = _pod(rendered(CASES["model"]))["containers"]
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    folder = {"name": "models", "mountPath": "/measurements", "subPath": ".measurements"}
+    assert mounts["/measurements"] == folder
+    assert mounts["/models"]["readOnly"]
+    assert _environment(rendered(CASES["model"]))["SENTIMENT_CACHE_DIR"] == "/measurements"
+    for values in ({}, {"model": {"name": "mine", "keepMeasurements": False}}):
+        assert "SENTIMENT_CACHE_DIR" not in _environment(rendered(values))
+
+
+def test_networks_and_namespaces_may_send_requests() -> None:
+    """A name is a namespace, an address with a prefix a network outside the cluster."""
+    values = {"networkPolicy": {"requestsFrom": ["web", "10.0.0.0/8"]}}
+    sources = only(rendered(values), "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    namespace = {"matchLabels": {"kubernetes.io/metadata.name": "web"}}
+    assert sources[1:] == [{"namespaceSelector": namespace}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+
+
+def test_images_are_those_of_the_release() -> None:
+    """Without tags, the images have the version of the application, as releases name them."""
+    version = load(CHART / "Chart.yaml")[0]["appVersion"]
+    objects = rendered({"model": {"name": "mine", "export": {"source": "team/model"}}})
+    for kind, target in (("Deployment", "cpu"), ("Job", "export")):
+        assert _pod(objects, kind)["containers"][0]["image"].endswith(f":v{version}-{target}")
+    gpu = rendered({"gpu": True, "model": {"name": "mine"}})
+    assert _pod(gpu)["containers"][0]["image"].endswith(f":v{version}-gpu")
+    workflow = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    assert ":${{ github.ref_name }}-${{ matrix.target }}" in workflow
+
+
+def test_an_ingress_leads_to_the_service() -> None:
+    """With a host, there is an Ingress with the class and the certificate that are given."""
+    objects = rendered(CASES["plain"])
+    spec = only(objects, "Ingress")["spec"]
+    (rule,) = spec["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    service = only(objects, "Service")
+    assert backend["name"] == service["metadata"]["name"]
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    assert (rule["host"], spec["ingressClassName"]) == ("texts.example.com", "nginx")
+    assert spec["tls"] == [{"hosts": ["texts.example.com"], "secretName": "certificate"}]
+    assert "Ingress" not in {one["kind"] for one in rendered({})}
 
 
 def test_a_pod_gets_one_gpu_and_a_model_for_it() -> None:
