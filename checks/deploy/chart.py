@@ -58,40 +58,38 @@ CASES: dict[str, dict[str, Any]] = {
 }
 MODEL = {"name": "mine"}
 # One change each, as users make them.
-CASES |= {
-    str(values): values
-    for values in (
-        {"image": {"repository": "registry.example.com/team/sentiment", "tag": "v0.2.0-cpu"}},
-        {"image": {"pullPolicy": "Always"}},
-        {"settings": {"deadline_ms": 60_000}},
-        {"settings": {"deadline_ms": "2000", "max_texts": "500"}},
-        {"settings": {"rate_limit": "100", "cors_origins": "https://example.com"}},
-        {"settings": {"workers": 2}, "resources": {"limits": {"memory": "2Gi"}}},
-        {"keysSecret": "keys"},
-        {"gpu": True, "model": MODEL},
-        {"gpu": True, "model": MODEL, "autoscaling": {"by": "none", "minReplicas": 1}},
-        {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1}}},
-        {"resources": {"requests": {"memory": "1024Mi"}}},
-        {"resources": {"requests": {"ephemeral-storage": "1Gi"}}},
-        {"model": MODEL},
-        {"model": MODEL | {"accessMode": "ReadWriteOnce", "size": "500Mi"}},
-        {"model": MODEL | {"claim": "models", "keepMeasurements": False}},
-        {"model": {"name": "team/mine.v2", "export": {"source": "/models/checkpoint"}}},
-        {"model": MODEL | {"export": {"source": "team/model", "tag": "export"}}},
-        {"autoscaling": {"cpuPercent": 50, "minReplicas": 1, "maxReplicas": 1}},
-        {"autoscaling": {"by": "keda", "queueWaitMs": 100, "fallbackReplicas": 2}},
-        {
-            "service": {"type": "NodePort", "port": 8080},
-            "networkPolicy": {"requestsFrom": ["0.0.0.0/0"]},
-        },
-        {"service": {"grpcPort": 9000}, "networkPolicy": {"requestsFrom": []}},
-        {"networkPolicy": {"metricsFrom": []}},
-        {"ingress": {"host": "texts.example.com"}},
-        {"monitoring": {"enabled": True, "alerts": False, "dashboard": False}},
-        {"nodeSelector": {"kubernetes.io/arch": "arm64"}},
-        {"affinity": {"nodeAffinity": {}}},
-    )
-}
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"image": {"repository": "registry.example.com/team/sentiment", "tag": "v0.2.0-cpu"}},
+    {"image": {"pullPolicy": "Always"}},
+    {"settings": {"deadline_ms": 60_000}},
+    {"settings": {"deadline_ms": "2000", "max_texts": "500"}},
+    {"settings": {"rate_limit": "100", "cors_origins": "https://example.com"}},
+    {"settings": {"workers": 2}, "resources": {"limits": {"memory": "2Gi"}}},
+    {"keysSecret": "keys"},
+    {"gpu": True, "model": MODEL},
+    {"gpu": True, "model": MODEL, "autoscaling": {"by": "none", "minReplicas": 1}},
+    {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1}}},
+    {"resources": {"requests": {"memory": "1024Mi"}}},
+    {"resources": {"requests": {"ephemeral-storage": "1Gi"}}},
+    {"model": MODEL},
+    {"model": MODEL | {"accessMode": "ReadWriteOnce", "size": "500Mi"}},
+    {"model": MODEL | {"claim": "models", "keepMeasurements": False}},
+    {"model": {"name": "team/mine.v2", "export": {"source": "/models/checkpoint"}}},
+    {"model": MODEL | {"export": {"source": "team/model", "tag": "export"}}},
+    {"autoscaling": {"cpuPercent": 50, "minReplicas": 1, "maxReplicas": 1}},
+    {"autoscaling": {"by": "keda", "queueWaitMs": 100, "fallbackReplicas": 2}},
+    {
+        "service": {"type": "NodePort", "port": 8080},
+        "networkPolicy": {"requestsFrom": ["0.0.0.0/0"]},
+    },
+    {"service": {"grpcPort": 9000}, "networkPolicy": {"requestsFrom": []}},
+    {"networkPolicy": {"metricsFrom": []}},
+    {"ingress": {"host": "texts.example.com"}},
+    {"monitoring": {"enabled": True, "alerts": False, "dashboard": False}},
+    {"nodeSelector": {"kubernetes.io/arch": "arm64"}},
+    {"affinity": {"nodeAffinity": {}}},
+)
+CASES |= {str(values): values for values in CHANGES}
 
 
 @contextmanager
