@@ -37,6 +37,7 @@ from model_export.model_card import model_card
 from model_export.output import ONNX_FILES, check_bundle_output
 from model_export.quality.accuracy_gate import AccuracyGate
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
+from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, DiffersTooMuch, verify
 
 WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
@@ -55,6 +56,7 @@ def export(
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
     calibration_texts: CalibrationTexts | None = None,
+    debug_parity: bool = False,
     say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
@@ -84,6 +86,8 @@ def export(
             passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
         manifest = _manifest(checkpoint, directory, output.name, passes)
         for precision in made:
+            if debug_parity:
+                say(_layers(checkpoint, directory, precision))
             manifest = _verified(manifest, precision, checkpoint, directory, gate, say)
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
@@ -134,6 +138,12 @@ def _verified(
     accuracy = gate.scored(model, say)
     filled = variant.model_copy(update={"parity": parity, "accuracy": accuracy})
     return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
+
+
+def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
+    ids = checkpoint.tokenizer(TEXTS[-1])["input_ids"][: checkpoint.max_tokens]
+    report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
+    return f"{precision}, layer by layer:\n{report.table()}"
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:

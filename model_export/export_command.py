@@ -87,6 +87,11 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     )
     Columns.add_arguments(parser)
     parser.add_argument(
+        "--debug-parity",
+        action="store_true",
+        help="compare every layer with PyTorch and name the first that differs too much",
+    )
+    parser.add_argument(
         "--push",
         metavar="ORG/NAME",
         help="put the bundle into this repository of the hub, with the token of HF_TOKEN; it is "
@@ -152,6 +157,7 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
         calibration_texts=calibration_texts,
+        debug_parity=options.debug_parity,
     )
 
 

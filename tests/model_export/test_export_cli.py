@@ -100,7 +100,7 @@ def test_precisions_are_a_list(
 def test_what_the_options_ask_for_arrives(
     bert: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels are named in order; the gate's limit and the switch are handed on."""
+    """Labels are named in order; the gate's limit and the two switches are handed on."""
     asked: dict[str, Any] = {}
 
     def export(checkpoint: Checkpoint, output: Path, **options: Any) -> None:
@@ -108,12 +108,26 @@ def test_what_the_options_ask_for_arrives(
 
     monkeypatch.setattr(export_module, "export", export)
     words = [str(bert.source), "--output", str(tmp_path / "out"), "--labels", "bad, so-so,good"]
-    words += ["--max-accuracy-loss", "0.2", "--precision", "fp16", "--text-pairs"]
+    words += ["--max-accuracy-loss", "0.2", "--debug-parity", "--precision", "fp16", "--text-pairs"]
     assert main(words) == 0
     assert asked["labels"] == ["bad", "so-so", "good"]
     assert asked["precisions"] == ("fp16",)
     assert asked["max_accuracy_loss"] == 0.2
+    assert asked["debug_parity"] is True
     assert asked["text_pairs"] is True
+
+
+def test_layers_are_compared_on_request(
+    bert: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every variant's layers, and that none departs."""
+    words = [str(bert.source), "--output", str(tmp_path / "out"), "--debug-parity"]
+    assert main([*words, "--precision", "fp32,int8,fp16"]) == 0
+    printed = capsys.readouterr().out
+    for precision in ("fp32", "int8", "fp16"):
+        assert f"{precision}, layer by layer:" in printed
+    assert printed.count("bert.encoder.layer.1.output.LayerNorm") == 3
+    assert printed.count("first module beyond the tolerance: none") == 3
 
 
 def test_describe_prints_text_or_json(bert: Exported, capsys: pytest.CaptureFixture[str]) -> None:

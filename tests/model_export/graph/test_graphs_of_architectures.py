@@ -28,7 +28,7 @@ from model_export.graph.encoder_layers import find_layers
 from model_export.graph.flat import flatten
 from model_export.graph.linear import as_linear
 from model_export.graph.variants import export_graph
-from tests.support.layer_parity import layer_parity
+from model_export.quality.layer_parity import layer_parity
 from tests.support.model_export.graphs import name_of, random_encodings, run, session
 from tests.support.model_export.published import make_published
 
@@ -168,7 +168,7 @@ def modules_with(graph: ir.Graph, op_type: str) -> set[str]:
 
 
 def test_no_module_differs_in_fp32(graphs: Graphs) -> None:
-    """Every module of every architecture is compared, those called twice included."""
+    """--debug-parity finds the modules of every architecture, those called twice included."""
     ids = ENCODINGS[0].ids
     report = layer_parity(graphs.checkpoint, graphs.files["fp32"], "fp32", ids)
     assert report.first_wrong is None

@@ -58,6 +58,18 @@ class LayerReport:
         beyond = (d.module for d in self.differences if not d.relative <= self.tolerance)
         return next(beyond, None)
 
+    def table(self) -> str:
+        """The report for a terminal."""
+        width = max(len(difference.module) for difference in self.differences)
+        lines = [f"{self.precision + ' module':{width}}  max abs diff  relative"]
+        lines += [
+            f"{d.module:{width}}  {d.max_abs_diff:12.3g}  {d.relative:8.2g}"
+            for d in self.differences
+        ]
+        beyond = self.first_wrong
+        lines.append(f"first module beyond the tolerance: {beyond or 'none'}")
+        return "\n".join(lines)
+
 
 def layer_parity(
     checkpoint: Checkpoint, onnx_path: Path, precision: Precision, ids: list[int]

@@ -15,8 +15,8 @@ from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import array_of
 from model_export.graph.variants import write_fp16
 from model_export.output import ONNX_FILES
+from model_export.quality.layer_parity import TOLERANCE, layer_parity
 from tests.support.checkpoints import LAYERS, Exported
-from tests.support.layer_parity import TOLERANCE, layer_parity
 
 IDS = [5, 17, 9, 30, 41, 17, 8, 6]
 
@@ -43,6 +43,7 @@ def test_a_sound_export_departs_nowhere(
         checkpoint, target if precision == "fp16" else _variant(made, precision), precision, IDS
     )
     assert report.first_wrong is None
+    assert report.table().endswith("\nfirst module beyond the tolerance: none")
     compared = [difference.module for difference in report.differences]
     norms = _norms(checkpoint)
     assert len(norms) == 2 * LAYERS + 1
@@ -127,6 +128,7 @@ def test_a_damaged_fp32_weight_is_named(
     report = layer_parity(load_checkpoint(roberta.source), damaged, "fp32", IDS)
     expected = module or weight.rpartition(".")[0]
     assert report.first_wrong == expected
+    assert report.table().endswith(f"\nfirst module beyond the tolerance: {expected}")
 
 
 INT8_DAMAGES = [
