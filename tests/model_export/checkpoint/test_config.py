@@ -40,32 +40,23 @@ def test_a_refusal_names_the_architecture_the_reason_and_what_is_taken(
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("hidden_act", 3, "one of gelu, "),
-    ("hidden_act", "no_such", "one of gelu, "),
-    ("hidden_act", ["gelu"], "one of gelu, "),
-    ("layer_norm_eps", "1e-12", "a number between 0 and 1"),
-    ("layer_norm_eps", None, "a number between 0 and 1"),
-    ("layer_norm_eps", 0, "a number between 0 and 1"),
-    ("num_hidden_layers", 1_000_000, "a whole number from 1 to 256"),
-    ("num_hidden_layers", 2.0, "a whole number from 1 to 256"),
-    ("num_attention_heads", True, "a whole number from 1 to 256"),
-    ("hidden_size", 10**9, "a whole number from 1 to 32768"),
-    ("hidden_size", 50, "a multiple of num_attention_heads, which is 4"),
-    ("intermediate_size", "96", "a whole number"),
-    ("vocab_size", -1, "a whole number"),
-    ("max_position_embeddings", None, "a whole number"),
-    ("type_vocab_size", "2", "a whole number from 0"),
-    ("type_vocab_size", 0, "1 or more in this architecture"),
-    ("pad_token_id", None, "the id of the padding token, a whole number from 0 to "),
-    ("pad_token_id", -1, "the id of the padding token"),
-    ("pad_token_id", 10**6, "the id of the padding token"),
+    ("pad_token_id", None, "an id below vocab_size, which is "),
+    ("pad_token_id", -1, "an id below vocab_size, which is "),
+    ("pad_token_id", 10**6, "an id below vocab_size, which is "),
     ("is_decoder", True, "false, as in an encoder"),
     ("pruned_heads", {"0": [1]}, "{}, as in an encoder whose layers are all alike"),
-    ("hidden_dropout_prob", "much", "a number from 0 to 1"),
-    ("attention_probs_dropout_prob", None, "a number from 0 to 1"),
-    ("dtype", "float", "one of float32, float16, bfloat16, float64, null"),
     ("architectures", "BertForSequenceClassification", "a list of class names"),
 ]
+# What transformers or PyTorch refuse, with their own words in ours.
+IMPOSSIBLE = {
+    "label2id": "much",
+    "hidden_act": "no_such",
+    "hidden_size": 50,
+    "intermediate_size": "96",
+    "max_position_embeddings": None,
+    "num_hidden_layers": 2.0,
+    "hidden_dropout_prob": "much",
+}
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +95,10 @@ def test_a_config_that_is_no_object(
         assert line.startswith(f"sentiment-export: cannot read {tmp_path / 'config.json'}: ")
 
 
-def test_entries_that_do_not_fit_together(sound: Path, tmp_path: Path) -> None:
-    """What no check foresaw is still one line that names the architecture and a good example."""
-    config = json.loads((sound / "config.json").read_text()) | {"label2id": "much"}
+@pytest.mark.parametrize("entry", IMPOSSIBLE)
+def test_an_entry_of_which_no_model_can_be_made(sound: Path, tmp_path: Path, entry: str) -> None:
+    """One line names the architecture, what the libraries say, and a good example."""
+    config = json.loads((sound / "config.json").read_text()) | {entry: IMPOSSIBLE[entry]}
     _config(tmp_path, json.dumps(config), sound)
     expected = "no BERT classifier can be made from its config.json .* compare it with that of nlp"
     for step in (load_checkpoint, describe):
