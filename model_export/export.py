@@ -156,11 +156,7 @@ def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Man
 
 
 def _serve_once(directory: Path, precision: Precision) -> None:
-    """Open the bundle from its files and compute a text, as the service does.
-
-    Raises:
-        UserError: the service could not load the bundle, or would fail on the text.
-    """
+    """Open the bundle from its files and compute a text, as the service does."""
     model = load_model(Bundle.open(directory), device="cpu", precision=precision, threads=0)
     (logits,) = model.infer([model.tokenizer.encode(TEXTS[0])])
     if isinstance(logits, ServiceError):

@@ -141,11 +141,7 @@ def _evaluate_parser() -> CommandParser:
 
 
 def _bundle(model: str, settings: Settings) -> Bundle:
-    """The bundle of a directory, or of a checkpoint or hub id, which is exported once.
-
-    Raises:
-        UserError: there is none, and none can be made.
-    """
+    """The bundle of a directory, or of a checkpoint or hub id, which is exported once."""
     from app.cli.exported_models import with_bundles
 
     one = settings.model_copy(update={"model": (Path(model),)})
@@ -154,11 +150,7 @@ def _bundle(model: str, settings: Settings) -> Bundle:
 
 
 def _check_labels(this: Bundle, other: Bundle) -> None:
-    """Refuse to compare bundles of which one has labels that the other has not.
-
-    Raises:
-        UserError: they differ.
-    """
+    """Refuse to compare bundles of which one has labels that the other has not."""
     ours, theirs = this.manifest.labels, other.manifest.labels
     if sorted(ours) != sorted(theirs) or this.multi_label != other.multi_label:
         kinds = [" (multi-label)" if one.multi_label else "" for one in (this, other)]

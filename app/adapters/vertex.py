@@ -40,11 +40,7 @@ async def predict(request: HttpRequest) -> Response:
 
 
 def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
-    """The routes that the platform has chosen, but for those that answer as it expects anyway.
-
-    Raises:
-        UserError: one of them is not a path or not for users, or both are the same.
-    """
+    """The routes that the platform has chosen, but for those that answer as it expects anyway."""
     health_path, predict_path = _path("AIP_HEALTH_ROUTE"), _path("AIP_PREDICT_ROUTE")
     if health_path and health_path == predict_path:
         raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} is another route; use /predict")

@@ -157,9 +157,6 @@ def _parity(model: Model, logits: NDArray[np.float32]) -> Finding:
     """Compare the logits of each GPU with those of the CPU, in fp32 if the bundle has it.
 
     ``logits`` has the shape [GPUs, texts, labels].
-
-    Raises:
-        UserError: the CPU cannot compute them.
     """
     bundle = Bundle.open(model.path)
     precision = "fp32" if "fp32" in bundle.manifest.variants else model.precision
@@ -177,11 +174,7 @@ def _parity(model: Model, logits: NDArray[np.float32]) -> Finding:
 
 
 def _logits(model: Model) -> NDArray[np.float32]:
-    """Logits [texts, labels] of ``TEXTS``, computed as one batch.
-
-    Raises:
-        UserError: some of them are not finite.
-    """
+    """Logits [texts, labels] of ``TEXTS``, computed as one batch."""
     results = model.infer([model.tokenizer.encode(text) for text in TEXTS])
     rows = [result for result in results if not isinstance(result, InferenceFailed)]
     if len(rows) < len(results):

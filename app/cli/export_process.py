@@ -69,11 +69,7 @@ def _locked(path: Path, model: str, say: Say) -> FileLock:
 
 
 def _run(command: Sequence[str], lock: FileLock, model: str, say: Say) -> None:
-    """Run the command and tell what it writes. It holds the lock, even if this process is killed.
-
-    Raises:
-        UserError: it failed.
-    """
+    """Run the command, tell what it writes, and why it failed. It holds the lock until its end."""
     environment = {**os.environ, **SHOW_BARS, "PYTHONUNBUFFERED": "1"}
     reason, told = "it wrote nothing", time.monotonic()
     with subprocess.Popen(  # noqa: S603 - this interpreter, and a path or an id as an argument

@@ -77,11 +77,7 @@ class _Source:
 
 
 def _source(path: Path, settings: Settings) -> _Source | None:
-    """What must be exported for this model; None if it is a bundle, or nothing of a checkpoint.
-
-    Raises:
-        UserError: it is neither a directory nor a hub id, or a bundle for which there are options.
-    """
+    """What must be exported for this model; None if it is a bundle, or nothing of a checkpoint."""
     revision = ""
     if path.exists():
         if (path / MANIFEST).exists() or not _is_checkpoint(path):
@@ -112,11 +108,7 @@ def _source(path: Path, settings: Settings) -> _Source | None:
 
 
 def _kept(source: _Source, settings: Settings, say: Say) -> Path:
-    """The bundle of this source, exported now if it is not kept, or must be refreshed.
-
-    Raises:
-        UserError: it cannot be exported, or the hub does not answer and was to be asked.
-    """
+    """The bundle of this source, exported now if it is not kept, or must be refreshed."""
     newest = None
     if settings.refresh and source.revision and _manifest(source.bundle):
         newest = newest_commit(source.place, source.revision)

@@ -162,11 +162,7 @@ def _checked(text: Text) -> str:
 def _names(
     written: Any, labels: list[str], spellings: dict[str, str], *, multi_label: bool
 ) -> Labels:
-    """The labels that a row means, in logit order.
-
-    Raises:
-        UserError: there is none, or one that the model does not have.
-    """
+    """The labels that a row means, in logit order."""
     if written is None or written != written:  # NaN, with which pandas fills gaps
         raise UserError("the row has no label")
     if isinstance(written, list):

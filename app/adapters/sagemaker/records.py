@@ -142,11 +142,7 @@ def _texts(reads: Format, lines: Sequence[bytes], first: int) -> Steps[list[Inpu
 async def _classified(
     request: HttpRequest, reads: Format, lines: Sequence[bytes], first: int
 ) -> list[Outcome]:
-    """The outcome of each line. ``first`` is the number of the first line.
-
-    Raises:
-        ServiceError: the lines could not be classified now.
-    """
+    """The outcome of each line. ``first`` is the number of the first line."""
     steps = _texts(reads, lines, first)
     if sum(map(len, lines)) <= INLINE_BYTES:
         texts = finish(steps)

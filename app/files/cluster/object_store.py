@@ -39,11 +39,9 @@ class ObjectFile:
         return PurePosixPath(self.path).suffix
 
     def open(self, mode: Literal["rb"]) -> Any:
-        """See ``StoredFile``."""
         return self.filesystem.open_input_file(self.path)
 
     def status(self) -> tuple[int, int]:
-        """See ``StoredFile``."""
         info = self.filesystem.get_file_info(self.path)
         return info.size, info.mtime_ns
 

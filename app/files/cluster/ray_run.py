@@ -79,7 +79,6 @@ class RayRun(ResumableRun):
         self._share = share
 
     def classify(self, parts: Sequence[Part]) -> None:
-        """See ``ResumableRun``."""
         names = {part.name for part in parts}
         numbers = [n for n, part in enumerate(self.plan.parts) if part.name in names]
         run = _run if in_cluster() else _run_there
@@ -97,7 +96,6 @@ class RayRun(ResumableRun):
         self.directory.write(SUCCESS, Path.touch)
 
     def read_record(self, name: str) -> dict[str, Any] | None:
-        """See ``ResumableRun``."""
         return read_record(self.directory, name)
 
 
@@ -129,9 +127,6 @@ def _run(numbers: Sequence[int], task: ActorTask, share: Share) -> dict[str, Any
     """Classify the parts with these numbers.
 
     Returns the answer of the first actor that failed, else the last answer.
-
-    Raises:
-        RayError: Ray failed.
     """
     actors = min(share.actors, len(numbers))
     pool = ray.data.ActorPoolStrategy(

@@ -134,11 +134,7 @@ def _shipped(frame: DataFrame, path: Path, digest: str) -> str:
 
 @lru_cache(maxsize=1)
 def _classifier(bundle: str | None, digest: str, settings: Settings, cpus: int) -> LocalClassifier:
-    """The classifier of this Python worker, which Spark keeps for the next partitions.
-
-    Raises:
-        UserError: the node has another embedded bundle than the driver.
-    """
+    """The classifier of this Python worker, which Spark keeps for the next partitions."""
     path = EMBEDDED_BUNDLE if bundle is None else Path(SparkFiles.get(bundle), BUNDLE)
     if sha256(path / MANIFEST) != digest:
         raise UserError(

@@ -57,7 +57,6 @@ class FileRun(ResumableRun):
             raise
 
     def classify(self, parts: Sequence[Part]) -> None:
-        """See ``ResumableRun``."""
         self._rows = self.plan.rows - sum(part.rows for part in parts)
         shown = sys.stderr.isatty()
         with progress_bar(shown=shown, total=self.plan.rows, done=self._rows) as advance:
@@ -97,7 +96,6 @@ class FileRun(ResumableRun):
         self.directory.remove()
 
     def read_record(self, name: str) -> dict[str, Any] | None:
-        """See ``ResumableRun``."""
         try:
             record: dict[str, Any] = json.loads(self.directory.read(f"{name}.json") or b"{}")
             digest = record.pop("sha256", None)
@@ -106,7 +104,6 @@ class FileRun(ResumableRun):
             return None
 
     def saved(self) -> str:
-        """See ``ResumableRun``."""
         try:
             self.directory.check_is_ours()
             for piece in self.plan.parts[0].pieces if self.plan.parts else ():

@@ -99,7 +99,6 @@ class LocalClassifier:
         read_ahead: int = READ_AHEAD_CHUNKS,
         advance: Advance = lambda _: None,
     ) -> Generator[ClassifiedChunk, None, None]:
-        """See ``TableClassifier``."""
         classified = self.outcomes(chunks, read_ahead=read_ahead, advance=advance)
         with closing(classified):
             for chunk, outcomes in classified:
@@ -155,11 +154,7 @@ class LocalClassifier:
             return infer_each(self._model.compute, batch, on_failure=on_failure)
 
     def _check_model(self) -> None:
-        """Stop the run if the model fails on a plain text too. Else only some texts are at fault.
-
-        Raises:
-            UserError: the model failed.
-        """
+        """Stop the run if the model fails on a plain text, too, and not only on some texts."""
         try:
             self._model.compute([self._model.tokenizer.encode("a")])
         except Exception as error:  # onnxruntime's exceptions share no base class

@@ -62,9 +62,6 @@ class CsvTable(TextTable):
         """Each row that is not blank, with the number of its last line.
 
         ``lines`` lines are before them.
-
-        Raises:
-            CannotContinue: a quoted cell does not end as it must.
         """
         # Strict, because otherwise a quote that is never closed takes all that follows into its
         # cell, up to the next quote or the end of the file, without an error.
@@ -103,11 +100,7 @@ class CsvTable(TextTable):
         return [*row, *[""] * width][:width], error
 
     def _check_separator(self, header: str, column: str) -> None:
-        """Refuse a header that is a single column here, but several with another separator.
-
-        Raises:
-            UserError: it is; the message says what to do.
-        """
+        """Refuse a header that is a single column here, but several with another separator."""
         names = next(csv.reader([header], delimiter=self._separator), [])
         if len(names) != 1 or column in names:
             return

@@ -88,11 +88,7 @@ def check_is_utf8(path: TableSource) -> None:
 
 
 def _check_share(path: TableSource, bad: int, special: int) -> None:
-    """Check the number of bytes that are not UTF-8 among the characters outside of ASCII.
-
-    Raises:
-        UserError: most of them are.
-    """
+    """Check the number of bytes that are not UTF-8 among the characters outside of ASCII."""
     if bad > special / 2:
         convert = _how_to_convert(path, "WINDOWS-1252")
         raise UserError(f"{path} is not UTF-8; if it is Windows-1252 or Latin-1, {convert}")

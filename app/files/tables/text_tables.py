@@ -182,9 +182,6 @@ def _check_is_json_lines(path: TableSource, first: str, objects: int) -> None:
 
     ``first`` is the first line that is not blank, and ``objects`` the number of lines with an
     object. The lines of an array may be objects, if its brackets have lines of their own.
-
-    Raises:
-        UserError: it is.
     """
     if first and (not objects or (first.lstrip().startswith("[") and not _is_json(first))):
         raise UserError(
