@@ -6,7 +6,7 @@ from typing import Any
 
 from app.engine.model.bundle import Precision
 from app.engine.model.model import Model
-from model_export.quality.evaluation import compare, predicted_labels
+from model_export.quality.evaluation import evaluate
 from model_export.quality.labelled import Example, Labels
 from model_export.quality.scores import Scores, marks
 
@@ -37,8 +37,7 @@ class AccuracyGate:
         """
         if not self._examples:
             return None
-        labels = predicted_labels(model, self._examples)
-        scores = compare(self._examples, labels, model)
+        scores, labels = evaluate(model, self._examples)
         if self._fp32 is None:
             self._fp32, self._fp32_labels = scores, labels
         same = marks(labels, model.labels) == marks(self._fp32_labels, model.labels)

@@ -25,30 +25,17 @@ def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[La
         UserError: a text cannot be classified (the message names its row).
     """
     logits = logits_of_examples(model, examples)
-    predicted = _predicted(model, logits)
-    decisions, gold = as_decisions(model, logits, examples)
-    scores = replace(
-        compare(examples, predicted, model),
-        ece=expected_calibration_error(decisions / model.temperature, gold),
-        log_loss=log_loss(decisions / model.temperature, gold),
-    )
-    return scores, predicted
-
-
-def compare(examples: Sequence[Example], predicted: Sequence[Labels], model: Model) -> Scores:
-    """The scores of the model's predictions, which are in the order of the examples."""
+    if model.multi_label:
+        predicted: list[Labels] = [tuple(model.chosen(row)) for row in model.scores(logits)]
+    else:
+        predicted = [(model.labels[index],) for index in logits.argmax(axis=1)]
     gold, groups = [e.labels for e in examples], [e.group for e in examples]
     by = groups if any(groups) else ()
-    return score(gold, predicted, model.labels, by, multi_label=model.multi_label)
-
-
-def predicted_labels(model: Model, examples: Sequence[Example]) -> list[Labels]:
-    """The predicted labels of every example, in the same order.
-
-    Raises:
-        UserError: see ``evaluate``.
-    """
-    return _predicted(model, logits_of_examples(model, examples))
+    scores = score(gold, predicted, model.labels, by, multi_label=model.multi_label)
+    decisions, right = as_decisions(model, logits, examples)
+    decisions = decisions / model.temperature
+    ece, loss = expected_calibration_error(decisions, right), log_loss(decisions, right)
+    return replace(scores, ece=ece, log_loss=loss), predicted
 
 
 def as_decisions(
@@ -97,9 +84,3 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     ``itertools.batched`` needs Python 3.12.
     """
     return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _predicted(model: Model, logits: NDArray[np.float32]) -> list[Labels]:
-    if not model.multi_label:
-        return [(model.labels[index],) for index in logits.argmax(axis=1)]
-    return [tuple(model.chosen(row)) for row in model.scores(logits)]

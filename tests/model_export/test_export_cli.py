@@ -17,7 +17,7 @@ from app.engine.model.bundle import Bundle
 from model_export import export as export_module
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.cli import main
-from model_export.quality.evaluation import predicted_labels
+from model_export.quality.evaluation import evaluate
 from model_export.quality.labelled import Example
 from tests.support.checkpoints import CORPUS, Exported, make_checkpoint
 
@@ -42,7 +42,7 @@ def mostly_right(bert: Exported, tmp_path: Path) -> Path:
         Example("en", (LABELS[0],), f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
     ]
     rows = []
-    for row, (label,) in enumerate(predicted_labels(bert.model("int8"), examples)):
+    for row, (label,) in enumerate(evaluate(bert.model("int8"), examples)[1]):
         other = LABELS[(LABELS.index(label) + 1) % 3]
         rows.append(f"en\t{label if row % 7 else other}\t{examples[row].text}\n")
     path = tmp_path / "mostly-right.tsv"
