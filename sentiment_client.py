@@ -273,11 +273,21 @@ class Client(_BaseClient):
 
     @overload
     def classify(  # type: ignore[overload-overlap]
-        self, texts: Text, *, model: Model | None = None, overflow: Overflow = "truncate"
+        self,
+        texts: Text,
+        *,
+        model: Model | None = None,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> Prediction: ...
     @overload
     def classify(
-        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
+        self,
+        texts: Iterable[Text],
+        *,
+        model: Model | None = None,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> list[Outcome]: ...
     def classify(
         self,
@@ -285,31 +295,41 @@ class Client(_BaseClient):
         *,
         model: Model | None = None,
         overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> Prediction | list[Outcome]:
         """Classify one text or pair of texts, or several.
 
         One text gives its prediction. Several texts give a list in the same order, with an
-        ``ItemError`` in place of each text that cannot be classified.
+        ``ItemError`` in place of each text that cannot be classified. ``threshold`` is the score
+        from which on a multi-label model chooses a label, in the place of its bundle's.
 
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
         """
         if not isinstance(texts, str | Mapping):
-            return list(self.classify_iter(texts, model=model, overflow=overflow))
-        read = partial(_prediction, model)
-        return self._request("/classify", read, _body(texts, model, overflow))
+            return list(
+                self.classify_iter(texts, model=model, overflow=overflow, threshold=threshold)
+            )
+        body = _body(texts, _options(model, overflow, threshold))
+        return self._request("/classify", partial(_prediction, model), body)
 
     def classify_iter(
-        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
+        self,
+        texts: Iterable[Text],
+        *,
+        model: Model | None = None,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> Iterator[Outcome]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
         Raises:
             SentimentError: a request failed.
         """
+        options = _options(model, overflow, threshold)
         waiting: deque[Future[list[Outcome]]] = deque()
         for batch in _batches(texts, self._batch_size):
-            waiting.append(_in_thread(partial(self._classify_batch, batch, model, overflow)))
+            waiting.append(_in_thread(partial(self._classify_batch, batch, model, options)))
             if len(waiting) == self._concurrency:
                 yield from waiting.popleft().result()
         while waiting:
@@ -324,9 +344,9 @@ class Client(_BaseClient):
         return self._request("/models", _models)
 
     def _classify_batch(
-        self, batch: list[Text], model: Model | None, overflow: Overflow
+        self, batch: list[Text], model: Model | None, options: dict[str, Any]
     ) -> list[Outcome]:
-        body, read = _body(batch, model, overflow), partial(self._outcomes, len(batch), model)
+        body, read = _body(batch, options), partial(self._outcomes, len(batch), model)
         try:
             outcomes = self._request("/classify", read, body)
         except SentimentError as error:
@@ -336,13 +356,13 @@ class Client(_BaseClient):
                 return [ItemError(error.code or "payload_too_large", error.detail)]
             first, second = _halves(batch)
             return [
-                *self._classify_batch(first, model, overflow),
-                *self._classify_batch(second, model, overflow),
+                *self._classify_batch(first, model, options),
+                *self._classify_batch(second, model, options),
             ]
         late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
         if not late:
             return outcomes
-        again = iter(self._classify_batch(late, model, overflow))
+        again = iter(self._classify_batch(late, model, options))
         return [next(again) if self._passes(one) else one for one in outcomes]
 
     def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
@@ -388,11 +408,21 @@ class AsyncClient(_BaseClient):
 
     @overload
     async def classify(  # type: ignore[overload-overlap]
-        self, texts: Text, *, model: Model | None = None, overflow: Overflow = "truncate"
+        self,
+        texts: Text,
+        *,
+        model: Model | None = None,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> Prediction: ...
     @overload
     async def classify(
-        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
+        self,
+        texts: Iterable[Text],
+        *,
+        model: Model | None = None,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> list[Outcome]: ...
     async def classify(
         self,
@@ -400,33 +430,41 @@ class AsyncClient(_BaseClient):
         *,
         model: Model | None = None,
         overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> Prediction | list[Outcome]:
         """Classify one text or pair of texts, or several.
 
         One text gives its prediction. Several texts give a list in the same order, with an
-        ``ItemError`` in place of each text that cannot be classified.
+        ``ItemError`` in place of each text that cannot be classified. ``threshold`` is the score
+        from which on a multi-label model chooses a label, in the place of its bundle's.
 
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
         """
         if not isinstance(texts, str | Mapping):
-            results = self.classify_iter(texts, model=model, overflow=overflow)
+            results = self.classify_iter(texts, model=model, overflow=overflow, threshold=threshold)
             return [outcome async for outcome in results]
-        read = partial(_prediction, model)
-        return await self._request("/classify", read, _body(texts, model, overflow))
+        body = _body(texts, _options(model, overflow, threshold))
+        return await self._request("/classify", partial(_prediction, model), body)
 
     async def classify_iter(
-        self, texts: Iterable[Text], *, model: Model | None = None, overflow: Overflow = "truncate"
+        self,
+        texts: Iterable[Text],
+        *,
+        model: Model | None = None,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
     ) -> AsyncGenerator[Outcome, None]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
         Raises:
             SentimentError: a request failed.
         """
+        options = _options(model, overflow, threshold)
         waiting: deque[asyncio.Task[list[Outcome]]] = deque()
         try:
             for batch in _batches(texts, self._batch_size):
-                waiting.append(asyncio.create_task(self._classify_batch(batch, model, overflow)))
+                waiting.append(asyncio.create_task(self._classify_batch(batch, model, options)))
                 if len(waiting) == self._concurrency:
                     for outcome in await waiting.popleft():
                         yield outcome
@@ -447,9 +485,9 @@ class AsyncClient(_BaseClient):
         return await self._request("/models", _models)
 
     async def _classify_batch(
-        self, batch: list[Text], model: Model | None, overflow: Overflow
+        self, batch: list[Text], model: Model | None, options: dict[str, Any]
     ) -> list[Outcome]:
-        body, read = _body(batch, model, overflow), partial(self._outcomes, len(batch), model)
+        body, read = _body(batch, options), partial(self._outcomes, len(batch), model)
         try:
             outcomes = await self._request("/classify", read, body)
         except SentimentError as error:
@@ -459,13 +497,13 @@ class AsyncClient(_BaseClient):
                 return [ItemError(error.code or "payload_too_large", error.detail)]
             first, second = _halves(batch)
             return [
-                *await self._classify_batch(first, model, overflow),
-                *await self._classify_batch(second, model, overflow),
+                *await self._classify_batch(first, model, options),
+                *await self._classify_batch(second, model, options),
             ]
         late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
         if not late:
             return outcomes
-        again = iter(await self._classify_batch(late, model, overflow))
+        again = iter(await self._classify_batch(late, model, options))
         return [next(again) if self._passes(one) else one for one in outcomes]
 
     async def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
@@ -531,12 +569,16 @@ def _halves(batch: list[Text]) -> tuple[list[Text], list[Text]]:
     return batch[:middle], batch[middle:]
 
 
-def _body(inputs: Text | list[Text], model: Model | None, overflow: Overflow) -> bytes:
+def _options(model: Model | None, overflow: Overflow, threshold: float | None) -> dict[str, Any]:
+    """The options of a request, as members of its body."""
+    name = model if model is None or isinstance(model, str) else model.name
+    options = {"model": name, "overflow": overflow, "threshold": threshold}
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def _body(inputs: Text | list[Text], options: dict[str, Any]) -> bytes:
     """JSON in ASCII. A lone surrogate can be sent, too; the service then refuses only its text."""
-    document: dict[str, Any] = {"inputs": inputs, "overflow": overflow}
-    if model is not None:
-        document["model"] = model if isinstance(model, str) else model.name
-    return json.dumps(document).encode()
+    return json.dumps({"inputs": inputs, **options}).encode()
 
 
 def _method(body: bytes | None) -> str:

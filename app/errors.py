@@ -64,6 +64,7 @@ _PLAIN = {
 
 def plain_words(message: str) -> str:
     """Pydantic's message about a value in the words that users read."""
+    message = message.partition(", unable to parse")[0]
     for pydantic, ours in _PLAIN.items():
         message = message.replace(pydantic, ours)
     return message

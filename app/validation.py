@@ -203,6 +203,9 @@ Texts = Annotated[
     ),
 ]
 
+# From which score on a multi-label model gives a label.
+Threshold = Annotated[float, Field(strict=True, ge=0, le=1)]
+
 # BCP 47. No language has more letters in its tag; "english" is a mistake.
 LANGUAGE_TAG = re.compile("[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8}){0,3}")
 

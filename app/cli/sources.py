@@ -51,7 +51,7 @@ def _named(error: ValidationError, source: Callable[[str], str]) -> ValueError:
     first = error.errors()[0]
     name = str(first["loc"][0])
     given = "" if name in KEYS else f", not {_written(first['input'])!r}"
-    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    message = first["msg"].removeprefix("Value error, ")
     return ValueError(f"{source(name)}: {plain_words(message)}{given}")
 
 

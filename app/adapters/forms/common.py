@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import Field, PlainValidator
+from pydantic import BaseModel, Field, PlainValidator
 from typing_extensions import TypedDict
 
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
+from app.engine.text.encoding import Overflow, TextOptions
 from app.engine.text.pairs import Input
-from app.validation import NonEmpty, PairObject, Text, parse_texts
+from app.validation import NonEmpty, PairObject, Text, Threshold, parse_texts
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[
@@ -35,6 +36,18 @@ class LabelScore(TypedDict):
 
     label: Annotated[str, Field(description="one of the model's labels")]
     score: Annotated[float, Field(description="its score")]
+
+
+class TextParameters(BaseModel):
+    """Parameters of all texts; others are ignored."""
+
+    overflow: Overflow = Field(default="truncate", description="as in POST /classify")
+    threshold: Threshold | None = Field(default=None, description="as in POST /classify")
+
+    @property
+    def options(self) -> TextOptions:
+        """The same for the model."""
+        return TextOptions(self.overflow, threshold=self.threshold)
 
 
 def ranking(values: Mapping[str, float]) -> list[LabelScore]:

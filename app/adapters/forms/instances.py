@@ -8,11 +8,11 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.adapters.forms.common import TextParameters
 from app.api.http_exchange import HttpRequest, JsonAnswer
 from app.api.openapi import examples
 from app.api.routes.classify import whole_failure
 from app.engine.predictions import FailedItem, Prediction, item
-from app.engine.text.encoding import Overflow, TextOptions
 from app.engine.text.pairs import Input
 from app.validation import NonEmpty, text_or_pair
 
@@ -57,15 +57,6 @@ class TextObject(TypedDict):
     text_pair: NotRequired[Annotated[str | None, Field(description="the second text")]]
 
 
-class InstancesParameters(BaseModel):
-    """Parameters of the whole request; other parameters are ignored."""
-
-    overflow: Overflow = Field(
-        default="truncate",
-        description="what to do with a text of more tokens than the model takes",
-    )
-
-
 PREDICTIONS = {"predictions": [examples.PREDICTION, examples.EMPTY]}
 EXAMPLE: JsonDict = {"instances": ["I love this!", ""]}
 
@@ -79,7 +70,7 @@ class InstancesRequest(BaseModel):
         list[Input],
         PlainValidator(_texts, json_schema_input_type=NonEmpty[str] | NonEmpty[TextObject]),
     ] = Field(description="texts, or objects with a text")
-    parameters: InstancesParameters | None = Field(default=None, description="for all texts")
+    parameters: TextParameters | None = Field(default=None, description="for all texts")
 
 
 class InstancesResponse(TypedDict):
@@ -99,7 +90,7 @@ async def answer_instances(
     Raises:
         ServiceError: ``model`` is not served, or the request as a whole failed.
     """
-    options = TextOptions((body.parameters or InstancesParameters()).overflow)
+    options = (body.parameters or TextParameters()).options
     done = await request.exchange.classify(body.instances, model=model, options=options)
     if error := whole_failure(done.outcomes, single=False):
         raise error

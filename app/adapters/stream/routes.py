@@ -8,12 +8,14 @@ waits, or while the client does not read its answers, nothing more is read from 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import get_args
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Response
+from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from app.adapter import Adapter
+from app.adapters.forms.common import TextParameters
 from app.adapters.stream.group import StreamGroup
 from app.adapters.stream.ndjson import Line, LineReader, answer_line
 from app.api.body import media_type
@@ -24,11 +26,11 @@ from app.engine.text.encoding import Overflow, TextOptions
 from app.errors import (
     ClientDisconnected,
     DeadlineExceeded,
-    InvalidRequest,
     ServiceError,
     ShuttingDown,
     UnsupportedMediaType,
 )
+from app.validation import checked
 
 MEDIA_TYPE = "application/x-ndjson"
 ACCEPTED = (
@@ -50,6 +52,13 @@ class StreamRoute(TextRoute):
 
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
+
+
+class StreamParameters(TextParameters):
+    """Those of a query, where a number is a string."""
+
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+
 
 LINES = '{"id": 1, "text": "I love this!"}\n{"id": 2, "text": ""}\n'
 ANSWERED_LINES = (
@@ -82,8 +91,14 @@ _DOCUMENTED = {
         {
             "name": "overflow",
             "in": "query",
-            "description": "what to do with a text of more tokens than the model takes",
+            "description": "as in POST /classify",
             "schema": {"type": "string", "enum": get_args(Overflow), "default": "truncate"},
+        },
+        {
+            "name": "threshold",
+            "in": "query",
+            "description": "as in POST /classify",
+            "schema": {"type": "number", "minimum": 0, "maximum": 1},
         },
     ],
 }
@@ -100,22 +115,20 @@ async def classify_stream(request: HttpRequest) -> Response:
     """Classify any number of texts. They are answered while you send them, at constant memory.
 
     For each line `{"id": ..., "text": ...}` you get a line with the same id and the result, or an
-    `error`, in the same order. A bad line gets its error in its place. The client must read while
-    it sends, as curl does. A stream waits where other requests would be refused, and its lines
-    have no deadline. Streams take turns. When the service shuts down, the last line is an error
-    `shutting_down` with the id null.
+    `error`, in the same order. The client must read while it sends, as curl does. A stream waits
+    where other requests would be refused, and its lines have no deadline. When the service shuts
+    down, the last line is an error `shutting_down` with the id null.
     """
     exchange = request.exchange
     if media_type(request, b"content-type") not in ACCEPTED:
         raise UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
-    given = request.query_params.get("overflow", "truncate")
-    overflow = next((known for known in get_args(Overflow) if known == given), None)
-    if overflow is None:
-        raise InvalidRequest(f"overflow must be one of: {', '.join(get_args(Overflow))}")
-    model = request.query_params.get("model")
+    options = checked(dict(request.query_params), StreamParameters).options
+    name = request.query_params.get("model")
     body = decoder(request.headers.get("content-encoding", ""))
-    exchange.asks(exchange.service.models.classifier(model).model.name, 0)
-    return StreamedAnswers(exchange, model, TextOptions(overflow=overflow), body)
+    model = exchange.service.models.classifier(name).model
+    model.check(options)
+    exchange.asks(model.name, 0)
+    return StreamedAnswers(exchange, name, options, body)
 
 
 class StreamedAnswers(Response):

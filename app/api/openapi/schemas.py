@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.predictions import FailedItem, Prediction
 from app.engine.text.encoding import Overflow, Preprocessing, Split
-from app.validation import LanguageTag, RequestBody, Texts
+from app.validation import LanguageTag, RequestBody, Texts, Threshold
 
 
 class ClassifyRequest(RequestBody):
@@ -26,7 +26,7 @@ class ClassifyRequest(RequestBody):
     overflow: Overflow = Field(
         default="truncate",
         description="what to do with a text of more tokens than the model takes: cut off its end, "
-        "refuse it, or classify overlapping windows, whose logits are averaged, weighted by tokens",
+        "refuse it, or average the logits of overlapping windows, weighted by tokens",
     )
     split: Split | None = Field(
         default=None, description="sentences: classify each sentence as well, by itself"
@@ -36,10 +36,10 @@ class ClassifyRequest(RequestBody):
         description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
         "no sentence",
     )
-    threshold: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
+    threshold: Threshold | None = Field(
         default=None,
-        description="for multi-label models: the score from which on a label is one of a result's "
-        "`labels`; if not given, the bundle's, which is 0.5 unless its manifest says otherwise",
+        description="for multi-label models: the score from which on a label is one of `labels`; "
+        "by default the bundle's, mostly 0.5",
     )
 
 

@@ -5,7 +5,7 @@ They are apart from the command itself, which loads slowly.
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -44,6 +44,7 @@ class ClassifyOptions:
     input: str | None
     output: str | None
     column: str
+    threshold: float | None
     resume: bool
     overwrite: bool
     json: bool
@@ -58,6 +59,7 @@ class ClassifyOptions:
             input=arguments.input,
             output=arguments.output,
             column=arguments.column or "text",
+            threshold=arguments.threshold,
             resume=arguments.resume,
             overwrite=arguments.overwrite,
             json=arguments.json,
@@ -99,6 +101,13 @@ def add_arguments(classify: ArgumentParser) -> None:
         "--column", metavar="NAME", help="column of --input with the texts [default: text]"
     )
     classify.add_argument(
+        "--threshold",
+        type=_threshold,
+        metavar="0..1",
+        help="for multi-label models: the score from which on a label is one of a text's labels, "
+        "in --output and --json [default: the bundle's, mostly 0.5]",
+    )
+    classify.add_argument(
         "--resume",
         action="store_true",
         help="continue an interrupted run after the last row that it finished",
@@ -135,6 +144,16 @@ def add_arguments(classify: ArgumentParser) -> None:
     )
 
 
+def _threshold(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise ArgumentTypeError(f"must be a number from 0 to 1, not {value!r}")
+    return number
+
+
 def fault(options: Namespace, settings: Settings) -> str | None:
     """What is wrong with the options; None if they are valid."""
     if found := _model_fault(options, settings):
@@ -150,6 +169,8 @@ def _model_fault(options: Namespace, settings: Settings) -> str | None:
         return "--url must begin with http:// or https://"
     if options.url and (given := next((name for name in LOCAL if name in options), None)):
         return f"--url cannot be combined with {flag(given)}; the service decides"
+    if options.engine and options.threshold is not None:
+        return "--engine ray uses the threshold in manifest.json; --threshold is for use without it"
     if options.engine and options.overwrite:
         return "--overwrite replaces a file; delete the directory that --engine ray wrote yourself"
     if options.engine and settings.device.startswith("cuda:"):

@@ -69,6 +69,7 @@ def _file_to_file(source: Path, target: Path, options: ClassifyOptions, settings
         classifier = _classifier(options, settings)
         identity = {
             "column": options.column,
+            "threshold": options.threshold,
             "output": target.suffix.lower(),
             "columns of results": classifier.columns.names(table.columns),
             **classifier.identity,
@@ -94,16 +95,25 @@ def _table(options: ClassifyOptions, settings: Settings) -> Table:
 
 
 def _classifier(options: ClassifyOptions, settings: Settings) -> TableClassifier:
+    classifier: TableClassifier
     if options.url is not None:
         from app.files.run.remote import RemoteClassifier
 
-        return RemoteClassifier(options.url, os.environ.get("SENTIMENT_API_KEY") or None)
-    # Imported here: --url must work without loading the runtime.
-    from app.files.run.local import LocalClassifier
+        key = os.environ.get("SENTIMENT_API_KEY") or None
+        classifier = RemoteClassifier(options.url, key, threshold=options.threshold)
+    else:
+        # Imported here: --url must work without loading the runtime.
+        from app.files.run.local import LocalClassifier
 
-    path = options.input
-    measure = path is not None and Path(path).stat().st_size > MEASURE_FROM_BYTES
-    return LocalClassifier(settings, measure=measure)
+        path = options.input
+        measure = path is not None and Path(path).stat().st_size > MEASURE_FROM_BYTES
+        classifier = LocalClassifier(settings, measure=measure, threshold=options.threshold)
+    if options.threshold is not None and not classifier.columns.multi_label:
+        raise UserError(
+            f"--threshold is for multi-label models; {classifier.identity['model']} gives each "
+            "text one label"
+        )
+    return classifier
 
 
 def _standard_input(max_chars: int) -> Iterator[str]:

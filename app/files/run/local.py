@@ -56,10 +56,12 @@ class LocalClassifier:
     Threads may share it. All of them together compute as many batches at a time as it has runners.
 
     ``measure`` finds the best values for what the settings leave open; the first time, that
-    takes about 2 s.
+    takes about 2 s. ``threshold`` is for tables, and for multi-label models.
     """
 
-    def __init__(self, settings: Settings, *, measure: bool) -> None:
+    def __init__(
+        self, settings: Settings, *, measure: bool, threshold: float | None = None
+    ) -> None:
         """Load the model.
 
         Raises:
@@ -83,6 +85,7 @@ class LocalClassifier:
         self._free = threading.Semaphore(runners)
         self._budget = TokenBudget(max_tokens)
         self._max_chars = settings.max_text_chars
+        self._options = TextOptions(threshold=threshold)
         self.columns = ResultColumns(model.labels, multi_label=model.multi_label)
         self.identity: dict[str, Any] = {
             "model": model.name,
@@ -99,7 +102,9 @@ class LocalClassifier:
         read_ahead: int = READ_AHEAD_CHUNKS,
         advance: Advance = lambda _: None,
     ) -> Generator[ClassifiedChunk, None, None]:
-        classified = self.outcomes(chunks, read_ahead=read_ahead, advance=advance)
+        classified = self.outcomes(
+            chunks, read_ahead=read_ahead, advance=advance, options=self._options
+        )
         with closing(classified):
             for chunk, outcomes in classified:
                 yield chunk, [*map(with_reason, chunk.texts, map(item, outcomes))]

@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 class RemoteClassifier:
     """The default model of the service at a URL."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    def __init__(self, url: str, api_key: str | None, *, threshold: float | None) -> None:
         """Ask the service which model it serves.
 
         Raises:
@@ -40,6 +40,7 @@ class RemoteClassifier:
             self._model, *_ = self._client.models()
         except (SentimentError, ValueError) as error:
             raise UserError(str(error)) from error
+        self._threshold = threshold
         self.columns = ResultColumns(self._model.labels, multi_label=self._model.multi_label)
         self.identity: dict[str, Any] = {
             "url": self._client.url,
@@ -59,7 +60,9 @@ class RemoteClassifier:
         for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
             to_send, to_answer = tee(group)
             texts = (text for chunk in to_send for text in chunk.texts if isinstance(text, str))
-            outcomes = self._client.classify_iter(texts, model=self._model)
+            outcomes = self._client.classify_iter(
+                texts, model=self._model, threshold=self._threshold
+            )
             for chunk in to_answer:
                 try:
                     results = [_result(text, outcomes, advance) for text in chunk.texts]

@@ -23,6 +23,7 @@ class ResultColumns:
 
     def __init__(self, labels: Sequence[str], *, multi_label: bool) -> None:
         self.labels = labels
+        self.multi_label = multi_label
         figures = ["score", *(f"score_{label}" for label in labels)]
         members: dict[str, type] = {"polarity": float} if is_sentiment(labels) else {}
         if multi_label:

@@ -29,9 +29,10 @@ def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) ->
     document says so in words only, because the same objects may have such texts in other places.
     """
     body: Any = case.body
-    threshold: Any = body.get("threshold") if isinstance(body, dict) else None
-    if type(threshold) in (int, float) and 0 <= threshold <= 1:
-        body["threshold"] = None
+    parameters = body.get("parameters") if isinstance(body, dict) else None
+    for options in (body, parameters, case.query):
+        if isinstance(options, dict) and _in_range(options.get("threshold"), options is case.query):
+            del options["threshold"]
     for texts in body.values() if isinstance(body, dict) else ():
         for pair in texts if isinstance(texts, list) else ():
             if isinstance(pair, dict):
@@ -39,6 +40,12 @@ def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) ->
                 if body.get("split") == "sentences":
                     body["split"] = None
     return case
+
+
+def _in_range(threshold: Any, in_query: bool) -> bool:
+    if in_query and isinstance(threshold, str):  # as some phases write it
+        threshold = float(threshold) if threshold.replace(".", "", 1).isdecimal() else None
+    return type(threshold) in (int, float) and 0 <= threshold <= 1
 
 
 def _visible(text: Any) -> Any:

@@ -1,20 +1,24 @@
 """Label sets other than the three sentiments, in every form of answer."""
 
+import asyncio
 import csv
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
+from httpx2 import Response
 
 from app.cli.command import main
 from app.errors import ServiceError
 from app.python import Classifier
-from tests.conftest import Serve
-from tests.support.serving import metric
+from sentiment_client import AsyncClient, Client, SentimentError
+from tests.conftest import Listen, Serve
+from tests.support.serving import COMMAND, metric, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 MOODS = ["anger", "joy", "love"]
@@ -137,6 +141,84 @@ def test_multi_label_in_the_formats_of_other_servers(serve: Serve, moods: Path) 
     assert item["probs"] == pytest.approx([score for _, score in reversed(ranked)])
     (instance,) = _post(client, "/predict", {"instances": ["love"]})["predictions"]
     assert instance["labels"] == ["anger", "love"]
+
+
+# Each takes a query for the stream or a body for an instance, and gives its answer.
+WAYS: dict[str, Callable[[TestClient, Any], Response]] = {
+    "stream": lambda client, threshold: client.post(
+        "/classify/stream",
+        params={"threshold": threshold},
+        content='{"text": "love"}',
+        headers={"content-type": "application/x-ndjson"},
+    ),
+    "instances": lambda client, threshold: client.post(
+        "/v1/models/tiny:predict",
+        json={"instances": ["love"], "parameters": {"threshold": threshold}},
+    ),
+    "invocations": lambda client, threshold: client.post(
+        "/invocations", json={"instances": ["love"], "parameters": {"threshold": threshold}}
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_threshold_in_other_forms(
+    serve: Serve, moods: Path, odd: TestClient, way: Callable[[TestClient, Any], Response]
+) -> None:
+    """As in POST /classify: it chooses the labels; a wrong one, or for one label, is refused."""
+    client = serve(model=(moods,))
+    (result,) = way(client, 0.3).json().get("predictions") or [way(client, 0.3).json()]
+    assert result["labels"] == ["joy", "love"]
+    for wrong, says in ((1.1, "at most 1"), (-0.1, "at least 0"), ("x", "a number")):
+        answer = way(client, wrong)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert answer.json()["detail"].endswith(f"threshold must be {says}")
+    answer = way(odd, 0.5)
+    assert answer.status_code == 422
+    assert "threshold is for multi-label models" in answer.json()["detail"]
+
+
+def test_a_threshold_of_the_clients(listen: Listen, moods: Path, tmp_path: Path) -> None:
+    """The Python clients send it with one text and with many; `classify` has it as a flag."""
+    url = f"http://127.0.0.1:{listen(model=(moods,))}"
+
+    async def asked() -> list[Any]:
+        async with AsyncClient(url) as client:
+            many = [one async for one in client.classify_iter(["love"], threshold=0.3)]
+            more = await client.classify(["love"], threshold=0.3)
+            return [await client.classify("love", threshold=0.3), *many, *more]
+
+    with Client(url) as client:
+        one, many = (client.classify(texts, threshold=0.3) for texts in ("love", ["love"]))
+        iterated = client.classify_iter(["love"], threshold=0.3)
+        results = [one, *many, *iterated, *asyncio.run(asked())]
+        with pytest.raises(SentimentError, match="threshold must be at most 1"):
+            client.classify("love", threshold=3)
+    assert [result.labels for result in results] == [["joy", "love"]] * 6
+    for place in (["--model", str(moods)], ["--url", url]):
+        command = [*COMMAND, "classify", *place, "--threshold"]
+        assert json.loads(run_program(*command, "0.3", "--json", "love").stdout)["labels"] == [
+            "joy",
+            "love",
+        ]
+        files = ["--input", str(tmp_path / "in.csv"), "--output", str(tmp_path / "out.csv")]
+        (tmp_path / "in.csv").write_text("text\nlove\n", encoding="utf-8")
+        assert run_program(*command, "1", "--overwrite", *files).returncode == 0
+        (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+        assert row["labels"] == "[]"
+
+
+def test_a_flag_for_a_threshold_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says what is accepted, and for which models; clusters have no such flag."""
+    for wrong in ("1.1", "x", "nan"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["classify", "--threshold", wrong, "love"])
+        assert f"must be a number from 0 to 1, not {wrong!r}" in capsys.readouterr().err
+    assert main(["classify", "--threshold", "0.5", "love"]) == 1
+    said = "--threshold is for multi-label models; minilm-l6-tweet-sentiment gives each text one"
+    assert said in capsys.readouterr().err
+    assert main(["classify", "--engine", "ray", "--threshold", "0.5"]) == 2
+    assert "--engine ray uses the threshold in manifest.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, "0.5", True])

@@ -115,10 +115,7 @@ class RequestedOutput(BaseModel):
 class RequestParameters(BaseModel):
     """Parameters of the whole request; other parameters are ignored."""
 
-    overflow: Overflow = Field(
-        default="truncate",
-        description="what to do with a text of more tokens than the model takes",
-    )
+    overflow: Overflow = Field(default="truncate", description="as in POST /classify")
     binary_data_output: StrictBool = Field(
         default=False,
         description="send outputs as bytes, except those that set binary_data themselves",
