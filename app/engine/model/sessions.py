@@ -19,9 +19,9 @@ from app.engine.model.device_errors import loading_error
 from app.engine.model.flat import for_cpu
 from app.errors import UserError
 
-# ONNX Runtime's warnings, about graphs and devices, would stand between the lines of the service's
-# log. Its errors, such as why CUDA cannot be loaded, stay.
-ort.set_default_logger_severity(3)
+# What ONNX Runtime writes to standard error, in colours, would stand between the lines of the
+# service's log. Its errors are raised as well.
+ort.set_default_logger_severity(4)
 
 # Graph fusions that are slower on a CPU. SkipLayerNormalization takes ten times as long as the Add
 # and LayerNormalization that it replaces. BiasGelu takes longer than Add and Gelu.
@@ -61,8 +61,8 @@ def open_session(path: Path, provider: Provider, *, threads: int) -> ort.Inferen
     name = provider if isinstance(provider, str) else provider[0]
     if session.get_providers()[0] != name:  # it can still fall back to the CPU silently
         raise UserError(
-            f"ONNX Runtime does not use {name}, and says why on standard error; to serve without "
-            "a GPU, use --device cpu"
+            f"ONNX Runtime does not use {name}; install the packages for GPUs again, or serve with "
+            "--device cpu"
         )
     return session
 

@@ -8,11 +8,11 @@ import onnxruntime as ort
 import pytest
 
 from app.config.settings import Settings
-from app.engine.loading import load, load_again
+from app.engine.loading import load, load_again, load_as_set
 from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model import device as device_module
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.device import CPU, Device
+from app.engine.model.device import CONTEXT_MB, CPU, Device
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
@@ -87,6 +87,16 @@ def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
     for number, one in enumerate(limited):
         assert one["providers"][0][1]["device_id"] == str(number)
         assert one["providers"][0][1]["gpu_mem_limit"] == "1500000000"
+
+
+def test_workers_share_the_memory_of_a_gpu(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """Each of four gets a quarter of the limit; without one, of the GPU, less what CUDA takes."""
+    for limit_mb in (2_000, 0):
+        config = Settings(device="cuda:1", gpu_memory_mb=limit_mb).engine_config(gpu_workers=4)
+        load_as_set(bundle, config, threads=1)
+    limits = [one["providers"][0][1]["gpu_mem_limit"] for one in opened]
+    quarter_mb = (24 << 30) // 1_000_000 // 4
+    assert limits == ["500000000", str((quarter_mb - CONTEXT_MB) * 1_000_000)]
 
 
 def test_options_of_the_cpu(bundle: Path) -> None:
