@@ -69,7 +69,7 @@ def test_what_a_setting_names(setting: str, gpus: tuple[int, ...], name: str) ->
 
 
 def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
-    """Products in full fp32, no attention by cuDNN, no patterns, no fallback.
+    """Products in full fp32, no attention by cuDNN, no patterns, no fallback, NonZero on the CPU.
 
     The arena keeps its default: growths of the next power of two. A limit of memory is given to
     ONNX Runtime in bytes, for each GPU.
@@ -81,6 +81,8 @@ def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
     options["enable_skip_layer_norm_strict_mode"] = "1"
     assert arguments["providers"] == [(CUDA, {"device_id": "1", **options}), CPU]
     assert not arguments["options"].enable_mem_pattern
+    on_cpu = "session.name_based_layer_assignment"
+    assert arguments["options"].get_session_config_entry(on_cpu) == "cpu(NonZero)"
     assert not arguments["enable_fallback"]
     assert arguments["disabled_optimizers"] is None  # those are slow only on a CPU
     assert model.provider_options == options
