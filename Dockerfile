@@ -123,11 +123,9 @@ CMD ["--help"]
 
 
 FROM runtime AS gpu
-# What NVIDIA's container runtime must provide. The driver keeps compiled kernels below the home
-# directory, which is /tmp; 32 MB fit into the /tmp of our manifests.
+# What NVIDIA's container runtime must provide.
 ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    CUDA_CACHE_MAXSIZE=33554432
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=gpu-packages /opt/sentiment /opt/sentiment
 COPY --from=code /opt/sentiment /opt/sentiment
 

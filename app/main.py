@@ -36,11 +36,13 @@ ADAPTERS = (
 )
 
 
-def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0) -> FastAPI:
+def create_app(
+    settings: Settings, board: Board | None = None, cpus: float = 0.0, gpu_workers: int = 1
+) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
     It answers requests only while its lifespan is active. A worker of a service has its ``board``,
-    and ``cpus`` as its share of the CPUs.
+    and ``cpus`` as its share of the CPUs; ``gpu_workers`` of them share a GPU with it.
 
     Raises:
         UserError: a bundle cannot be served, or an adapter cannot be set up.
@@ -48,7 +50,7 @@ def create_app(settings: Settings, board: Board | None = None, cpus: float = 0.0
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
     paths = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
-    service = Service(settings, paths, board=board, cpus=cpus)
+    service = Service(settings, paths, board=board, cpus=cpus, gpu_workers=gpu_workers)
     routes = all_routes(service, adapters)
     if settings.otlp_endpoint:
         require_sdk()

@@ -41,11 +41,12 @@ class Service:
         *,
         board: Board | None = None,
         cpus: float = 0.0,
+        gpu_workers: int = 1,
     ) -> None:
         """``paths`` are those of the application and its adapters.
 
-        ``board`` and ``cpus``, a share of the CPUs, are given if this process is one of several
-        workers.
+        ``board``, ``cpus``, a share of the CPUs, and ``gpu_workers``, how many of them share a GPU,
+        are given if this process is one of several workers.
         """
         self.settings = settings
         self.paths = paths
@@ -60,7 +61,7 @@ class Service:
         self.started_at = int(time.time())  # Unix seconds
         self.metrics = Metrics(self.board)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
-        self.config = settings.engine_config()
+        self.config = settings.engine_config(gpu_workers)
         self.models = ModelRegistry(self.config, self.lifecycle, self.cpus, self._classifier_of)
         # Loads a model again, at all workers of the service. A worker among several replaces it.
         self.reload: Callable[[str], Awaitable[None]] = self.models.reload

@@ -69,8 +69,9 @@ class Settings(CheckpointOptions, BaseSettings):
     gpu_memory_mb: int = Field(
         default=0,
         ge=0,
-        description="megabytes of each GPU that the weights and batches of one model may take; "
-        "CUDA itself takes more; 0 means: no limit",
+        description="megabytes of each GPU that the weights and batches of one model may take, in "
+        "all workers that share the GPU together; CUDA itself takes more; 0 means: no limit, or "
+        "the whole GPU for workers that share it",
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         default="auto",
@@ -245,8 +246,8 @@ class Settings(CheckpointOptions, BaseSettings):
             raise ValueError("give each model another name")
         return names
 
-    def engine_config(self) -> EngineConfig:
-        """What the engine needs of these settings."""
+    def engine_config(self, gpu_workers: int = 1) -> EngineConfig:
+        """What the engine needs of these settings, where ``gpu_workers`` processes share a GPU."""
         return EngineConfig(
             served_name=self.served_name,
             device=self.device,
@@ -260,6 +261,7 @@ class Settings(CheckpointOptions, BaseSettings):
             cache_mb=self.cache_mb,
             max_text_chars=self.max_text_chars,
             workers=1 if self.workers == "auto" else self.workers,
+            gpu_workers=gpu_workers,
             cache_dir=cache_directory(self),
             retire_ms=max(self.drain_ms, self.deadline_ms),
         )

@@ -26,5 +26,6 @@ class EngineConfig:
     cache_mb: int  # for the results of each model's latest texts; 0: none are kept
     max_text_chars: int
     workers: int  # processes, which share the memory
+    gpu_workers: int  # of them, those that share a GPU with this one, itself included
     cache_dir: Path | None  # what is measured is kept there
     retire_ms: int  # a replaced model gets this long to finish its requests

@@ -58,6 +58,7 @@ def load_as_set(
         precision=config.precision,
         threads=threads,
         gpu_memory_mb=config.gpu_memory_mb,
+        gpu_workers=config.gpu_workers,
         name=name,
     )
 

@@ -37,15 +37,17 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
     signals.note_hangups(hangups)
     with ExitStack() as sockets:
         if assignment is None:
-            board, cpus = None, 0.0
+            board, cpus, gpu_workers = None, 0.0, 1
             sites = bind_sites(settings)
         else:
             board = Board.open(assignment.board, assignment.workers, assignment.number)
             sites = [socket.socket(fileno=site) for site in assignment.sites]
-            settings, cpus = take_share(settings, assignment.number, assignment.workers)
+            settings, cpus, gpu_workers = take_share(
+                settings, assignment.number, assignment.workers
+            )
         for site in sites:
             sockets.enter_context(site)
-        app = main.create_app(settings, board, cpus)
+        app = main.create_app(settings, board, cpus, gpu_workers)
         service: Service = app.state.service
         lifecycle = service.lifecycle
         apps = [app, main.create_metrics_app(service)]

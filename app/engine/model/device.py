@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.engine.machine.gpu import CUDA, cuda_state
+from app.engine.machine.gpu import CUDA, CudaGpu, cuda_state
 from app.errors import UserError
 
 CPU = "CPUExecutionProvider"
@@ -12,18 +12,25 @@ CPU = "CPUExecutionProvider"
 # compute a node; MATH can compute all. 8 is cuDNN's.
 ATTENTION_KERNELS = {"FLASH": 1, "EFFICIENT": 2, "TRT_FUSED": 4, "MATH": 16, "TRT_FLASH": 32}
 
+# What each process takes on a GPU for CUDA's context and kernels: an estimate, not measured.
+CONTEXT_MB = 600
+
 # A provider of ONNX Runtime, with its options where they are not the default.
 Provider = str | tuple[str, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The CPU, or the GPUs with these numbers. Each GPU has a copy of the model."""
+    """The CPU, or the GPUs with these numbers. Each GPU has a copy of the model.
+
+    ``workers`` of the service share each GPU: this process, and others with their own copies.
+    """
 
     gpus: tuple[int, ...] = ()
+    workers: int = 1
 
     @classmethod
-    def of(cls, setting: str) -> "Device":
+    def of(cls, setting: str, workers: int = 1) -> "Device":
         """The device that a valid ``--device`` names. Without numbers, ``cuda`` is the first GPU.
 
         The numbers are CUDA's. ``CUDA_VISIBLE_DEVICES`` selects and orders the GPUs that have one.
@@ -31,7 +38,7 @@ class Device:
         if setting == "cpu":
             return cls()
         numbers = setting.partition(":")[2] or "0"
-        return cls(tuple(map(int, numbers.split(","))))
+        return cls(tuple(map(int, numbers.split(","))), workers)
 
     def __str__(self) -> str:
         return f"cuda:{','.join(map(str, self.gpus))}" if self.gpus else "cpu"
@@ -70,17 +77,14 @@ class Device:
 
     def hardware(self) -> str:
         """The names and the memory of the GPUs; empty on the CPU."""
-        gpus = cuda_state().gpus if self.gpus else ()
-        return ", ".join(
-            f"{gpu.name} {gpu.memory_bytes}"
-            for number, gpu in enumerate(gpus)
-            if number in self.gpus
-        )
+        gpus = self._found() if self.gpus else []
+        return ", ".join(f"{gpu.name} {gpu.memory_bytes}" for gpu in gpus)
 
     def providers(self, gpu_memory_mb: int) -> list[Provider]:
         """ONNX Runtime's provider for each session: one on the CPU, else one on each GPU.
 
-        ``gpu_memory_mb`` limits the memory that a session takes on its GPU; 0 means: no limit.
+        ``gpu_memory_mb`` limits the memory of all workers' sessions on a GPU. 0 means: no limit, or
+        all of it for workers that share it. Each gets an equal part.
         """
         if not self.gpus:
             return [CPU]
@@ -89,7 +93,16 @@ class Device:
 
     def options(self, gpu_memory_mb: int) -> dict[str, str]:
         """The provider's options that are the same for each session; none on the CPU."""
-        return _cuda_options(gpu_memory_mb) if self.gpus else {}
+        if not self.gpus:
+            return {}
+        limit_mb = gpu_memory_mb // self.workers
+        if self.workers > 1 and not gpu_memory_mb:
+            least = min(gpu.memory_bytes for gpu in self._found())
+            limit_mb = least // 1_000_000 // self.workers - CONTEXT_MB
+        return _cuda_options(limit_mb)
+
+    def _found(self) -> list[CudaGpu]:
+        return [gpu for number, gpu in enumerate(cuda_state().gpus) if number in self.gpus]
 
 
 def _cuda_options(memory_mb: int) -> dict[str, str]:

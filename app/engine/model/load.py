@@ -24,14 +24,16 @@ def load_model(
     precision: Precision | Literal["auto"],
     threads: int,
     gpu_memory_mb: int = 0,
+    gpu_workers: int = 1,
     name: str | None = None,
 ) -> Model:
     """Open the model with ``threads`` intra-op threads per batch (0: one per core).
 
     The device ``auto`` means: the first GPU if CUDA works and the bundle has a variant for it, else
     the CPU. ``Device.of`` knows the other devices. The precision ``auto`` means: the variant that
-    was made for the device. ``gpu_memory_mb`` limits the memory of each session on a GPU; 0 means:
-    no limit. ``name`` takes the place of the bundle's own.
+    was made for the device. ``gpu_memory_mb`` limits what the sessions of ``gpu_workers`` together
+    take on the GPU that they share; 0 means: no limit. ``name`` takes the place of the bundle's
+    own.
 
     Raises:
         UserError: a file is damaged, the variant is not in the bundle, its output does not fit the
@@ -44,11 +46,11 @@ def load_model(
         return Model(bundle, chosen, place, threads=threads, gpu_memory_mb=gpu_memory_mb, name=name)
 
     if device != "auto":
-        return load_on(Device.of(device))
+        return load_on(Device.of(device, gpu_workers))
     # The package for CPUs is no reason for a warning: nobody expects a GPU of it.
     if CUDA in ort.get_available_providers() and precision != "int8":
         try:
-            return load_on(Device.of("cuda"))
+            return load_on(Device.of("cuda", gpu_workers))
         except UserError as error:
             logger.warning("serving on the CPU: %s", error)
     return load_on(Device.of("cpu"))

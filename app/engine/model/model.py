@@ -27,9 +27,6 @@ from app.errors import InferenceFailed, InvalidRequest, ServiceError, UserError
 SILENT = ort.RunOptions()
 SILENT.log_severity_level = 4
 
-# A graph may take its inputs in either type. For any other, ONNX Runtime says what it expects.
-INPUT_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-
 Ids = NDArray[np.int64] | NDArray[np.int32]
 Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
@@ -92,9 +89,7 @@ class Model:
                 f"bundle {bundle.path}: the {precision} model has {outputs} outputs, but the "
                 f"manifest has {len(self.labels)} labels"
             )
-        self._inputs = {
-            node.name: INPUT_TYPES.get(node.type, np.int64) for node in self.session.get_inputs()
-        }
+        self._inputs = [node.name for node in self.session.get_inputs()]
         self.flat = "token_offset" in self._inputs
         self._metadata = self.session.get_modelmeta().custom_metadata_map
         self._pad_token_id = bundle.pad_token_id
@@ -212,14 +207,14 @@ class Model:
         columns = np.arange(lengths.max())
         real = columns < lengths[:, np.newaxis]
         feeds: dict[str, Ids] = {}
-        for name, dtype in self._inputs.items():
+        for name in self._inputs:
             if name == "input_ids":
-                feeds[name] = np.full(real.shape, self._pad_token_id, dtype)
+                feeds[name] = np.full(real.shape, self._pad_token_id)
                 feeds[name][real] = ids
             elif name == "attention_mask":
-                feeds[name] = real.astype(dtype)
+                feeds[name] = real.astype(np.int64)
             else:  # token types
-                feeds[name] = np.zeros(real.shape, dtype)
+                feeds[name] = np.zeros(real.shape, np.int64)
                 if self.text_pairs:
                     feeds[name][real & (columns >= (lengths - typed)[:, np.newaxis])] = 1
         return feeds

@@ -8,7 +8,8 @@ for the next start. Values that the operator sets are used as they are.
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +17,7 @@ from time import perf_counter
 import onnxruntime
 from pydantic import BaseModel, Field
 
-from app.atomic_files import write_text_atomically
+from app.atomic_files import FileLock, write_text_atomically
 from app.engine.batching.budget import MAX_PADDING, TokenBudget
 from app.engine.config import EngineConfig
 from app.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
@@ -91,37 +92,51 @@ def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
         runners = config.runners or RUNNERS_PER_GPU * model.device.copies
         ways = [(runners, config.threads or 1)]
         # A flat graph computes no padding, so texts of any lengths fit together.
-        padding, largest = 1.0 if model.flat else CUDA_MAX_PADDING, max(CUDA_BATCHES)
+        padding = 1.0 if model.flat else CUDA_MAX_PADDING
     else:
         ways = ways_to_share(cpus, runners=config.runners, threads=config.threads)
-        padding, largest = MAX_PADDING, 1
-    if len(ways) == 1 and config.max_batch_tokens:
+        padding = MAX_PADDING
+    # A GPU needs a longer queue than the least, and only a measurement says how long.
+    queue = config.max_queue_tokens or (0 if model.provider == CUDA else LEAST_QUEUE_TOKENS)
+    if len(ways) == 1 and config.max_batch_tokens and queue:
         tokens = config.max_batch_tokens
         budget = TokenBudget(tokens, max_padding=padding)
-        queue = config.max_queue_tokens or LEAST_QUEUE_TOKENS
         return ServingPlan(*ways[0], tokens, queue, budget, "as set")
+    costs, measured = _costs(model, config, cpus, ways)
+    cost, texts = choose(costs, config.target_latency_ms / 1000)
+    figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in costs if c != cost)])
+    reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
+    tokens = config.max_batch_tokens or texts * TEXT_TOKENS
+    budget = TokenBudget(tokens, max_padding=padding)
+    queue = config.max_queue_tokens or queue_tokens(
+        cost, available_memory() // config.workers, config.gpu_workers
+    )
+    return ServingPlan(cost.runners, cost.threads, tokens, queue, budget, reason)
+
+
+def _costs(
+    model: Model, config: EngineConfig, cpus: float, ways: Sequence[tuple[int, int]]
+) -> tuple[list[Cost], str]:
+    """What an earlier start kept, or what is measured now and kept; and when it was measured."""
     key = _key(model, cpus, ways)
     file = _file(config, key)
-    kept = _read(file, key, largest)
-    measured = "earlier"
-    if kept is None:
+    with _one_at_a_time(file) if model.provider == CUDA else nullcontext():
+        if kept := _read(file, key):
+            return kept.costs, "earlier"
         started = perf_counter()
         kept = _Kept(key=key, costs=measure(model, ways))
         measured = f"in {perf_counter() - started:.1f} s"
         if _write(file, kept):
             logger.info("%s: measured %s, kept in %s", model.name, measured, file)
-    cost, texts = choose(kept.costs, config.target_latency_ms / 1000)
-    figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in kept.costs if c != cost)])
-    reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
-    tokens = config.max_batch_tokens or texts * TEXT_TOKENS
-    budget = TokenBudget(tokens, max_padding=padding)
-    queue = config.max_queue_tokens or queue_tokens(cost, available_memory() // config.workers)
-    return ServingPlan(cost.runners, cost.threads, tokens, queue, budget, reason)
+    return kept.costs, measured
 
 
-def queue_tokens(cost: Cost, memory_bytes: int) -> int:
-    """The tokens that may wait: those of ``QUEUE_SECONDS``, within a share of the memory."""
-    a_second = cost.texts_per_second(cost.best_batch()) * TEXT_TOKENS
+def queue_tokens(cost: Cost, memory_bytes: int, workers: int = 1) -> int:
+    """The tokens that may wait: those of ``QUEUE_SECONDS``, within a share of the memory.
+
+    Of the measured speed, this process gets the share of one of the ``workers`` on its GPU.
+    """
+    a_second = cost.texts_per_second(cost.best_batch()) * TEXT_TOKENS / workers
     most = memory_bytes * QUEUE_MEMORY_SHARE / BYTES_PER_QUEUED_TOKEN
     return max(LEAST_QUEUE_TOKENS, int(min(QUEUE_SECONDS * a_second, most)))
 
@@ -180,19 +195,28 @@ def _file(config: EngineConfig, key: str) -> Path | None:
     return config.cache_dir / name if config.cache_dir else None
 
 
-def _read(file: Path | None, key: str, largest: int) -> _Kept | None:
-    """What an earlier start saved for the same model and machine, or None.
+@contextmanager
+def _one_at_a_time(file: Path | None) -> Iterator[None]:
+    """Let one process measure for this file; the others wait, and then read it.
 
-    Costs without the batches of ``largest`` texts do not count: perhaps something else held the GPU
-    up, or took its memory, at that start.
+    Two that measure at the same time on one GPU would each find half of its speed.
     """
+    with ExitStack() as stack:
+        if file is not None:
+            with suppress(OSError):  # no process keeps anything there
+                file.parent.mkdir(parents=True, exist_ok=True)
+                lock = FileLock(file.with_suffix(".lock"), wait=True)
+                stack.callback(lock.close)
+        yield
+
+
+def _read(file: Path | None, key: str) -> _Kept | None:
+    """What an earlier start saved for the same model and machine, or None."""
     try:
         kept = _Kept.model_validate_json(file.read_bytes()) if file and file.is_file() else None
     except (OSError, ValueError):
         return None  # the file is damaged: measure again
-    if kept is None or kept.key != key or any(largest not in cost.seconds for cost in kept.costs):
-        return None
-    return kept
+    return kept if kept is not None and kept.key == key else None
 
 
 def _write(file: Path | None, kept: _Kept) -> bool:

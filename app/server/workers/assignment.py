@@ -88,10 +88,11 @@ def _computes_on_gpu(device: str) -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float]:
-    """Take the share of worker ``number``; its settings, and its number of CPUs.
+def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:
+    """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
-    The settings have its GPUs, and the number of ``workers``, by which limits are shared.
+    The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
+    limits are shared.
 
     On a machine with several NUMA nodes, the process is pinned to the CPUs of its node, so that
     its memory is near. Call it before threads are started.
@@ -100,11 +101,13 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
     nodes = numa_nodes()
     if len(nodes) > 1 and (workers % len(nodes) == 0 or len(nodes) % workers == 0):
         os.sched_setaffinity(0, [cpu for node in part(nodes, number, workers) for cpu in node])
-    kind, _, gpus = settings.device.partition(":")
-    if gpus:
-        own = ",".join(part(gpus.split(","), number, workers))
+    kind, _, numbers = settings.device.partition(":")
+    gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
+    if numbers:
+        own = ",".join(part(gpus, number, workers))
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
-    return settings.model_copy(update={"workers": workers}), cpus
+    gpu_workers = len(range(number % len(gpus), workers, len(gpus)))
+    return settings.model_copy(update={"workers": workers}), cpus, gpu_workers
 
 
 def part(items: Sequence[T], number: int, workers: int) -> Sequence[T]:

@@ -8,11 +8,11 @@ import onnxruntime as ort
 import pytest
 
 from app.config.settings import Settings
-from app.engine.loading import load, load_again
+from app.engine.loading import load, load_again, load_as_set
 from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from app.engine.model import device as device_module
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.device import CPU, Device
+from app.engine.model.device import CONTEXT_MB, CPU, Device
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.errors import UserError
@@ -69,7 +69,7 @@ def test_what_a_setting_names(setting: str, gpus: tuple[int, ...], name: str) ->
 
 
 def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
-    """Products in full fp32, no attention by cuDNN, no patterns, no fallback.
+    """Products in full fp32, no attention by cuDNN, no patterns, no fallback, NonZero on the CPU.
 
     The arena keeps its default: growths of the next power of two. A limit of memory is given to
     ONNX Runtime in bytes, for each GPU.
@@ -81,12 +81,24 @@ def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
     options["enable_skip_layer_norm_strict_mode"] = "1"
     assert arguments["providers"] == [(CUDA, {"device_id": "1", **options}), CPU]
     assert not arguments["options"].enable_mem_pattern
+    on_cpu = "session.name_based_layer_assignment"
+    assert arguments["options"].get_session_config_entry(on_cpu) == "cpu(NonZero)"
     assert not arguments["enable_fallback"]
     assert arguments["disabled_optimizers"] is None  # those are slow only on a CPU
     assert model.provider_options == options
     for number, one in enumerate(limited):
         assert one["providers"][0][1]["device_id"] == str(number)
         assert one["providers"][0][1]["gpu_mem_limit"] == "1500000000"
+
+
+def test_workers_share_the_memory_of_a_gpu(bundle: Path, opened: list[dict[str, Any]]) -> None:
+    """Each of four gets a quarter of the limit; without one, of the GPU, less what CUDA takes."""
+    for limit_mb in (2_000, 0):
+        config = Settings(device="cuda:1", gpu_memory_mb=limit_mb).engine_config(gpu_workers=4)
+        load_as_set(bundle, config, threads=1)
+    limits = [one["providers"][0][1]["gpu_mem_limit"] for one in opened]
+    quarter_mb = (24 << 30) // 1_000_000 // 4
+    assert limits == ["500000000", str((quarter_mb - CONTEXT_MB) * 1_000_000)]
 
 
 def test_options_of_the_cpu(bundle: Path) -> None:

@@ -6,21 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
 
 from app.engine.machine.gpu import CudaGpu, CudaState
 from app.engine.model import device, model
-from app.engine.model.bundle import sha256
 from app.engine.model.device import CPU
-from app.engine.model.model import Model
 from app.engine.model.sessions import Replicas, open_session
 from tests.conftest import Serve
 from tests.support.matmul_integer import MATMUL_INTEGER
-from tests.support.tiny_bundle import different_texts, load, make_bundle, write_manifest
 
 
 @pytest.fixture
@@ -60,41 +54,6 @@ def test_an_error_frees_the_session(sessions: list[ort.InferenceSession]) -> Non
     assert [one.running for one in replicas._replicas] == [0, 0]
 
 
-def _narrow(bundle: Path) -> None:
-    """Let the model take its inputs as int32."""
-    path = bundle / "onnx/model.onnx"
-    graph = onnx.load(path)
-    names = {value.name: f"{value.name}_wide" for value in graph.graph.input}
-    for node in graph.graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-    for value in graph.graph.input:
-        value.type.tensor_type.elem_type = TensorProto.INT32
-        cast = helper.make_node("Cast", [value.name], [names[value.name]], to=TensorProto.INT64)
-        graph.graph.node.insert(0, cast)
-    onnx.save(graph, path)
-    variant = {"file": "onnx/model.onnx", "sha256": sha256(path), "bytes": path.stat().st_size}
-    parity = {"samples": 1, "max_abs_logit_diff": 0.0, "label_agreement": 1.0}
-    write_manifest(bundle, variants={"fp32": variant | {"parity": parity}})
-
-
-def test_a_graph_may_take_ids_as_int32(tmp_path: Path) -> None:
-    """Half the bytes are copied where a graph takes them; the logits are the same."""
-    bundle = make_bundle(tmp_path / "tiny")
-
-    def logits() -> tuple[Model, Any]:
-        loaded = load(bundle)
-        encodings = [loaded.tokenizer.encode(text) for text in different_texts(5)]
-        return loaded, loaded.infer(encodings)
-
-    _, expected = logits()
-    _narrow(bundle)
-    narrow, found = logits()
-    assert {array.dtype for array in narrow.feeds([narrow.tokenizer.encode("love")]).values()} == {
-        np.dtype(np.int32)
-    }
-    assert np.array_equal(found, expected)
-
-
 def test_service_on_two_gpus(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
     """One queue feeds both: each computes, answers are those of the CPU, and the end is clean.
 
@@ -118,7 +77,7 @@ def test_service_on_two_gpus(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> N
     expected = serve()
     monkeypatch.setattr(model, "open_session", on_the_cpu)
     monkeypatch.setattr(model, "Replicas", kept)
-    client = serve(device="cuda:0,1", runners=0, max_batch_tokens=64)
+    client = serve(device="cuda:0,1", runners=0, max_batch_tokens=64, max_queue_tokens=9_999)
     assert opened == ["0", "1"]
     texts = [[f"I love this number {number}", "worst"] for number in range(40)]
 

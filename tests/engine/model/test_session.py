@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
@@ -33,6 +34,15 @@ def test_nothing_but_the_log_is_on_standard_error(
     warning.log_severity_level = 2
     ort.InferenceSession(path, warning, providers=[CPU])
     assert "unused" in capfd.readouterr().err
+
+
+def test_a_failure_is_an_exception_and_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """What ONNX Runtime logs of a failed batch, in colours, would be no line of the JSON log."""
+    session = load(EMBEDDED_BUNDLE, "int8").session
+    bad = {node.name: np.full((1, 3), 2**31, np.int64) for node in session.get_inputs()}
+    with pytest.raises(Exception, match="indices element out of data bounds"):
+        session.run(None, bad)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_session_has_the_default_kernels() -> None:

@@ -4,8 +4,10 @@ import json
 import os
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from time import sleep, thread_time
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +74,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def _kept(config: EngineConfig) -> Path:
     assert config.cache_dir is not None
-    (file,) = config.cache_dir.iterdir()
+    (file,) = config.cache_dir.glob("tuning-*.json")
     return file
 
 
@@ -155,7 +157,7 @@ def test_texts_of_any_lengths_fit_together_where_padding_is_not_computed(
 ) -> None:
     """A flat graph on a GPU computes no padding; of one with padding, a quarter at most is that."""
     model.provider = CUDA
-    config = replace(config, runners=1, threads=1, max_batch_tokens=4096)
+    config = replace(config, runners=1, max_batch_tokens=4096, max_queue_tokens=4096)
     assert tune(model, config, cpus=2).budget.max_padding == CUDA_MAX_PADDING
     model.flat = True
     budget = tune(model, config, cpus=2).budget
@@ -188,22 +190,57 @@ def test_loading_the_kernels_of_a_size_does_not_end_the_search(
     assert max(cost["seconds"].values()) < 0.1
 
 
-@pytest.mark.parametrize(("provider", "again"), [(CPU, False), (CUDA, True)])
-def test_a_measurement_without_the_largest_size_is_repeated(
+@pytest.mark.parametrize("provider", [CPU, CUDA])
+def test_a_list_that_ended_early_is_kept(
     model: Model,
     config: EngineConfig,
     batches: list[int],
     monkeypatch: pytest.MonkeyPatch,
     provider: str,
-    again: bool,
 ) -> None:
-    """On a GPU, it may have been a bad moment; on a CPU, a slow model always ends the search."""
+    """A slow GPU, or one with little memory, never gets to the largest size: not every start."""
     monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
     model.provider = provider
     tune(model, config, cpus=2)
     batches.clear()
     tune(model, config, cpus=2)
-    assert bool(batches) == again
+    assert not batches
+
+
+def test_one_process_measures_a_gpu_and_the_others_read(
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start waits while the first measures, and then takes what that has kept."""
+    measuring, go_on = Event(), Event()
+
+    def slow(*_: object) -> list[Cost]:
+        measuring.set()
+        assert go_on.wait(60)
+        return [Cost(2, 1, {1: 0.001}, alone=0.001)]
+
+    monkeypatch.setattr(tuning, "measure", slow)
+    model.provider = CUDA
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(tune, model, config, 2)
+        assert measuring.wait(60)
+        monkeypatch.setattr(tuning, "measure", lambda *_: pytest.fail("measured twice"))
+        second = pool.submit(tune, model, config, 2)
+        go_on.set()
+    assert "measured in" in first.result().reason
+    assert "measured earlier" in second.result().reason
+
+
+def test_a_budget_that_is_set_leaves_a_gpu_its_queue(
+    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--max-batch-tokens``, a GPU's queue still holds a second; workers on it share that."""
+    monkeypatch.setattr(tuning, "measure", lambda *_: [Cost(2, 1, {64: 128 / 36_000}, alone=0.01)])
+    monkeypatch.setattr(tuning, "available_memory", lambda: 64 * 2**30)
+    model.provider = CUDA
+    plan = tune(model, replace(config, max_batch_tokens=4096), cpus=2)
+    assert (plan.budget.tokens, plan.max_queue_tokens) == (4096, 1_152_000)
+    shared = replace(config, max_batch_tokens=4096, gpu_workers=4)
+    assert tune(model, shared, cpus=2).max_queue_tokens == 1_152_000 // 4
 
 
 @pytest.mark.parametrize(
@@ -224,8 +261,8 @@ def test_workers_share_the_memory_for_queues(
     monkeypatch.setattr(tuning, "measure", lambda *_: [Cost(2, 1, {64: 128 / 36_000}, alone=0.01)])
     monkeypatch.setattr(tuning, "available_memory", lambda: 8 * 2**30)
     settings = Settings(cache_dir=tmp_path)
-    one, _ = take_share(settings, 0, 1)
-    worker, _ = take_share(settings, 0, 4)
+    one, *_ = take_share(settings, 0, 1)
+    worker, *_ = take_share(settings, 0, 4)
     assert tune(model, one.engine_config(), cpus=2).max_queue_tokens == 894_784
     assert tune(model, worker.engine_config(), cpus=2).max_queue_tokens == 894_784 // 4
 

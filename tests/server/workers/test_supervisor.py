@@ -68,11 +68,13 @@ def test_gpus_and_nodes_are_dealt_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "workers", "device", "cpus", "pinned"),
+    ("number", "workers", "device", "cpus", "pinned", "gpu_workers"),
     [
-        (1, 2, "cuda:1", 4.0, [4, 5, 6, 7]),
-        (2, 4, "cuda:0", 2.0, [0, 1, 2, 3]),
-        (1, 3, "", 8 / 3, []),
+        (1, 2, "cuda:1", 4.0, [4, 5, 6, 7], 1),
+        (2, 4, "cuda:0", 2.0, [0, 1, 2, 3], 2),
+        (2, 3, "cuda:0", 8 / 3, [], 2),
+        (1, 3, "cuda:1", 8 / 3, [], 1),
+        (1, 3, "", 8 / 3, [], 3),
     ],
 )
 def test_a_share_is_cpus_and_a_node_and_gpus(
@@ -82,8 +84,12 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     device: str,
     cpus: float,
     pinned: list[int],
+    gpu_workers: int,
 ) -> None:
-    """CPUs are divided; a worker is pinned to its node where each has as many workers."""
+    """CPUs are divided; a worker is pinned to its node where each has as many workers.
+
+    It knows how many have its GPU, itself included.
+    """
     calls: list[list[int]] = []
     monkeypatch.setattr("app.server.workers.assignment.available_cpus", lambda: 8.0)
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -91,7 +97,7 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
     share = take_share(settings, number, workers)
-    assert share == (Settings(device=device or "cpu", workers=workers), cpus)
+    assert share == (Settings(device=device or "cpu", workers=workers), cpus, gpu_workers)
     assert calls == ([pinned] if pinned else [])
 
 
@@ -110,7 +116,7 @@ from app.server.workers import assignment
 def take_share(settings, number, workers):
     if number == 1:
         {fault}
-    return settings, 1.0
+    return settings, 1.0, 1
 assignment.take_share = take_share
 """
     )
