@@ -27,8 +27,7 @@ ROUNDS = 4  # each of so many SHAPES
 ALLOCATIONS, KERNELS = 2, 700  # the faults of stand_ins/cudart.c
 EVERYTHING, ERRORS = 0, 4  # of ONNX Runtime's log
 
-# For all: that of cuBLAS records its products there.
-CUDA = ctypes.CDLL("libcudart.so.13", ctypes.RTLD_GLOBAL)
+CUDA = ctypes.CDLL("libcudart.so.13")
 EVENTS = (ctypes.c_char * 2**16).in_dll(CUDA, "stand_in_events")
 COUNT = ctypes.c_int.in_dll(CUDA, "stand_in_event_count")
 BYTES = ctypes.c_long.in_dll(CUDA, "stand_in_bytes")

@@ -37,6 +37,14 @@ LIBRARIES: dict[str, tuple[str, Callable[[str, str], bool]]] = {
     "curand": ("libcurand.so.10", lambda symbol, _: symbol.startswith("curand")),
     "cuda": ("libcuda.so.1", lambda symbol, _: re.match("cu[A-Z]", symbol) is not None),
 }
+# The service wants them to be there; of cuDNN, ONNX Runtime makes a handle.
+UNUSED = {
+    "libnvrtc.so.13": "",
+    "libcufft.so.12": "",
+    "libcudnn.so.9": "".join(
+        f"int cudnn{what}() {{ return 0; }}" for what in ("Create", "SetStream", "Destroy")
+    ),
+}
 
 
 def build(packages: Path, target: Path) -> None:
@@ -62,9 +70,13 @@ def build(packages: Path, target: Path) -> None:
         command: list[str | Path] = ["gcc", "-w", "-O1", "-fPIC", "-shared"]
         command += [f"-I{target}", f"-I{headers}", target / f"{source}.c"]
         command += ["-o", target / library, f"-Wl,-soname,{library}"]
+        command += target.glob("libcudart.so.*")  # the first one, which the others report to
         if any(version for symbol, version in wanted if owns(symbol, version)):
             command.append(f"-Wl,--version-script={target / source}.map")
         subprocess.run(command, check=True)
+    for library, content in UNUSED.items():
+        command = ["gcc", "-shared", "-o", target / library, "-x", "c", "-"]
+        subprocess.run(command, input=content, text=True, check=True)
 
 
 def _undefined(library: Path) -> set[tuple[str, str]]:

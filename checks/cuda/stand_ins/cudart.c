@@ -1,12 +1,19 @@
 /* Stands in for libcudart: an H200 whose memory is the host's and whose kernels do nothing.
 
    What is asked of it is recorded as one letter each: k a kernel, p a product (cublas.c), h a copy
-   from the host, d a copy to the host, s a wait for the GPU. */
+   from the host, d a copy to the host, s a wait for the GPU.
+
+   Where STAND_IN_TFLOPS is set, a wait lasts as long as the thread's products since its last one
+   take at that speed. The file STAND_IN_LOCK keeps the GPU for one wait of all processes. */
 #include <driver_types.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
 
 #define MEMORY ((size_t)140 << 30)
 #define OUT_OF_MEMORY 2
@@ -20,6 +27,20 @@ atomic_int stand_in_fault;        /* an error that allocations (2) or kernels (7
 void stand_in_record(char event) {
   int number = atomic_fetch_add(&stand_in_event_count, 1);
   if (number < (int)sizeof stand_in_events) stand_in_events[number] = event;
+}
+static _Thread_local double operations;
+void stand_in_work(double more) { operations += more; }
+static void wait(void) {
+  const char *tflops = getenv("STAND_IN_TFLOPS");
+  stand_in_record('s');
+  if (tflops == NULL || operations == 0) return;
+  double seconds = operations / (atof(tflops) * 1e12);
+  struct timespec time = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
+  int gpu = open(getenv("STAND_IN_LOCK"), O_RDONLY);
+  flock(gpu, LOCK_EX);
+  nanosleep(&time, NULL);
+  close(gpu);
+  operations = 0;
 }
 static int failing(int error) { return stand_in_fault == error ? error : 0; }
 
@@ -104,9 +125,9 @@ int cudaStreamCreateWithFlags(void **stream) { *stream = malloc(1); return 0; }
 int cudaEventCreate(void **event) { *event = malloc(1); return 0; }
 int cudaEventCreateWithFlags(void **event) { *event = malloc(1); return 0; }
 int cudaStreamIsCapturing(void *stream, int *capturing) { *capturing = 0; return 0; }
-int cudaStreamSynchronize(void *stream) { stand_in_record('s'); return failing(ILLEGAL_ADDRESS); }
-int cudaDeviceSynchronize(void) { stand_in_record('s'); return failing(ILLEGAL_ADDRESS); }
-int cudaEventSynchronize(void *event) { stand_in_record('s'); return failing(ILLEGAL_ADDRESS); }
+int cudaStreamSynchronize(void *stream) { wait(); return failing(ILLEGAL_ADDRESS); }
+int cudaDeviceSynchronize(void) { wait(); return failing(ILLEGAL_ADDRESS); }
+int cudaEventSynchronize(void *event) { wait(); return failing(ILLEGAL_ADDRESS); }
 
 void **__cudaRegisterFatBinary(void *binary) { static void *handle; return &handle; }
 int cudaLaunchKernel(void) { stand_in_record('k'); return failing(ILLEGAL_ADDRESS); }
