@@ -23,7 +23,9 @@ GROUPS = {
         *("max_texts", "max_text_chars", "max_body_bytes", "max_inflight_bytes"),
         *("max_header_bytes", "max_queue_tokens", "drain_ms"),
     ),
-    "access and other ports": ("admin_keys", "cors_origins", "docs", "grpc_port", "metrics_port"),
+    "access and other ports": (
+        *("admin_keys", "cors_origins", "trusted_proxies", "docs", "grpc_port", "metrics_port"),
+    ),
     "logs and traces": ("log_format", "log_level", "access_log", "otlp_endpoint"),
     "measured at start, if not set": (
         *("runners", "threads", "max_batch_tokens", "target_latency_ms"),

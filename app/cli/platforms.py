@@ -34,7 +34,9 @@ class PlatformValue:
 
 def platform_settings(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     """What the platform says, by the name of the setting. The values are not validated."""
-    return _port(environment) | _model(environment) | _sagemaker(environment)
+    proxies = environment.get("FORWARDED_ALLOW_IPS")  # uvicorn's own
+    trusted = {"trusted_proxies": PlatformValue(proxies, "FORWARDED_ALLOW_IPS")} if proxies else {}
+    return _port(environment) | _model(environment) | _sagemaker(environment) | trusted
 
 
 def unused_mounts(environment: Mapping[str, str]) -> list[str]:

@@ -4,6 +4,7 @@ Each type here reads the text of a flag or a variable, and says what is accepted
 """
 
 import hashlib
+import ipaddress
 import os
 import re
 from pathlib import Path
@@ -48,6 +49,19 @@ def _origins(value: Any) -> Any:
             "an origin must be a scheme and a host, such as https://example.org, or '*'"
         )
     return origins
+
+
+def _networks(value: Any) -> Any:
+    # A connection's IPv4 address never has the prefix of IPv6.
+    networks = _listed(value.replace("::ffff:", "")) if isinstance(value, str) else value
+    try:
+        for network in networks if networks != ("*",) else ():
+            ipaddress.ip_network(network)
+    except ValueError:
+        raise ValueError(
+            "give addresses and networks, such as '10.0.0.7, 10.1.0.0/16', or '*' for all"
+        ) from None
+    return networks
 
 
 def _key_digests(value: Any) -> Any:
@@ -104,6 +118,7 @@ def _rate(value: str) -> str:
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
+Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_networks)]
 Directory = Annotated[Path | None, BeforeValidator(_path)]
 # SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
 # which are strings.

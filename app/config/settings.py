@@ -14,6 +14,7 @@ from app.config.formats import (
     Directory,
     KeyDigests,
     Names,
+    Networks,
     Origins,
     Paths,
     Rate,
@@ -171,6 +172,12 @@ class Settings(CheckpointOptions, BaseSettings):
         default=(),
         description="origins whose web pages may use the service, such as 'https://example.org', "
         "separated by ','; '*' means: all origins",
+    )
+    trusted_proxies: Networks = Field(
+        default=(),
+        description="addresses and networks of the proxies in front of the service, such as "
+        "'10.0.0.7,10.1.0.0/16'; their X-Forwarded-For names the client; '*' means: every "
+        "client is believed [default: FORWARDED_ALLOW_IPS, else none]",
     )
     docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
     metrics_port: int = Field(

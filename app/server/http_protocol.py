@@ -127,7 +127,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, self._transport))
         if self.client and self.client[0].startswith(IPV4_MAPPED):
             host, port = self.client
-            self.client = plain_address(host), port  # compared with FORWARDED_ALLOW_IPS
+            self.client = plain_address(host), port  # compared with --trusted-proxies
         self._close_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:

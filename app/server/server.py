@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -16,7 +15,6 @@ from fastapi import FastAPI
 
 from app.adapter import SideServer
 from app.errors import ServiceError, UserError
-from app.limits import IPV4_MAPPED
 from app.server import refusals, signals
 from app.server.addresses import announce
 from app.server.arrivals import ACCEPTING_SHARE, LOOK_S, QUIET_S, Arrivals, Listener, Quiet
@@ -212,6 +210,7 @@ class Server(uvicorn.Server):
 
 
 def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
+    proxies = app.state.service.settings.trusted_proxies
     return uvicorn.Config(
         app,
         lifespan="on",
@@ -221,8 +220,7 @@ def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         # Otherwise any client on this host could claim to have another address.
-        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
-        # In the form in which HttpProtocol writes the addresses of connections.
-        forwarded_allow_ips=os.environ.get("FORWARDED_ALLOW_IPS", "").replace(IPV4_MAPPED, ""),
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=[*proxies],
         timeout_keep_alive=keep_alive_s,
     )

@@ -66,15 +66,20 @@ class Call(Exchange):
         """``answer`` is None if no method has this ``path``."""
         # Such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000
         host = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
+        client = plain_address(host.strip("[]"))
+        headers = {
+            name.encode(): value.encode() if isinstance(value, str) else value
+            for name, value in context.invocation_metadata() or ()
+        }
+        if (named := headers.get(b"x-forwarded-for")) and client in limits.proxies:
+            named_client, _ = limits.proxies.get_trusted_client_address(named.decode("latin-1"))
+            client = plain_address(named_client) or client
         super().__init__(
             limits.service,
             verb=GRPC,
             path=path,
-            headers={
-                name.encode(): value.encode() if isinstance(value, str) else value
-                for name, value in context.invocation_metadata() or ()
-            },
-            client=plain_address(host.strip("[]")),
+            headers=headers,
+            client=client,
             arrival=Arrival(asyncio.get_running_loop().time()),
         )
         self.timing = ""  # the time that each stage took, in the form of the header server-timing

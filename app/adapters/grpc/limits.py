@@ -8,6 +8,8 @@ that it can take.
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 
+from uvicorn.middleware.proxy_headers import _TrustedHosts
+
 from app.errors import Overloaded
 from app.service import Service
 
@@ -30,6 +32,7 @@ class CallLimits:
             LEAST_CALLS, bytes_allowed // (WINDOW_BYTES + settings.max_header_bytes)
         )
         self.most_arriving = max(LEAST_ARRIVING, bytes_allowed // settings.max_body_bytes)
+        self.proxies = _TrustedHosts([*settings.trusted_proxies])  # as over HTTP
         self._running = running
         self._watching = 0
         # What gives up each message that is arriving. The oldest comes first.

@@ -318,6 +318,22 @@ def test_rate_limit_and_deadline_are_those_of_http(bundle: Path) -> None:
         assert int(trailing["grpc-retry-pushback-ms"]) > 3_000_000
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_trusted_proxy_names_the_client_of_a_call(bundle: Path, trusted: bool) -> None:
+    """Its X-Forwarded-For counts for the rate limit, and nobody else's does."""
+    proxies = ["--trusted-proxies", "127.0.0.0/8" if trusted else "10.0.0.0/8"]
+    with (
+        serving(bundle, "--rate-limit", "1/hour", *proxies) as (_, port),
+        Client(port) as client,
+    ):
+        metadata = [(("x-forwarded-for", f"203.0.113.9, 198.51.100.{last}"),) for last in (1, 2)]
+        client.call(f"{OIP}/ServerMetadata", metadata=metadata[0])
+        if trusted:
+            client.call(f"{OIP}/ServerMetadata", metadata=metadata[1])
+        error = client.fails(f"{OIP}/ServerMetadata", metadata=metadata[1])
+        assert dict(error.trailing_metadata())["error-code"] == "rate_limited"
+
+
 def test_shutdown_finishes_calls_and_ends_streams(bundle: Path) -> None:
     """A call in flight is answered; idle streams end; the exit code is 0."""
     with serving(bundle, command=SLOW_COMMAND) as (process, port), Client(port) as client:

@@ -9,6 +9,7 @@ import pytest
 
 from app import limits as access
 from app.cli.command import main
+from app.cli.sources import load_settings
 from app.config.settings import Settings
 from app.errors import RateLimited
 from app.shared_memory import moving_window
@@ -217,15 +218,30 @@ def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert window.hit("7") == 0
 
 
+def test_uvicorns_variable_names_proxies_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FORWARDED_ALLOW_IPS has an effect, unless the setting is given."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.0.0.7")
+    assert load_settings({}).trusted_proxies == ("10.0.0.7",)
+    assert load_settings({"trusted_proxies": "*"}).trusted_proxies == ("*",)
+
+
+@pytest.mark.parametrize("wrong", ["proxy", "10.0.0.1/8", "10.0.0.7,*", "10.0.0.300"])
+def test_a_wrong_proxy_ends_the_start(wrong: str) -> None:
+    """The error says what is accepted."""
+    words = r"^--trusted-proxies: give addresses and networks, such as .*, not "
+    with pytest.raises(ValueError, match=words):
+        load_settings({"trusted_proxies": wrong})
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_proxies_and_clients_have_one_address(start: Start) -> None:
     """IPv4 addresses and their IPv6 form count as one, for trusted proxies and for clients.
 
-    FORWARDED_ALLOW_IPS may have either form of a proxy's address, and the proxy may send either
+    --trusted-proxies may have either form of a proxy's address, and the proxy may send either
     form of a client's address. Without keys, each address has a rate.
     """
-    variables = {"FORWARDED_ALLOW_IPS": "127.0.0.1, ::ffff:127.0.0.2"}
-    process = start("--host", "::", "--rate-limit", "1/hour", variables=variables)
+    proxies = ("--trusted-proxies", "127.0.0.1, ::ffff:127.0.0.2")
+    process = start("--host", "::", "--rate-limit", "1/hour", *proxies)
     for proxy, trusted in (("127.0.0.1", True), ("127.0.0.2", True), ("127.0.0.3", False)):
         transport = httpx2.HTTPTransport(local_address=proxy)
         network = f"198.51.100.{proxy[-1]}"
