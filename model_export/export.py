@@ -35,7 +35,7 @@ from model_export.graph.variants import (
 )
 from model_export.model_card import model_card
 from model_export.output import ONNX_FILES, check_bundle_output
-from model_export.quality.accuracy_gate import AccuracyGate
+from model_export.quality.evaluation import AccuracyGate
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, DiffersTooMuch, verify
