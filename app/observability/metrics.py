@@ -74,10 +74,6 @@ class Metrics:
         self.requests_in_flight = self._gauge(
             "http_requests_in_flight", "HTTP requests being answered.", []
         ).labels()
-        self.grpc_restarts = self._counter(
-            "grpc_restarts", "Times that the gRPC server ended by itself and was started again.", []
-        )
-        self.grpc_restarts.labels()
         self.texts = self._counter("texts", "Texts by what became of them.", ["model", "outcome"])
         self.predictions = self._counter(
             "predictions", "Texts by predicted label.", ["model", "label"]

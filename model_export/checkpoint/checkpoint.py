@@ -26,10 +26,11 @@ from model_export.checkpoint.layout import (
     shards,
 )
 from model_export.checkpoint.weights import Fit, load_weights
-from model_export.checkpoint.workarounds import prepare_for_export
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
+# Architectures whose exported graph has token types as an input.
+_TYPED = ("albert", "bert", "deberta", "deberta-v2", "electra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         fit = load_weights(model, path / weights)
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
-    prepare_for_export(model)
+    _prepare_for_export(model)
     tokenizer = load_tokenizer(path)
     check_vocabulary(tokenizer, model.config.vocab_size, str(path))
     embed_unknown_pieces(model, tokenizer)
@@ -165,3 +166,17 @@ def max_tokens(config: Any) -> int:
             f"leaves {tokens} tokens for a text with its two special tokens; it must be larger"
         )
     return tokens
+
+
+def _prepare_for_export(model: Any) -> None:
+    """Change what Optimum would export wrongly or not at all. The logits of a text stay."""
+    config = model.config
+    if config.model_type == "big_bird":
+        # Its sparse attention chooses blocks at random and by the length of the traced text. Up to
+        # ``architectures.full_attention``, it attends to all tokens itself.
+        model.base_model.set_attention_type("original_full")
+    if config.model_type in _TYPED and config.type_vocab_size == 1:
+        # Optimum traces token types 0 and 1. The second row is for that alone.
+        table = model.base_model.embeddings.token_type_embeddings
+        table.weight = torch.nn.Parameter(table.weight.detach().repeat(2, 1))
+        table.num_embeddings = config.type_vocab_size = 2

@@ -19,7 +19,7 @@ LABELLED = (
     "without a header, with the columns group, label and text"
 )
 # By how much a variant's scores on labelled texts may be lower than those of fp32. It is here and
-# not in accuracy_gate, because --help does not need the libraries that compute scores.
+# not in evaluation.py, because --help does not need the libraries that compute scores.
 MAX_ACCURACY_LOSS = 0.01
 TABLES = tuple(ending for ending in READ if not ending.startswith(".txt"))
 LONGEST_SHOWN = 40  # characters of a label; what is longer is probably a text

@@ -1,12 +1,11 @@
 """grpc.aio's server, without three faults of it. Nothing here knows the service.
 
-This uses names that grpcio keeps to itself. If a later version has others, a test fails, and
-``GrpcServer`` still starts again what a client has ended.
+This uses names that grpcio keeps to itself. If a later version has others, a test fails.
 """
 
 import asyncio
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -32,7 +31,7 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
 
     The names of these additional methods cannot be guessed, because a client might call them.
 
-    ``crashed`` is done when the server has ended by itself; its result is the error.
+    ``crashed`` is called with the error if the server ends by itself.
     """
 
     def __init__(
@@ -41,10 +40,10 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         handlers: Mapping[str, grpc.RpcMethodHandler],
         *,
         busy: Collection[str] = (),
+        crashed: Callable[[BaseException], None],
     ) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(loop, None, (), (), options, None)
-        self.crashed: asyncio.Future[BaseException] = loop.create_future()
+        super().__init__(asyncio.get_running_loop(), None, (), (), options, None)
+        self._crashed = crashed
         again = {secrets.token_hex(): path for path in busy for _ in range(AT_ONCE - 1)}
         again[secrets.token_hex()] = UNKNOWN
         named = {**handlers, **{name: handlers[path] for name, path in again.items()}}
@@ -84,8 +83,8 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         return asyncio.shield(taking)
 
     def _serving_task_crash_handler(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) and not self.crashed.done():
-            self.crashed.set_result(error)
+        if not task.cancelled() and (error := task.exception()):
+            self._crashed(error)
 
 
 def _given_up(taking: asyncio.Task[object]) -> None:

@@ -4,7 +4,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from app.adapters.forms.open_inference.bytes_tensor import unpack
 from app.adapters.forms.open_inference.request import (
     JsonParameters,
     JsonRequest,
@@ -20,6 +19,7 @@ from app.adapters.forms.open_inference.tensors import (
     of_version,
     output_tensor,
     packed_values,
+    unpack,
 )
 from app.adapters.grpc.call import Answers, Call
 from app.adapters.grpc.health import is_ready

@@ -40,8 +40,6 @@ STREAMS = 256
 # ones, whoever sends them.
 WAITING = 16 * STREAMS
 TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
-# Seconds between two tries to open the port again.
-RETRY_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -96,46 +94,25 @@ class GrpcServer:
         self._calls = Calls(service, answers)
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._server = self._bound()
-        self._keeping: asyncio.Task[None] | None = None
-
-    def _bound(self) -> AioServer:
-        server = AioServer(_options(self._service), self._calls.handlers(), busy=[INFER])
+        self._server = AioServer(
+            _options(service), self._calls.handlers(), busy=[INFER], crashed=self._crashed
+        )
         try:
-            server.bind(self._address)
+            self._server.bind(self._address)
         except RuntimeError:  # gRPC does not say why
             raise UserError(
                 f"cannot listen on {self._address} for gRPC; choose another port with --grpc-port"
             ) from None
-        return server
+
+    def _crashed(self, error: BaseException) -> None:
+        # Not the error's own text: it may quote what a client sent.
+        logger.error("gRPC ended with %s", type(error).__name__)
+        self._service.lifecycle.failure = "gRPC has ended"
 
     async def start(self) -> None:
-        """Accept calls. If the server ends by itself, it is started again."""
+        """Accept calls. If the server ends by itself, liveness fails."""
         await self._server.start()
-        self._keeping = asyncio.create_task(self._keep())
         logger.info("serving gRPC at %s", self._address)
-
-    async def _keep(self) -> None:
-        while True:
-            error = await self._server.crashed
-            if self._service.lifecycle.stopping:
-                return
-            # Not the error's own text: it may quote what a client sent.
-            logger.error("gRPC ended with %s and is started again", type(error).__name__)
-            self._service.metrics.grpc_restarts.labels().value += 1
-            await self._server.shutdown(None)
-            await self._start_again()
-
-    async def _start_again(self) -> None:
-        while True:
-            try:
-                self._server = self._bound()
-                break
-            except UserError as failure:
-                self._service.lifecycle.failure = str(failure)
-                await asyncio.sleep(RETRY_S)
-        self._service.lifecycle.failure = ""
-        await self._server.start()
 
     async def stop(self, stop_by: float) -> None:
         """Finish the calls in progress until ``stop_by``, then disconnect all clients.
@@ -143,8 +120,6 @@ class GrpcServer:
         Later calls, and those whose message has not arrived, get UNAVAILABLE. ``stop_by`` is on the
         clock ``time.monotonic``.
         """
-        if self._keeping is not None:
-            self._keeping.cancel()
         self._calls.limits.give_up_all()
         if running := set(self._calls.running):
             await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))

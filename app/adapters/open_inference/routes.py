@@ -14,8 +14,7 @@ from app.adapters.forms.open_inference.tensors import (
     metadata_of,
     of_version,
 )
-from app.adapters.open_inference.request import read_inference_request
-from app.adapters.open_inference.response import infer_response
+from app.adapters.open_inference.bodies import infer_response, read_inference_request
 from app.api.http_exchange import HttpRequest, Route, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, example, path_parameters

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import shlex
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -20,7 +19,7 @@ csv.field_size_limit(MAX_FIELD_CHARS)
 
 
 class CsvTable(TextTable):
-    """A file of values in UTF-8 with a header. Its ending says what separates them.
+    """A file of values in UTF-8 with a header, separated by what the ending says, or by ; or |.
 
     Quotes mean the same in both kinds. Blank lines are skipped.
 
@@ -33,9 +32,8 @@ class CsvTable(TextTable):
     def __init__(self, path: TableSource, column: str) -> None:
         check_is_utf8(path)
         self.path = path
-        self._separator = SEPARATORS[path.suffix.lower()]
         with TextFile(path, "") as file:
-            self._check_separator(file.readline(MAX_FIELD_CHARS), column)
+            self._separator = _separator(path, file.readline(MAX_FIELD_CHARS), column)
         with TextFile(path, "") as file:
             _, header = next(self._lines(file), (0, []))
         if not header:
@@ -79,7 +77,7 @@ class CsvTable(TextTable):
         """What is wrong with the row in the lines from ``first`` to ``last``."""
         with TextFile(self.path, "") as file:
             row = "".join(islice(file, first - 1, last))
-        sound = re.match(SOUND_CELLS.replace(",", self._separator), row)
+        sound = re.match(SOUND_CELLS.replace(",", re.escape(self._separator)), row)
         begin = sound.end() if sound else 0
         line = first + len(LINE_END.findall(row[:begin]))
         if not row.startswith('"', begin):
@@ -99,27 +97,10 @@ class CsvTable(TextTable):
         )
         return [*row, *[""] * width][:width], error
 
-    def _check_separator(self, header: str, column: str) -> None:
-        """Refuse a header that is a single column here, but several with another separator."""
-        names = next(csv.reader([header], delimiter=self._separator), [])
-        if len(names) != 1 or column in names:
-            return
-        for other in (*SEPARATORS.values(), *OTHER_SEPARATORS):
-            if len(next(csv.reader([header], delimiter=other))) > 1:
-                raise UserError(
-                    f"{self.path} separates its columns with {other!r}, not with "
-                    f"{self._separator!r}; {_how_to_read(self.path, other)}"
-                )
 
-
-def _how_to_read(path: TableSource, separator: str) -> str:
-    for ending, known in SEPARATORS.items():
-        if known == separator:
-            return f"rename it so that it ends in {ending}"
-    code = (
-        "import csv, sys; csv.writer(sys.stdout).writerows("
-        f"csv.reader(sys.stdin, delimiter={separator!r}))"
-    )
-    return (
-        f'convert it, for example with: python3 -c "{code}" < {shlex.quote(str(path))} > commas.csv'
-    )
+def _separator(path: TableSource, header: str, column: str) -> str:
+    """What the ending says, unless ``column`` is only a name of the header with another one."""
+    usual = SEPARATORS[path.suffix.lower()]
+    possible = (usual, *SEPARATORS.values(), *OTHER_SEPARATORS)
+    fits = (s for s in possible if column in next(csv.reader([header], delimiter=s), []))
+    return next(fits, usual)

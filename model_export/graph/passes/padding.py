@@ -20,9 +20,8 @@ from onnx_ir.tape import Tape
 
 from model_export.graph.encoder_layers import EncoderLayer, find_layers
 from model_export.graph.linear import NotRecognised, producer
-from model_export.graph.passes.editor import Editor, scope_of
+from model_export.graph.passes.editor import Editor, scope_of, text_rows
 from model_export.graph.passes.first_token import QUERIES_KEPT
-from model_export.graph.passes.text_rows import text_rows
 
 TO_HEADS, TO_KEYS = (0, 2, 1, 3), (0, 2, 3, 1)  # [batch, heads, sequence, width]; keys transposed
 SCOPE = "/padding"

@@ -15,9 +15,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from model_export.graph.linear import Linear, array_of, as_linear, consumers, input_of
-from model_export.graph.passes.editor import Editor, hidden_states, scope_of
+from model_export.graph.passes.editor import Editor, hidden_states, scope_of, text_rows
 from model_export.graph.passes.first_token import selects_first_token
-from model_export.graph.passes.text_rows import text_rows
 
 ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Tanh", "Sigmoid", "Relu", "Neg"}
 

@@ -13,9 +13,8 @@ from app.engine.model.model import Model
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import export
-from model_export.quality import accuracy_gate, evaluation
-from model_export.quality.accuracy_gate import AccuracyGate
-from model_export.quality.evaluation import evaluate
+from model_export.quality import evaluation
+from model_export.quality.evaluation import AccuracyGate, evaluate
 from model_export.quality.labelled import Example, Labels
 from model_export.quality.scores import marks
 from tests.support.checkpoints import CORPUS, Exported, silent
@@ -145,7 +144,7 @@ def test_scores_are_recorded_by_group(
 ) -> None:
     """Per language and their mean, and how often the labels are fp32's; also without fp32."""
     # Logits of a random model are often level, so that rounding picks another label.
-    monkeypatch.setattr(accuracy_gate, "LEAST_AGREEMENT", 0.8)
+    monkeypatch.setattr(evaluation, "LEAST_AGREEMENT", 0.8)
     examples = _examples(bert.model("fp32"))
     said: list[str] = []
     export(

@@ -1,24 +1,25 @@
 """Models and tensors in the terms of the Open Inference Protocol, over HTTP and gRPC."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from app.adapters.forms.open_inference.bytes_tensor import pack
 from app.adapters.forms.open_inference.request import InferRequest, OutputName, RequestedOutput
 from app.engine.classifier import Classifier
 from app.engine.model.model import Model
 from app.engine.predictions import Prediction
-from app.errors import InvalidRequest, ModelNotFound
+from app.errors import InvalidRequest, ModelNotFound, TooManyTexts
 from app.service import Service
 
 SERVER = "sentiment-service"
 PLATFORM = "onnxruntime_onnx"
 VERSION = "1"  # the same for every model; not the model's revision
 DataType = Literal["BYTES", "FP32"]
+_LENGTH = struct.Struct("<I")  # of an element of BYTES, before its UTF-8
 _ALL_OUTPUTS = [RequestedOutput(name=name) for name in get_args(OutputName)]
 
 
@@ -126,3 +127,40 @@ def _row(value: str | float | dict[str, float]) -> Sequence[Any]:
 def packed_values(datatype: DataType, values: Sequence[Any]) -> bytes:
     """The values as bytes, in the form of the binary tensor data extension."""
     return pack(values) if datatype == "BYTES" else np.array(values, dtype="<f4").tobytes()
+
+
+def pack(texts: Iterable[str]) -> bytes:
+    """The bytes of a tensor of texts, in the form of the binary tensor data extension."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(_LENGTH.pack(len(element)) + element for element in encoded)
+
+
+def unpack(data: bytes, max_texts: int) -> list[str]:
+    """The texts of a tensor.
+
+    Raises:
+        TooManyTexts: there are more than ``max_texts``. The rest is not looked at.
+        InvalidRequest: a length points beyond the end of the data, or an element is not UTF-8.
+    """
+    texts: list[str] = []
+    start = 0
+    while start < len(data):
+        if len(texts) == max_texts:
+            raise TooManyTexts(f"there are more than the {max_texts} texts that are accepted")
+        begin = start + _LENGTH.size
+        if begin > len(data):
+            raise InvalidRequest("the binary data ends in the middle of an element's length field")
+        (length,) = _LENGTH.unpack_from(data, start)
+        start = begin + length
+        if start > len(data):
+            raise InvalidRequest(
+                f"element {len(texts)} of the binary data, counted from 0, should have {length} "
+                f"bytes, but only {len(data) - begin} are left"
+            )
+        try:
+            texts.append(data[begin:start].decode())
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"element {len(texts)} of the binary data, counted from 0, is not UTF-8"
+            ) from None
+    return texts
