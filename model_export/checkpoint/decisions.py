@@ -16,7 +16,13 @@ from typing import Any, get_args
 from app.config.checkpoint_options import CheckpointOptions
 from app.engine.text.encoding import Preprocessing
 from model_export.checkpoint.fast_tokenizer.bertweet_form import normalises
-from model_export.checkpoint.labels import MULTI_LABEL, canonical_labels, is_numbered, read_labels
+from model_export.checkpoint.labels import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    canonical_labels,
+    is_numbered,
+    read_labels,
+)
 from model_export.checkpoint.source import origin
 
 # What a name suggests, if nothing is known of it. BERTweet's tokenizers say it themselves.
@@ -69,7 +75,7 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
     if multi_label is None and known and entries.get("problem_type") is None:
         multi_label = known.multi_label or None
     if multi_label is not None:
-        head = MULTI_LABEL if multi_label else "single_label_classification"
+        head = MULTI_LABEL if multi_label else SINGLE_LABEL
         entries = {**entries, "problem_type": head}
     spelled = read_labels(entries, str(path), options.labels)
     labels, notes = (spelled, []) if options.labels else _named(spelled, known)

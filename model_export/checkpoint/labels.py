@@ -12,8 +12,8 @@ SPELLINGS = {
     "positive": {"positive", "pos"},
 }
 SENTIMENTS = list(SPELLINGS)
-MULTI_LABEL = "multi_label_classification"
-PROBLEM_TYPES = ("single_label_classification", MULTI_LABEL, "regression")
+SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
+PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
 # Control characters, halves of surrogate pairs, and separators of lines and paragraphs.
 UNFIT_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
 # Spaces and characters of no width, such as U+200B: no name has only these.

@@ -3,8 +3,10 @@
 import argparse
 from collections import Counter
 from math import isfinite
+from typing import get_args
 
 from app.cli.command_parser import CommandParser, local_path
+from app.engine.text.encoding import Preprocessing
 from model_export.quality.labelled import LABELLED
 from model_export.training.recipe import MAX_TOKENS, Recipe
 
@@ -51,6 +53,13 @@ def finetune_command(words: list[str]) -> None:
     )
     parser.add_argument(
         "--batch-size", type=_count, default=32, help="texts per step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--preprocessing",
+        choices=("auto", *get_args(Preprocessing)),
+        default="auto",
+        help="how texts are normalised; auto means: as for an export of the base, and 'tweet' if "
+        "nothing is known of it (default: %(default)s)",
     )
     options = parser.parse_args(words)
     seed, times = Counter(options.seeds).most_common(1)[0]

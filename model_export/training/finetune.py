@@ -6,18 +6,21 @@ their weights (Wortsman et al. 2022, "Model soups"), which is as fast to serve a
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, BertweetTokenizer
 
 from app.atomic_files import atomic_directory, full_disk_named
+from app.config.checkpoint_options import CheckpointOptions
 from app.engine.text.encoding import Preprocessing
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import max_tokens
 from model_export.checkpoint.config import model_config, read_config
-from model_export.checkpoint.labels import SENTIMENTS
+from model_export.checkpoint.decisions import decide
+from model_export.checkpoint.labels import SENTIMENTS, SINGLE_LABEL
 from model_export.checkpoint.layout import check_directory, choose_local_files
 from model_export.output import check_new_output
 from model_export.quality.labelled import Example, read_examples
@@ -48,13 +51,13 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     entries = read_config(recipe.base, str(recipe.base))
     config = model_config(entries)
     tokenizer = AutoTokenizer.from_pretrained(recipe.base, config=config, trust_remote_code=False)
-    preprocessing = training_preprocessing(entries, tokenizer)
     train, validation = _labelled_texts(recipe, say)
+    preprocessing = training_preprocessing(recipe, entries, tokenizer, say)
+    recipe = replace(recipe, preprocessing=preprocessing)
     limit = min(MAX_TOKENS, max_tokens(config))
     train_set = tokenise(train, SENTIMENTS, tokenizer, preprocessing, limit)
     validation_set = tokenise(validation, SENTIMENTS, tokenizer, preprocessing, limit)
     cut = sum(len(ids) >= limit for ids in train_set.ids)
-    say(f"preprocessing {preprocessing}")
     say(f"texts are cut to {limit} tokens; {cut} training texts are that long or longer")
     work = output.with_name(output.name + ".training")
     start_or_resume(work, recipe)
@@ -84,17 +87,26 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     return scores
 
 
-def training_preprocessing(entries: Mapping[str, Any], tokenizer: Any) -> Preprocessing:
-    """The normalisation of texts: the one that the base was trained with, if it says so.
+def training_preprocessing(
+    recipe: Recipe, entries: Mapping[str, Any], tokenizer: Any, say: Callable[[str], None]
+) -> Preprocessing:
+    """The normalisation of texts: as an export of the base decides, or of any BERTweet.
 
-    It is recorded in config.json, as in our own checkpoints, or that of BERTweet's tokenizer. A
-    base that says nothing learns texts without user names and links, in the form of TweetEval.
+    A base of which nothing is known learns texts without user names and links, in the form of
+    TweetEval. ``say`` gets what was decided, and a guess.
     """
+    chosen = recipe.preprocessing
     if isinstance(tokenizer, BertweetTokenizer):
         tokenizer.normalization = False  # the texts are normalised before, as in the service
-        return "bertweet"
-    recorded = entries.get("preprocessing")
-    return next((known for known in get_args(Preprocessing) if known == recorded), "tweet")
+        chosen = "bertweet" if chosen == "auto" else chosen
+    head = {"id2label": dict(enumerate(SENTIMENTS)), "problem_type": SINGLE_LABEL}
+    decided = decide(recipe.base, {**entries, **head}, CheckpointOptions(preprocessing=chosen))
+    preprocessing = decided.preprocessing
+    if (chosen, preprocessing) == ("auto", "none") and "preprocessing" not in entries:
+        preprocessing = "tweet"
+    for line in (f"preprocessing {preprocessing}", *decided.notes):
+        say(line)
+    return preprocessing
 
 
 def _labelled_texts(

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.engine.model.bundle import sha256
+from app.engine.text.encoding import Preprocessing
 from app.errors import UserError
 
 # Special tokens included. A longer text is cut, or sooner if the base has fewer positions.
@@ -29,6 +30,7 @@ class Recipe:
     seeds: Sequence[int]
     learning_rate: float
     batch_size: int
+    preprocessing: Literal["auto", Preprocessing] = "auto"
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy. It is published with the model, so paths become file names."""

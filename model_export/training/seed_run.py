@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, get_linear_schedule
 
 from app.atomic_files import write_atomically
 from model_export.checkpoint.config import model_config, read_config
-from model_export.checkpoint.labels import SENTIMENTS
+from model_export.checkpoint.labels import SENTIMENTS, SINGLE_LABEL
 from model_export.quality.evaluation import batches
 from model_export.quality.scores import Scores, score
 from model_export.training.recipe import LABEL_SMOOTHING, WARMUP_SHARE, Recipe
@@ -127,6 +127,7 @@ class SeedRun:
 def load_base(base: Path) -> Any:
     """The pretrained encoder with a classifier for ``SENTIMENTS``."""
     config = model_config(read_config(base, str(base)))
+    config.problem_type = SINGLE_LABEL
     config.id2label = dict(enumerate(SENTIMENTS))
     config.label2id = {label: index for index, label in enumerate(SENTIMENTS)}
     return AutoModelForSequenceClassification.from_pretrained(

@@ -128,7 +128,7 @@ def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path
     examples = [
         Example("en", ("neutral",), f"@anna it isn't {sign} http://x.org") for sign in "☺✓ж"
     ]
-    preprocessing = training_preprocessing({}, tokenizer)
+    preprocessing = training_preprocessing(short, {}, tokenizer, silent)
     learnt = tokenise(examples, ["neutral"], tokenizer, preprocessing, 64)
     served = [preprocess(example.text, checkpoint.preprocessing) for example in examples]
     unknown = tokenizer.unk_token_id
@@ -140,11 +140,41 @@ def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("recorded", "chosen"), [(None, "tweet"), ("none", "none"), ("bertweet", "bertweet")]
+    ("base", "entries", "flag", "says"),
+    [
+        ("mine", {}, "auto", "tweet"),
+        ("mine", {"preprocessing": "none"}, "auto", "none"),
+        ("mine", {"preprocessing": "bertweet"}, "auto", "bertweet"),
+        ("mine", {"_name_or_path": "cardiffnlp/tweet-topic-21-multi"}, "auto", "tweet_topic"),
+        ("robertuito-base-uncased", {}, "auto", "robertuito"),
+        ("robertuito-base-uncased", {}, "none", "none"),
+        ("my-robertuito", {}, "auto", "robertuito; a guess from the name my-robertuito"),
+    ],
 )
-def test_a_base_that_records_its_normalisation_keeps_it(recorded: str | None, chosen: str) -> None:
-    """One that records nothing, or a word that we do not know, gets that of TweetEval."""
-    assert training_preprocessing({"preprocessing": recorded}, None) == chosen
+def test_the_normalisation_is_that_of_an_export_of_the_base(
+    recipe: Recipe, tmp_path: Path, base: str, entries: dict[str, str], flag: Any, says: str
+) -> None:
+    """Recorded, known, or guessed, which is said; of a base that tells nothing, TweetEval's."""
+    (tmp_path / base).mkdir()
+    said: list[str] = []
+    asked = dataclasses.replace(recipe, base=tmp_path / base, preprocessing=flag)
+    word, _, guess = says.partition("; ")
+    assert training_preprocessing(asked, entries, None, said.append) == word
+    assert said[0] == f"preprocessing {word}"
+    assert bool(guess) == (len(said) > 1)
+    assert guess in said[-1]
+
+
+def test_a_multi_label_base_learns_one_label_a_text(recipe: Recipe, tmp_path: Path) -> None:
+    """The head is new, so neither its problem_type nor what is known of its name stays."""
+    base = make_checkpoint(
+        tmp_path / "tweet-topic-21-multi", "bert", problem_type="multi_label_classification"
+    )
+    short = dataclasses.replace(recipe, base=base, epochs=1)
+    finetune(short, tmp_path / "out", say=silent)
+    checkpoint = load_checkpoint(tmp_path / "out")
+    assert not checkpoint.multi_label
+    assert checkpoint.preprocessing == "tweet_topic"
 
 
 def _interrupt(recipe: Recipe, output: Path, step: int) -> None:
