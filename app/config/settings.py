@@ -89,8 +89,8 @@ class Settings(CheckpointOptions, BaseSettings):
     max_batch_tokens: int = Field(
         default=0,
         ge=0,
-        description="maximum tokens in one batch, padding included (texts x longest text); "
-        "0 means: measured at start",
+        description="maximum tokens in one batch, with padding (texts x longest text) if it is "
+        "computed; 0 means: measured at start",
     )
     cache_dir: Directory = Field(
         default=None,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from checks.gpu.pack import pack, requirements
-from checks.gpu.slim import CONTAINER, ENTRY, MAGIC, slim
+from checks.gpu.slim import slim
+from checks.support.fatbin import CONTAINER, ENTRY, MAGIC
 from tests.support.serving import run_program
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))

@@ -78,7 +78,7 @@ class Status(TypedDict):
 class Limits(TypedDict):
     """How large a request may be, and when it is refused."""
 
-    max_batch_tokens: Annotated[int, Field(description="padded tokens of a batch")]
+    max_batch_tokens: Annotated[int, Field(description="tokens of a batch")]
     max_queue_tokens: Annotated[
         int, Field(description="tokens that may wait; a request may have half")
     ]

@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 class MicroBatcher(Generic[Item, Result]):
     """Combines the items of concurrent requests into batches and calls ``infer`` on each batch.
 
-    Runner threads call ``infer``, with at most ``budget`` padded tokens at a time, or with one
-    longer item. It returns one result per item, in order. A result that is a ``ServiceError``
+    Runner threads call ``infer``, with at most ``budget`` tokens at a time, or with one longer
+    item. It returns one result per item, in order. A result that is a ``ServiceError``
     fails only its own item. It may raise any error. ``OutOfMemory`` also lowers the budget, and
     after ``DeviceLost`` no request is admitted any more; ``device_lost`` then says why.
 
@@ -256,7 +256,7 @@ class MicroBatcher(Generic[Item, Result]):
         report = BatchReport(
             texts=len(batch),
             tokens=sum(lengths),
-            padded_tokens=len(batch) * max(lengths),
+            padded_tokens=self._budget.size(lengths),
             inference_seconds=took.ended - took.started,
             failed=sum(isinstance(result, ServiceError) for result in results),
             tags=tuple(request.tag for request in requests if request.tag is not None),

@@ -108,7 +108,7 @@ class BatchReport:
 
     texts: int
     tokens: int
-    padded_tokens: int  # texts × longest
+    padded_tokens: int  # with padding, if the model computes it
     inference_seconds: float
     failed: int  # number of texts that failed
     tags: tuple[object, ...] = ()  # of the requests in the batch
@@ -134,7 +134,7 @@ class BatchObserver(Protocol):
 
 def out_of_memory(items: Sequence[Sized], budget: TokenBudget, error: OutOfMemory) -> None:
     """Lower the budget if memory ran out for several items; one long item may go alone."""
-    tokens = len(items) * max(map(len, items))
+    tokens = budget.size([*map(len, items)])
     reason = first_line(error.__cause__ or error)
     if len(items) > 1:
         budget.lower(tokens, reason)

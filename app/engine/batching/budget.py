@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Sequence
 
 # The share of a batch that may be padding. Padding costs time in attention; small batches cost time
 # in loading the weights. With tweets of 5 to 45 tokens, shares of 6 to 15 % lose about the same on
@@ -14,12 +15,13 @@ logger = logging.getLogger(__name__)
 class TokenBudget:
     """The number of padded tokens (texts x longest) that a batch may have.
 
-    ``max_padding`` is the share of them that may be padding. ``lowered`` says whether the budget
-    was lowered, because memory ran out in a batch. The next start may have more memory.
+    ``max_padding`` is the share of them that may be padding; None: the model computes no padding,
+    so none counts. ``lowered`` says whether the budget was lowered, because memory ran out in a
+    batch. The next start may have more memory.
     """
 
     def __init__(
-        self, tokens: int, *, max_padding: float = MAX_PADDING, lowered: bool = False
+        self, tokens: int, *, max_padding: float | None = MAX_PADDING, lowered: bool = False
     ) -> None:
         self.tokens = tokens
         self.max_padding = max_padding
@@ -30,8 +32,12 @@ class TokenBudget:
         """A copy of this budget for another model, whose batches then change only the copy."""
         return TokenBudget(self.tokens, max_padding=self.max_padding, lowered=self.lowered)
 
+    def size(self, lengths: Sequence[int]) -> int:
+        """The tokens that texts of these lengths take of the budget, as one batch."""
+        return sum(lengths) if self.max_padding is None else len(lengths) * max(lengths)
+
     def lower(self, too_large: int, reason: str) -> None:
-        """Take no batches of ``too_large`` padded tokens any more: memory ran out in one.
+        """Take no batches of this ``size`` any more: memory ran out in one.
 
         The budget is halved until it is smaller. If that changes anything, the log says so, with
         the ``reason``.

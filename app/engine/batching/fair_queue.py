@@ -7,7 +7,7 @@ a single text are served in the order in which they arrived.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -87,35 +87,39 @@ class FairQueue(Generic[E]):
         return cleared
 
     def take_batch(
-        self, *, max_tokens: int, max_padding: float, share: float, now: float
+        self, *, max_tokens: int, max_padding: float | None, share: float, now: float
     ) -> list[E]:
         """Remove and return the next batch: the entry whose turn it is, and others of like length.
 
         Number of entries × longest stays within ``max_tokens``, of which ``max_padding``, as a
-        share, may be padding; a longer entry goes alone. A batch takes no more entries once they
+        share, may be padding; a longer entry goes alone. Without ``max_padding``, padding does not
+        count, and the entries are taken in their order. A batch takes no more entries once they
         have ``share`` tokens: the rest is for other idle runners. Entries that are found to have a
         deadline of ``now`` or earlier are dropped. The batch is empty if no entry is left.
 
         If an error is raised, such as MemoryError, no entry is lost and the counts stay correct.
         """
-        near: dict[int, list[E]] = {}  # the next entries, by length
-        leader: E | None = None
+        near: list[E] = []  # the next entries
         leaving: set[E] = set()
-        considered, unseen = 0, LOOK_AHEAD * min(max_tokens, share)
+        looks = 1 if max_padding is None else LOOK_AHEAD
+        considered, unseen = 0, looks * min(max_tokens, share)
         for entry in self._order:
             if unseen <= 0:
                 break
             considered += 1
             if now < entry.deadline:
-                leader = leader or entry
-                near.setdefault(entry.tokens, []).append(entry)
+                near.append(entry)
                 unseen -= entry.tokens
             else:
                 leaving.add(entry)
-        batch: list[E] = []
+        batch = near
         virtual_time = self._virtual_time
-        if leader is not None:
-            batch = _fill(leader, near, max_tokens, max_padding, share)
+        if near:
+            leader = near[0]
+            if max_padding is not None:
+                batch = _fill(near, max_tokens, max_padding, share)
+            elif _tokens_of(near) > max_tokens:
+                batch = near[:-1] or near
             leaving.update(batch)
             # Virtual time moves to the leader's end, not to its start. Every request is a new
             # flow. If time stood still while newcomers lead, they could block a long list forever.
@@ -129,13 +133,15 @@ class FairQueue(Generic[E]):
         return batch
 
 
-def _fill(
-    leader: E, near: Mapping[int, Sequence[E]], max_tokens: int, max_padding: float, share: float
-) -> list[E]:
-    """The leader, and those nearest to it in length that fit in its batch.
+def _fill(entries: Sequence[E], max_tokens: int, max_padding: float, share: float) -> list[E]:
+    """The first entry, and those nearest to it in length that fit in its batch.
 
     Entries of equal length keep their order.
     """
+    near: dict[int, list[E]] = {}  # by length
+    for entry in entries:
+        near.setdefault(entry.tokens, []).append(entry)
+    leader = entries[0]
     batch = [leader]
     tokens = longest = leader.tokens
     for length in sorted(near, key=lambda one: (abs(one - leader.tokens), one)):

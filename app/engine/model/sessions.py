@@ -47,8 +47,8 @@ def open_session(path: Path, provider: Provider, *, threads: int) -> ort.Inferen
         # A pattern holds the memory plan of one input shape. Nearly every batch has another shape,
         # and would add a pattern and a block of memory as large as the batch.
         options.enable_mem_pattern = False
-        # Where fp32 drops padding, this node counts the tokens. If a GPU did it, the CPU would wait
-        # for it in the middle of a batch. On the CPU, it needs nothing but the mask.
+        # Where fp32 drops padding, this node counts the tokens. On a GPU, the CPU would wait for
+        # its result in the middle of a batch. On the CPU, it needs nothing but the mask.
         options.add_session_config_entry("session.name_based_layer_assignment", "cpu(NonZero)")
     try:
         session = ort.InferenceSession(

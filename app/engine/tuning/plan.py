@@ -91,8 +91,7 @@ def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
     if model.provider == CUDA:
         runners = config.runners or RUNNERS_PER_GPU * model.device.copies
         ways = [(runners, config.threads or 1)]
-        # A flat graph computes no padding, so texts of any lengths fit together.
-        padding = 1.0 if model.flat else CUDA_MAX_PADDING
+        padding: float | None = None if model.flat else CUDA_MAX_PADDING
     else:
         ways = ways_to_share(cpus, runners=config.runners, threads=config.threads)
         padding = MAX_PADDING

@@ -29,8 +29,9 @@ def take(
     max_tokens: int = 10_000,
     share: float = math.inf,
     now: float = 0.0,
+    max_padding: float | None = MAX_PADDING,
 ) -> list[Entry]:
-    return queue.take_batch(max_tokens=max_tokens, max_padding=MAX_PADDING, share=share, now=now)
+    return queue.take_batch(max_tokens=max_tokens, max_padding=max_padding, share=share, now=now)
 
 
 def take_all(queue: FairQueue[Entry], *, max_tokens: int = 10_000) -> list[list[Entry]]:
@@ -215,3 +216,38 @@ def test_tokens_before_are_those_served_before(lists: list[list[int]], newcomer:
         before += leader.tokens
     # The prediction reserves the newcomer's own length in virtual time, so it never falls short.
     assert before <= predicted
+
+
+@anytime
+@given(requests, budgets, st.integers(min_value=1, max_value=5 * LONGEST))
+def test_without_padding_texts_of_any_lengths_come_in_their_order(
+    lists: list[list[int]], budget: int, share: int
+) -> None:
+    """Where no padding is computed, a batch has the next texts, as many real tokens as fit.
+
+    It ends with the text that reaches its share. A longer text goes alone.
+    """
+    queue = queue_of(*(entries(*request) for request in lists))
+    turns = []
+    while batch := take(queue, max_tokens=budget, share=share, max_padding=None):
+        tokens = [entry.tokens for entry in batch]
+        assert len(batch) == 1 or sum(tokens) <= budget
+        assert sum(tokens[:-1]) < share
+        rest = take_one(queue)
+        assert sum(tokens) >= share or rest is None or sum(tokens) + rest > budget
+        turns += [entry.turn for entry in batch]
+    assert turns == sorted(turns)
+    assert len(turns) == sum(map(len, lists))
+    assert queue.tokens == 0
+
+
+def take_one(queue: FairQueue[Entry]) -> int | None:
+    """The tokens of the entry whose turn is next, which stays; None if there is none."""
+    return queue._order[0].tokens if len(queue) else None
+
+
+def test_unlike_lengths_share_a_batch_where_padding_is_not_computed() -> None:
+    """510 tokens fit into a budget of 512, though four times the longest would not."""
+    queue = queue_of(entries(5, 480, 20, 5, 8))
+    batch = take(queue, max_tokens=512, max_padding=None)
+    assert [entry.tokens for entry in batch] == [5, 480, 20, 5]
