@@ -12,7 +12,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, RobertaTokenizerFast
 from transformers.modeling_utils import no_init_weights
 
-from benchmarks.texts import WORDS
+from app.cli.bench.texts import WORDS
 
 # What all have in common: the config of RoBERTa-base and its relatives, with three labels.
 COMMON = {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3}

@@ -7,84 +7,23 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.cli.bench import server
+
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
-WAIT_S = 60.0  # for the end of a process
 
 
-class Server:
-    """A server that logs its address to standard error. The end of the ``with`` block stops it.
-
-    ``first_lines`` is what it logged up to its address; ``environment`` is in the place of ours.
-    """
-
-    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
-        started = time.perf_counter()
-        self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        assert self._process.stderr is not None
-        self._lines: list[str] = []
-        while not (address := re.search(r"http://[\d.\[:\]]+:(\d+)", self.log)):
-            line = self._process.stderr.readline()
-            if not line:
-                self._process.communicate()
-                raise RuntimeError(f"the server did not start: {self.log}")
-            self._lines.append(line)
-        self.start_seconds = time.perf_counter() - started
-        self.first_lines = self.log
-        self._taken = len(self._lines)
-        self.port = int(address[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.pid = self._process.pid
-        # If nobody read the pipe, it would fill up and block the server.
-        self._reading = threading.Thread(target=self._read_log, daemon=True)
-        self._reading.start()
-
-    @property
-    def log(self) -> str:
-        """What it has logged until now."""
-        return "".join(self._lines)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._process.terminate()
-        self.wait()
-
-    def _read_log(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
-            self._lines.extend(lines)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process."""
-        self._process.send_signal(number)
-
-    def wait(self) -> tuple[int, str]:
-        """Wait for the end; the exit code, and what was logged after the first lines."""
-        code = self._process.wait(WAIT_S)
-        self._reading.join()
-        return code, "".join(self._lines[self._taken :])
+class Server(server.Server):
+    """A server whose CPU time and memory are read."""
 
     def cpu_seconds(self) -> float:
         """CPU time of the process until now."""

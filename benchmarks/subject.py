@@ -8,15 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from app.cli.bench.load import Load, Outcome, run
+from app.cli.bench.texts import tweet_lengths
 from app.engine.machine.cpu import available_cpus
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from benchmarks.ideal import Ideal
-from benchmarks.load import Load, Outcome, run
 from benchmarks.service import Service
 from benchmarks.tables import Row
-from benchmarks.texts import texts_of, tweet_lengths
+from benchmarks.texts import texts_of
 
 
 @dataclass(frozen=True)

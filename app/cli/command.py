@@ -5,7 +5,9 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from app.cli.bench import arguments as bench_arguments
 from app.cli.command_parser import CommandParser, add_settings, add_settings_in_groups, add_version
 from app.cli.sources import (
     check_key_variables,
@@ -64,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from app.cli.doctor import doctor
 
             return doctor(settings, as_json=options.json)
+        if options.command == "bench":
+            return _bench(options, settings, flags)
         return _classify(options, settings)
     except UserError as error:
         _report(options, error)
@@ -126,6 +130,14 @@ def _parser() -> argparse.ArgumentParser:
     classify_arguments.add_arguments(classify)
     add_settings(classify, LOCAL, classify_arguments.DESCRIPTIONS)
 
+    bench = commands.add_parser(
+        "bench",
+        usage="sentiment bench [OPTION]...",
+        help="find out how many requests per second are answered in time",
+    )
+    bench_arguments.add_arguments(bench)
+    add_settings(bench, bench_arguments.OWN, classify_arguments.DESCRIPTIONS)
+
     doctor = commands.add_parser(
         "doctor",
         help="check packages, GPU and model, and say what helps",
@@ -178,6 +190,20 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
 
 def _say(line: str) -> None:
     print(f"sentiment: {line}", file=sys.stderr)
+
+
+def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, Any]) -> int:
+    if fault := bench_arguments.fault(options, settings):
+        _say(fault)
+        return 2
+    if not options.url:
+        from app.cli.exported_models import with_bundles
+
+        with_bundles(settings, _say)  # the service finds them there
+    from app.cli.bench.command import bench
+
+    bench(options, flags)
+    return 0
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:

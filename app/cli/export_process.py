@@ -7,24 +7,17 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from app.atomic_files import FileLock
+from app.cli.children import child_command
 from app.errors import OTHER_DISK, UserError, system_error
 
-# The module's name cannot be that of another package, as that of model_export could.
-# Linux kills it when this process ends, even by SIGKILL: option 1 of prctl is PR_SET_PDEATHSIG.
 # The next export removes what a killed one leaves.
-_EXPORT = """
-import ctypes, signal, sys, sentiment_service
-sys.platform == "linux" and ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-sys.exit(sentiment_service.export())
-"""
-COMMAND = (sys.executable, "-c", _EXPORT)
+COMMAND = child_command("from sentiment_service import export as main")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
 # The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
 BAR = re.compile(r"\d%\|")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.load import Connection, prebuilt
+from app.cli.bench.sender import Connection, prebuilt
 
 WARM_UP = '{"inputs": "good"}'  # the first request of each connection, which is not measured
 

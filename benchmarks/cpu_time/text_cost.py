@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import uvloop
 
+from app.cli.bench.texts import tweet_lengths
 from app.engine.machine.cpu import available_cpus
 from app.engine.model.model import Model
 from app.files.run.local import sorted_batches
@@ -24,7 +25,7 @@ from benchmarks.ideal import BATCH_TOKENS, on_threads
 from benchmarks.service import Service
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row
-from benchmarks.texts import texts_of, tweet_lengths
+from benchmarks.texts import texts_of
 
 # More than wait at the same time, and each request has others.
 TEXTS = 6_000

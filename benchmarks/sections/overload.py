@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from benchmarks.load import Generator, run
+from app.cli.bench.load import Generator, run
 from benchmarks.subject import Goal, Subject, latencies
 from benchmarks.tables import Row
 from benchmarks.texts import texts_of

@@ -7,12 +7,14 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 
+from app.cli.bench.load import run
+from app.cli.bench.texts import tweet_lengths
 from app.engine.machine.cpu import available_cpus
 from benchmarks.ideal import lone_ms
-from benchmarks.load import run, watched
 from benchmarks.subject import Goal, Subject, latencies
 from benchmarks.tables import Row
-from benchmarks.texts import texts_of, tweet_lengths
+from benchmarks.texts import texts_of
+from benchmarks.watched import watched
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)

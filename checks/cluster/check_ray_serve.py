@@ -87,7 +87,7 @@ def _check_autoscaling(port: int) -> None:
     """A long queue adds a replica."""
     from ray import serve
 
-    from benchmarks.load import Generator, Load
+    from app.cli.bench.load import Generator, Load
     from checks.support.waiting import wait
 
     def replicas() -> int:

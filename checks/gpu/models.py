@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from app.cli.bench.texts import tweet_lengths
 from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
-from benchmarks.texts import texts_of, tweet_lengths
+from benchmarks.texts import texts_of
 from checks.gpu.setup import Device
 
 # Those that are compared on a GPU; int8 is for CPUs.

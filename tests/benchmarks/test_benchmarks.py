@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from app.cli.bench.load import Load, run
+from app.cli.bench.texts import PERCENTILES, TOKENS, WORDS, tweet_lengths
 from app.config.settings import Settings
 from app.engine.model.bundle import EMBEDDED_BUNDLE
 from app.main import create_app
@@ -18,12 +20,11 @@ from benchmarks import report
 from benchmarks.cpu_time import event_loop
 from benchmarks.cpu_time.client import send_slice
 from benchmarks.cpu_time.turns import Load as Slices
-from benchmarks.load import Load, run, watched
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.sections import int8_speed
 from benchmarks.service import Service
 from benchmarks.subject import Goal, Subject
-from benchmarks.texts import PERCENTILES, TOKENS, WORDS, tweet_lengths
+from benchmarks.watched import watched
 from tests.conftest import FLAGS, SET_BY_HAND
 from tests.support.serving import listening
 

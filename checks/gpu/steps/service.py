@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator
 
-from benchmarks.load import Load, watched
+from app.cli.bench.load import Load
+from app.cli.bench.texts import tweet_lengths
 from benchmarks.service import Service
 from benchmarks.tables import Row
-from benchmarks.texts import texts_of, tweet_lengths
+from benchmarks.texts import texts_of
+from benchmarks.watched import watched
 from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 from pydantic_core import to_json
 
 from app.adapters.explain import contributions, without_each, word_spans
+from app.cli.bench.texts import tweet_lengths
 from app.config.settings import Settings
 from app.engine.model.bundle import Bundle
 from app.engine.model.load import load_model
@@ -18,7 +19,7 @@ from app.engine.predictions import Outcome, Prediction, item, outcomes_of
 from app.engine.step_thread import finish
 from app.engine.text.encoding import DEFAULTS, TextOptions, encodings
 from app.engine.text.steps import encode_steps
-from benchmarks.texts import texts_of, tweet_lengths
+from benchmarks.texts import texts_of
 
 LONG_TOKENS = (200, 511, 512, 513, 900, 1_500)
 SENTENCES = TextOptions(split="sentences")

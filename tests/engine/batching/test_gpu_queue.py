@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.cli.bench.texts import tweet_lengths
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.budget import TokenBudget
 from app.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
 from app.engine.tuning.plan import CUDA_MAX_PADDING, RUNNERS_PER_GPU, choose, queue_tokens
-from benchmarks.texts import tweet_lengths
 from tests.support.batching import Hooks
 from tests.support.virtual_time import Simulation
 

@@ -1,0 +1,122 @@
+"""Starts a server in a process of its own, and ends it."""
+
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from app.cli.children import child_command
+from app.config.settings import flag
+from app.errors import UserError
+
+WAIT_S = 60.0  # for the end of a process
+# Variables of `serve` that must not count for a service on loopback, which one client asks.
+REMOTE = ("API_KEY", "ADMIN_KEY", "RATE_LIMIT", "METRICS_PORT", "GRPC_PORT", "TLS_", "ROOT_PATH")
+
+
+class Server:
+    """A server that logs its address to standard error. The end of the ``with`` block stops it.
+
+    ``first_lines`` is what it logged up to its address; ``environment`` is in the place of ours.
+    """
+
+    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
+        started = time.perf_counter()
+        self._process = subprocess.Popen(  # noqa: S603 - our own commands
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stderr is not None  # noqa: S101
+        self._lines: list[str] = []
+        try:
+            while not (address := re.search(r"http://[\d.\[:\]]+:(\d+)", self.log)):
+                line = self._process.stderr.readline()
+                if not line:
+                    self._process.communicate()
+                    raise RuntimeError(f"the server did not start: {self.log}")
+                self._lines.append(line)
+        except KeyboardInterrupt:
+            self._process.kill()
+            raise
+        self.start_seconds = time.perf_counter() - started
+        self.first_lines = self.log
+        self._taken = len(self._lines)
+        self.port = int(address[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.pid = self._process.pid
+        # If nobody read the pipe, it would fill up and block the server.
+        self._reading = threading.Thread(target=self._read_log, daemon=True)
+        self._reading.start()
+
+    @property
+    def log(self) -> str:
+        """What it has logged until now."""
+        return "".join(self._lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self.wait()
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101
+        with self._process.stderr as lines:
+            self._lines.extend(lines)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        self._process.send_signal(number)
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for the end; the exit code, and what was logged after the first lines."""
+        code = self._process.wait(WAIT_S)
+        self._reading.join()
+        return code, "".join(self._lines[self._taken :])
+
+
+class OwnService(Server):
+    """``sentiment serve`` on a free port, with these flags and our environment."""
+
+    def __init__(self, flags: Mapping[str, str | bool | Sequence[str]]) -> None:
+        """Start it.
+
+        Raises:
+            UserError: it did not start.
+        """
+        away = tuple(f"SENTIMENT_{name}" for name in REMOTE)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(away)}
+        where = ("serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "human")
+        command = child_command("from app.__main__ import main")
+        try:
+            super().__init__(*command, *where, *_words(flags), environment=kept)
+        except RuntimeError as error:
+            raise UserError(str(error).strip().splitlines()[-1]) from None
+
+    def _read_log(self) -> None:
+        """Read the lines of its access log, and forget them."""
+        assert self._process.stderr is not None  # noqa: S101
+        with self._process.stderr as lines:
+            for _ in lines:
+                pass
+
+
+def _words(flags: Mapping[str, str | bool | Sequence[str]]) -> list[str]:
+    """The flags of a command line from names and values."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            words.append(flag(name) if value else "--single-label")
+        else:
+            for one in [value] if isinstance(value, str) else value:
+                words += [flag(name), str(one)]
+    return words

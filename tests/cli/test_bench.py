@@ -1,0 +1,423 @@
+"""The command `sentiment bench`: when it sends, what it finds, and what it says."""
+
+import asyncio
+import json
+import math
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, islice, pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from app.cli.bench import command, report, search
+from app.cli.bench.load import PROCESS_RATE, Load, Outcome, run
+from app.cli.bench.search import Measurement, Step
+from app.cli.bench.sender import arrivals
+from app.cli.bench.target import Target
+from app.cli.command import main
+from tests.support.serving import COMMAND, ROOT, children_of, environment, eventually, runs
+
+# What a fake service does before it answers: the number of the request, and the status to answer.
+Answer = Callable[[int], Awaitable[int]]
+DOCUMENT = b'{"results": [], "detail": "no such key"}'
+
+
+@contextmanager
+def fake_service(answer: Answer) -> Iterator[str]:
+    """A real HTTP server on a loop of its own; yields its URL."""
+    numbers, started, loop = count(), threading.Event(), asyncio.new_event_loop()
+    urls: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = next(
+                    (
+                        int(line.partition(b":")[2])
+                        for line in head.lower().split(b"\r\n")
+                        if line.startswith(b"content-length")
+                    ),
+                    0,
+                )
+                await reader.readexactly(size)
+                status = await answer(next(numbers)) if head.startswith(b"POST") else 404
+                lines = f"HTTP/1.1 {status} Any\r\ncontent-length: {len(DOCUMENT)}\r\n\r\n"
+                writer.write(lines.encode() + DOCUMENT)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def until_stopped() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        started.set()
+        await stopped.wait()
+        server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    stopped = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(until_stopped()))
+    thread.start()
+    started.wait()
+    try:
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join()
+        loop.close()
+
+
+def one_by_one(seconds: float) -> Answer:
+    """A service that computes one request at a time, each for so long."""
+    lock = asyncio.Lock()
+
+    async def answer(number: int) -> int:
+        async with lock:
+            await asyncio.sleep(seconds)
+        return 200
+
+    return answer
+
+
+def _statuses(*statuses: int) -> Answer:
+    """The first request gets the first status, and so on; the last is for all others."""
+
+    async def answer(number: int) -> int:
+        return statuses[min(number, len(statuses) - 1)]
+
+    return answer
+
+
+def _measurement(url: str, goal_ms: float = 1_000, seconds: float = 0.5) -> Measurement:
+    return Measurement(Target(url), ['{"inputs": "love"}'], 1, goal_ms, seconds)
+
+
+def _step(rate: float, fault: str = "", **more: Any) -> Step:
+    return Step(rate, rate, 2.0, 4.0, 8.0, fault=fault, **more)
+
+
+def test_arrivals_are_those_of_a_poisson_process() -> None:
+    """As many as the rate says, with gaps whose deviation is their mean, at other times by seed."""
+    times = list(arrivals(500.0, 10.0, 210.0, seed=0))
+    gaps = [after - before for before, after in pairwise(times)]
+    assert len(times) == pytest.approx(100_000, rel=0.02)
+    assert statistics.mean(gaps) == pytest.approx(1 / 500, rel=0.02)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 500, rel=0.02)
+    assert list(islice(arrivals(500.0, 10.0, 210.0, seed=1), 3)) != times[:3]
+
+
+def test_several_processes_share_a_high_rate() -> None:
+    """No process sends more than it can; each begins elsewhere in the texts, at other times."""
+    shares = Load(1, "/", [*"abcdef"], 16, 1.0, rate=2.5 * PROCESS_RATE).shares()
+    assert [share.rate for share in shares] == [pytest.approx(2.5 * PROCESS_RATE / 3)] * 3
+    assert [share.bodies[0] for share in shares] == ["a", "c", "e"]
+    assert {len(share.bodies) for share in shares} == {6}
+    assert len({share.seed for share in shares}) == 3
+    assert Load(1, "/", ["a"], 16, 1.0).shares() == [Load(1, "/", ["a"], 16, 1.0)]
+
+
+def test_a_stall_is_in_the_latency_of_all_who_waited() -> None:
+    """Requests that were due while the service stood still count from then, not from its end.
+
+    A client that waits for one answer before it sends the next would see one slow request of
+    hundreds (coordinated omission).
+    """
+
+    async def answer(number: int) -> int:
+        if number == 150:  # half a second after the warm-up
+            time.sleep(1.0)  # noqa: ASYNC251 - nobody is answered meanwhile
+        return 200
+
+    with fake_service(answer) as url:
+        load = Target(url).load(["{}"], 2.0, rate=100.0)
+        outcome = run(load)
+    waited = [latency for latency in outcome.latencies["200"] if latency > 0.1]
+    assert outcome.percentile_ms(99) >= 900
+    assert len(waited) > outcome.ok() / 5
+
+
+@pytest.mark.parametrize("start", [1.0, 300.0, 40_000.0])
+def test_the_search_ends_close_below_the_capacity(start: float) -> None:
+    """Whether it begins below or above; no rate is called too high after one bad measurement."""
+    measured: list[float] = []
+
+    def measure(rate: float) -> Step:
+        measured.append(rate)
+        hiccup = measured.count(rate) == 1 and len(measured) % 3 == 0
+        return _step(rate, "too slow" if hiccup or rate > 777 else "")
+
+    found = search.best(search.search(measure, start, least=1.0))
+    assert found is not None
+    assert 777 / search.CLOSE <= found.rate <= 777
+
+
+def test_the_search_gives_up_at_the_least_rate() -> None:
+    """A service that is always too slow has no best rate, and the search ends."""
+    steps = search.search(lambda rate: _step(rate, "too slow"), 8.0, least=2.0)
+    assert search.best(steps) is None
+    assert [step.rate for step in steps] == [8.0, 8.0, 4.0, 4.0, 2.0, 2.0]
+
+
+def test_the_capacity_of_a_real_server_is_not_overrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It answers 50 requests a second. At twice that, the last of a step wait for over a second."""
+    made = tmp_path / "found.json"
+    with fake_service(one_by_one(0.02)) as url:
+        options = ["--p99-ms", "1000", "--seconds", "1", "--json", str(made)]
+        assert main(["bench", "--url", url, "--target-rps", "500", *options]) == 0
+    found = json.loads(made.read_text())
+    best = found["best"]["1"]
+    assert 0 < best["requests_per_second"] < 100
+    assert best["replicas"] >= 500 / best["requests_per_second"]
+    assert any(step["fault"] for step in found["steps"]["1"])
+    assert (best["cpu_ms"], found["scaling_threshold_ms"]) == (None, None)  # it has no metrics
+    shown = capsys.readouterr()
+    assert "| **the best** |" in shown.out
+    assert "requests of 1 text, 99 of 100 within 1000 ms" in shown.err
+
+
+def test_answers_that_are_not_200_are_no_throughput() -> None:
+    """However fast they come, the rate is too high, and the line says how many they were."""
+    with fake_service(_statuses(*[200] * 60, 429)) as url:
+        step = _measurement(url).step(100.0)
+    assert step.fault.endswith(" 429")
+    assert " of " in step.fault
+    assert not step.client_late
+
+
+class _Sent:
+    """A generator that has ended with this outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def __call__(self, load: Load) -> "_Sent":
+        return self
+
+    def __enter__(self) -> "_Sent":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def outcome(self) -> Outcome:
+        return self._outcome
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "late"), [(0.03, True), (0.28, True), (2.0, False)], ids=["good", "own", "both"]
+)
+def test_a_weak_client_is_not_taken_for_a_slow_service(
+    latency_s: float, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step fails if the client was late, and says whose fault it was."""
+    outcome = Outcome(1.0, {"200": [latency_s] * 100}, [0.25] * 100)
+    monkeypatch.setattr(search, "Generator", _Sent(outcome))
+    step = _measurement("http://127.0.0.1:9", goal_ms=100).step(100.0)
+    assert step.client_late == late
+    assert step.fault == ("this client was late to send by 250 ms" if late else "too slow")
+
+
+def test_the_result_says_when_the_client_was_the_limit() -> None:
+    """Then the rate is a lower bound."""
+    steps = [_step(100), _step(200, "this client was late", client_late=True), _step(400, "429")]
+    assert "at least 100.0 requests/s" in report.conclusions({1: steps}, 50, None)
+    assert "run it on a machine of its own" in report.conclusions({1: steps}, 50, None)
+    honest = report.conclusions({1: [_step(100), _step(200, "too slow")]}, 50, None)
+    assert "1 text a request: 100.0 requests/s (100 texts/s) within 50 ms, p99 8.0 ms" in honest
+    assert "at least" not in honest
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "replicas"), [(2_000, 812, 4), (100, 812, 2), (2_000, 2_000, 2)]
+)
+def test_replicas_have_a_reserve_and_one_may_fail(
+    target: float, rate: float, replicas: int
+) -> None:
+    """At most 70 % of each is used, and without one the others still answer in time."""
+    assert report.replicas(target, rate) == replicas
+    assert target / replicas <= 0.7 * rate
+    assert target / (replicas - 1) <= rate
+
+
+def test_the_threshold_is_written_as_in_deploy() -> None:
+    """The lines for HPA, KEDA and the chart are those of deploy/, but for the number."""
+    steps = [_step(100, wait_ms=24.4), _step(200, "too slow", wait_ms=900.0)]
+    shown = report.conclusions({1: steps}, 50, None)
+    hpa, keda = shown.split("# KEDA")
+    metric = yaml.safe_load(hpa[hpa.index("    - type: Pods") :])[0]
+    path = "components/hpa-queue/horizontalpodautoscaler.yaml"
+    deployed = yaml.safe_load((ROOT / "deploy/kubernetes" / path).read_text())["spec"]["metrics"][0]
+    assert metric["pods"]["target"].pop("averageValue") == "12m"
+    del deployed["pods"]["target"]["averageValue"]
+    assert metric == deployed
+    scaled = (ROOT / "deploy/kubernetes/components/keda/scaledobject.yaml").read_text()
+    query = next(line for line in keda.splitlines() if "query:" in line)
+    assert query in scaled.splitlines()
+    assert 'threshold: "0.012"' in keda
+    values = yaml.safe_load((ROOT / "deploy/helm/sentiment/values.yaml").read_text())
+    assert "autoscaling.queueWaitMs=12" in keda
+    assert "queueWaitMs" in values["autoscaling"]
+
+
+def test_own_service_is_measured_and_ended(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the texts of a file: CPU time and wait come from its metrics, and nothing is left."""
+    texts, made, picture = (tmp_path / name for name in ("a.csv", "found.json", "curve.svg"))
+    texts.write_text('id,review\n1,love\n2,""\n3,worst\n')
+    monkeypatch.setattr(command, "search", lambda measure, start, least: [measure(60.0)])
+    monkeypatch.setenv("SENTIMENT_API_KEYS", "secret-key")  # which are not for the own service
+    options = ["--input", str(texts), "--column", "review", "--texts-per-request", "1,3"]
+    options += ["--p99-ms", "20000", "--seconds", "1", "--json", str(made)]
+    code = main(["bench", "--model", str(bundle), *options, "--picture", str(picture)])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    found = json.loads(made.read_text())
+    assert set(found["steps"]) == {"1", "3"}
+    assert all(steps[0]["cpu_ms"] > 0 for steps in found["steps"].values())
+    assert found["best"]["3"]["texts_per_second"] == 180
+    assert found["scaling_threshold_ms"] >= 1
+    assert "averageValue: " in shown.out
+    drawn = ElementTree.fromstring(picture.read_text())  # noqa: S314 - our own
+    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 6
+
+
+def test_a_service_that_does_not_start_is_one_line(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last line of its log says why."""
+    assert main(["bench", "--model", str(bundle), "--device", "cuda:9"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("sentiment: ")
+    assert "Traceback" not in last
+    assert "cuda" in last.lower()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ([401], "answers 401: set SENTIMENT_API_KEY to a key that it accepts"),
+        ([404], "answers 404: no such key"),
+        ([200, 503], "requests that are sent one by one fail"),
+    ],
+)
+def test_a_service_that_refuses_is_one_line(
+    statuses: list[int], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is measured of a service that answers with errors."""
+    with fake_service(_statuses(*statuses)) as url:
+        assert main(["bench", "--url", url]) == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_goal_below_one_lone_request_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The search would only confirm it, in minutes."""
+    with fake_service(one_by_one(0.05)) as url:
+        assert main(["bench", "--url", url, "--p99-ms", "20"]) == 1
+    assert "(p50) without other load; give a longer --p99-ms" in capsys.readouterr().err
+
+
+def test_a_service_that_cannot_be_reached_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its address and the reason, without a traceback."""
+    with fake_service(_statuses(200)) as url:
+        pass
+    assert main(["bench", "--url", url]) == 1
+    assert capsys.readouterr().err == f"sentiment: {url} does not answer: Connection refused\n"
+
+
+def test_a_service_that_goes_away_is_no_throughput() -> None:
+    """The requests that no longer reach it are counted."""
+    with fake_service(_statuses(200)) as url:
+        measurement = _measurement(url)
+    step = measurement.step
+    with pytest.raises(Exception, match="cannot be reached"):
+        step(100.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "column", "said"),
+    [("text\n\n", "text", "has no text to send"), ("a,b\n1,2\n", "text", "has no column 'text'")],
+    ids=["empty", "column"],
+)
+def test_a_file_without_texts_is_refused(
+    content: str, column: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is started."""
+    path = tmp_path / "texts.csv"
+    path.write_text(content)
+    assert main(["bench", "--input", str(path), "--column", column]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--p99-ms", "0"],
+        ["--p99-ms", "nan"],
+        ["--target-rps", "0"],
+        ["--seconds", "-1"],
+        ["--texts-per-request", "1,0"],
+        ["--texts-per-request", "many"],
+        ["--url", "127.0.0.1:8000"],
+        ["--url", "http://127.0.0.1:9", "--model", "x"],
+        ["--input", "texts.docx"],
+        ["--column", "review"],
+        ["--picture", "curve.png"],
+        ["--json", "no/such/directory/found.json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and a line that names the option, before anything is started."""
+    try:
+        code: Any = main(["bench", *options])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert options[0] in said or options[1] in said
+
+
+def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
+    """The exit code is 130; no traceback is shown, and no process is left."""
+    options = ["bench", "--model", str(bundle), "--seconds", "60", "--p99-ms", "20000"]
+    with subprocess.Popen(
+        [*COMMAND, *options],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stderr is not None
+        while "requests of 1 text" not in process.stderr.readline():
+            assert process.poll() is None
+        eventually(lambda: len(children_of(process.pid)) == 2)
+        children = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr.read() == ""
+    eventually(lambda: not any(map(runs, children)))
+
+
+def test_unknown_figures_are_null_in_json() -> None:
+    """JSON has no NaN, which is the p99 of a step without an answer."""
+    nothing = Step(100.0, 0.0, math.nan, math.nan, math.nan, fault="no answer")
+    found = report.document({1: [nothing]}, 50, None)
+    assert "NaN" not in json.dumps(found)
+    assert found["best"] == {}
