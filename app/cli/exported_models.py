@@ -6,15 +6,17 @@ A bundle of a hub repository is downloaded in the same way.
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from app.cli.export_process import Say, export_once
-from app.cli.hub_commits import newest_commit
 from app.config.settings import Settings, cache_directory
 from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
 from app.errors import UserError
@@ -24,6 +26,7 @@ from app.errors import UserError
 LAYOUT = f"format-{FORMAT_VERSION}.1"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
+HUB, HUB_TIMEOUT_S = "https://huggingface.co", 5.0
 # Every checkpoint has these. A damaged bundle has no weights of its own.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
 
@@ -111,7 +114,7 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
     """The bundle of this source, exported now if it is not kept, or must be refreshed."""
     newest = None
     if settings.refresh and source.revision and _manifest(source.bundle):
-        newest = newest_commit(source.place, source.revision)
+        newest = _newest_commit(source.place, source.revision)
         if newest is None:
             raise UserError(f"{source.name} cannot be refreshed: the hub does not answer")
 
@@ -140,7 +143,7 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
 def _tell_moves(sources: Sequence[_Source]) -> None:
     """Log which of the revisions are another commit on the hub than the one that is kept."""
     for source in sources:
-        newest = newest_commit(source.place, source.revision)
+        newest = _newest_commit(source.place, source.revision)
         if newest is not None and newest.revision != source.commit.revision:
             logger.warning(
                 "%s of %s has moved to %s; --refresh fetches it",
@@ -185,3 +188,28 @@ def _digest(checkpoint: Path) -> str:
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
     facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _newest_commit(repository: str, revision: str) -> HubCommit | None:
+    """The commit of a branch or tag on the hub; None if the hub does not answer, or is not asked.
+
+    The extra ``hub`` is not needed. As in the hub's own client, HF_ENDPOINT is its address,
+    HF_TOKEN a token, and HF_HUB_OFFLINE forbids to ask.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return None
+    hub = os.environ.get("HF_ENDPOINT", "").rstrip("/") or HUB
+    address = f"{hub}/api/models/{repository}/revision/{quote(revision, safe='')}"
+    if not address.startswith(("https://", "http://")):
+        return None
+    token = os.environ.get("HF_TOKEN", "").strip()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(address, headers=headers)  # noqa: S310 - checked above
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as answer:  # noqa: S310
+            told = json.load(answer)
+            return HubCommit(
+                repo_id=repository, revision=told["sha"], date=told.get("lastModified")
+            )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

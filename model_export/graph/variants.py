@@ -23,9 +23,8 @@ from model_export.graph.passes.int8 import (
     quantize_linears,
     quantize_word_embedding,
 )
-from model_export.graph.passes.mean_pooling import sum_tokens_in_order
 from model_export.graph.passes.padding import drop_padding
-from model_export.graph.passes.rows import compute_on_rows
+from model_export.graph.passes.rows import compute_on_rows, sum_tokens_in_order
 
 OPSET = 18
 # A protobuf message holds at most 2 GiB; larger weights go into a second file beside it.

@@ -29,9 +29,8 @@ from app.files.cluster.parquet_parts import read_record, write_part
 from app.files.run.directory import LocalDirectory, RunDirectory
 from app.files.run.local import LocalClassifier
 from app.files.run.parts import InputFile, Part, divide, read_pieces
-from app.files.run.plan import PLAN, SUCCESS, RunPlan, check_output
+from app.files.run.plan import PLAN, SUCCESS, ResumableRun, RunPlan, check_output
 from app.files.run.report import Tally
-from app.files.run.resumable_run import ResumableRun
 from app.files.tables.formats import open_table
 from app.files.tables.table import Table, TableSource
 

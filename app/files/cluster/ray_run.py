@@ -36,9 +36,8 @@ from app.files.run import parts as run_parts
 from app.files.run.arguments import ClassifyOptions
 from app.files.run.directory import RunDirectory
 from app.files.run.parts import InputFile, Part, divide, read_pieces
-from app.files.run.plan import SUCCESS, RunPlan, check_output
+from app.files.run.plan import SUCCESS, ResumableRun, RunPlan, check_output
 from app.files.run.report import Warnings
-from app.files.run.resumable_run import ResumableRun
 from app.files.tables.outputs import ResultColumns
 
 

@@ -15,9 +15,8 @@ from app.engine.model.bundle import sha256
 from app.errors import CannotContinue, UserError
 from app.files.run.directory import LocalDirectory
 from app.files.run.parts import Part
-from app.files.run.plan import PLAN, RunPlan
+from app.files.run.plan import PLAN, ResumableRun, RunPlan
 from app.files.run.report import Tally, progress_bar
-from app.files.run.resumable_run import ResumableRun
 from app.files.run.table_classifier import TableClassifier
 from app.files.tables.outputs import OutputFormat
 from app.files.tables.table import Chunk, ResultItem

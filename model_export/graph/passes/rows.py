@@ -177,3 +177,41 @@ def _works_on_last_axis(node: ir.Node) -> bool:
         axes = node.inputs[3].const_value
         return axes is not None and axes.numpy().tolist() == [-1]
     return False
+
+
+def sum_tokens_in_order(model: ir.Model) -> None:
+    """Replace every masked sum over the tokens by a product with the mask, in place (ModernBERT).
+
+    ONNX Runtime adds a ReduceSum in an order that depends on the padded length, so the last bits of
+    a text's mean depend on the other texts of its batch. A product of two equal rows with the
+    mask's values adds one token after another; ``first_token.py`` says why there are two rows.
+    """
+    hidden = hidden_states(model)
+    edit = Editor(model.graph, "mean_pooling")
+    for node in tuple(model.graph):
+        masked = input_of(node, 0).producer() if _sums_tokens(node) else None
+        if masked is None or masked.op_type != "Mul":
+            continue
+        masks = [v for v in masked.inputs if v is not None and hidden.get(v) == 1]
+        states = [v for v in masked.inputs if v is not None and hidden.get(v, 1) != 1]
+        if len(masks) == len(states) == 1:
+            tape = Tape()
+            mask = tape.op("Transpose", [masks[0]], {"perm": [0, 2, 1]})
+            two_rows = tape.op("Concat", [mask, mask], {"axis": 1})
+            sums = tape.op("MatMul", [two_rows, states[0]])
+            first = edit.integers("first", 0)
+            total = tape.op("Gather", [sums, first], {"axis": 1})
+            edit.insert_before(node, tape, f"{scope_of(node.outputs[0])}/mean_pooling")
+            edit.replace(node, total)
+
+
+def _sums_tokens(node: ir.Node) -> bool:
+    """Whether the node sums [batch, sequence, features] to [batch, features]."""
+    if (
+        node.op_type != "ReduceSum"
+        or "keepdims" not in node.attributes
+        or node.attributes["keepdims"].as_int()
+    ):
+        return False
+    axes = input_of(node, 1)
+    return axes.const_value is not None and array_of(axes).tolist() == [1]
