@@ -63,7 +63,7 @@ def _fetch(
 
     if MANIFEST not in names or not is_bundle(fetched(MANIFEST).parent):
         return False
-    options.check_bundle(source)
+    options.refuse_bundle(source)
     print(f"{source} holds a bundle; its commit is {info.sha}")
     with atomic_directory(check_bundle_output(output)) as directory:
         (directory / "onnx").mkdir()

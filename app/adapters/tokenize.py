@@ -156,13 +156,13 @@ def tokens_steps(
         TooManyTexts: all texts together have more than ``max_tokens`` tokens that the model sees.
     """
     results: list[Tokens | ServiceError] = []
-    left = max_tokens
+    remaining = max_tokens
     for text in texts:
         result = _tokens(tokenizer, text, special=special, max_chars=max_chars)
         results.append(result)
         if not isinstance(result, ServiceError):
-            left -= len(result["ids"])
-        if left < 0:
+            remaining -= len(result["ids"])
+        if remaining < 0:
             raise TooManyTexts(
                 f"the texts have more than the {max_tokens} tokens that are accepted in one request"
             )

@@ -43,12 +43,10 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
         UserError: a model does not exist, or cannot be exported; there are options for a
             checkpoint, and the models are not one checkpoint; or nothing can be refreshed.
     """
-    if len(settings.model) > 1 and settings.words():
-        raise UserError(
-            f"{settings.words()[0]} is for one model: export the others with sentiment-export"
-        )
+    if len(settings.model) > 1 and (flags := settings.checkpoint_flags()):
+        raise UserError(f"{flags[0]} is for one model: export the others with sentiment-export")
     if not settings.model:
-        settings.check_bundle("the embedded model")
+        settings.refuse_bundle("the embedded model")
     sources = [_source(path, settings) for path in settings.model]
     if settings.refresh and not any(source and source.revision for source in sources):
         raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
@@ -84,7 +82,7 @@ def _source(path: Path, settings: Settings) -> _Source | None:
     revision = ""
     if path.exists():
         if (path / MANIFEST).exists() or not _is_checkpoint(path):
-            settings.check_bundle(str(path))
+            settings.refuse_bundle(str(path))
             return None
         path = path.resolve()
         place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
@@ -99,7 +97,7 @@ def _source(path: Path, settings: Settings) -> _Source | None:
     directory = cache_directory(settings)
     if directory is None:
         raise UserError(f"{path} must be exported; give a directory for that with --cache-dir")
-    options, precision = settings.words(), _precision(settings)
+    options, precision = settings.checkpoint_flags(), _precision(settings)
     if options:
         key += f"-{hashlib.sha256(repr(options).encode()).hexdigest()[:16]}"
     bundle = directory / "models" / LAYOUT / key / precision / name

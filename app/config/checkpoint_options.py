@@ -48,8 +48,8 @@ class CheckpointOptions(BaseModel):
         "positions for",
     )
 
-    def words(self) -> list[str]:
-        """The options that differ from their defaults, as words of a command line."""
+    def checkpoint_flags(self) -> list[str]:
+        """The options that differ from their defaults, as flags of a command line."""
         words: list[str] = []
         if self.labels:
             words += ["--labels", ",".join(self.labels)]
@@ -63,13 +63,13 @@ class CheckpointOptions(BaseModel):
             words += ["--max-tokens", str(self.max_tokens)]
         return words
 
-    def check_bundle(self, name: str) -> None:
+    def refuse_bundle(self, name: str) -> None:
         """Return if there are no options: what they say is decided in a bundle.
 
         Raises:
             UserError: there are; the bundle is called ``name``.
         """
-        if words := [word for word in self.words() if word.startswith("--")]:
+        if words := [word for word in self.checkpoint_flags() if word.startswith("--")]:
             raise UserError(
                 f"{name} is a bundle, and {', '.join(words)} cannot change it: give its checkpoint"
             )

@@ -11,7 +11,7 @@ from app.engine.text.input_tokenizer import VISIBLE
 from app.errors import ServiceError, UserError
 from app.files.run.arguments import READ
 from app.files.tables.formats import open_table
-from app.files.tables.table import Text, check_is_file, column_index
+from app.files.tables.table import TextOrError, check_is_file, column_index
 from model_export.checkpoint.labels import known_spellings
 
 LABELLED = (
@@ -24,7 +24,7 @@ MAX_ACCURACY_LOSS = 0.01
 TABLES = tuple(ending for ending in READ if not ending.startswith(".txt"))
 LONGEST_SHOWN = 40  # characters of a label; what is longer is probably a text
 Labels = tuple[str, ...]  # of one text, in logit order; exactly one unless the model is multi-label
-Row = tuple[str, str, Any, Text]  # where it is, its group, its label as written, its text
+Row = tuple[str, str, Any, TextOrError]  # where it is, its group, its label as written, its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _rows_of_tsv(path: Path) -> Iterator[Row]:
         yield f"{path}:{number}", group, written, text
 
 
-def _checked(text: Text) -> str:
+def _checked(text: TextOrError) -> str:
     if isinstance(text, ServiceError):
         raise UserError(text.detail)
     if "\0" in text or not VISIBLE.search(text):  # the service refuses it

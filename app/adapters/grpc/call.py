@@ -49,21 +49,21 @@ STATUS_CODES = {
     507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
-# What answers the methods, by their paths: with one message each way, or with streams.
-Answer = (
+# What answers a method, with one message each way or with streams; and all, by the methods' paths.
+Handler = (
     Callable[["Call", Message], Awaitable[Message]]
     | Callable[["Call"], AsyncGenerator[Message, None]]
 )
-Answers = Mapping[str, Answer]
+Handlers = Mapping[str, Handler]
 
 
 class Call(Exchange):
     """A call: its messages are read within the service's limits, and a method answers it."""
 
     def __init__(
-        self, limits: CallLimits, path: str, answer: Answer | None, context: Context
+        self, limits: CallLimits, path: str, handler: Handler | None, context: Context
     ) -> None:
-        """``answer`` is None if no method has this ``path``."""
+        """``handler`` is None if no method has this ``path``."""
         # Such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000
         host = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
         client = plain_address(host.strip("[]"))
@@ -84,10 +84,10 @@ class Call(Exchange):
         )
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
         self.limits = limits
-        self._answer_to = answer
+        self._handler = handler
         self._context = context
         self._failure: ServiceError | None = None
-        self.route = path if answer else UNMATCHED
+        self.route = path if handler else UNMATCHED
         self.status = 200
 
     @property
@@ -99,17 +99,17 @@ class Call(Exchange):
         paths = self.service.paths
         if self.path not in paths.probes and self.path not in paths.open:
             self.limits.check()
-        if self._answer_to is None:
+        if self._handler is None:
             raise MethodNotAllowed("no gRPC method has this name")
         if (left_s := self._context.time_remaining()) is not None:
             self.deadline = min(self.deadline, asyncio.get_running_loop().time() + left_s)
-        answer: Any = self._answer_to
+        handler: Any = self._handler
         if self.method.streams:
-            async with aclosing(answer(self)) as responses:
+            async with aclosing(handler(self)) as responses:
                 async for response in responses:
                     await self._context.write(response.SerializeToString())
         else:
-            response = await answer(self, await self.read())
+            response = await handler(self, await self.read())
             await self._context.write(response.SerializeToString())
         self._set_trailing()
 

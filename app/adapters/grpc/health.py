@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from app.adapters.grpc.call import Answers, Call
+from app.adapters.grpc.call import Call, Handlers
 from app.adapters.grpc.messages import SERVICES, Message
 from app.errors import NotFound, NotReady, ShuttingDown
 from app.service import Service
@@ -70,7 +70,7 @@ async def is_ready(service: Service) -> bool:
     return True
 
 
-ANSWERS: Answers = {
+HANDLERS: Handlers = {
     "/grpc.health.v1.Health/Check": check,
     "/grpc.health.v1.Health/Watch": watch,
 }

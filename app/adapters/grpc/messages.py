@@ -56,11 +56,11 @@ def more_fields(content: bytes, kind: Descriptor, most: int) -> bool:
         raise DecodeError from None
 
 
-def _fields(content: bytes, at: int, end: int, kind: Descriptor, left: int) -> int:
-    """What is left of ``left`` after the fields between ``at`` and ``end``; below 0 if too many."""
+def _fields(content: bytes, at: int, end: int, kind: Descriptor, remaining: int) -> int:
+    """What remains after the fields between ``at`` and ``end``; below 0 if they are too many."""
     parts = _parts(kind)
-    while at < end and left >= 0:
-        left -= 1
+    while at < end and remaining >= 0:
+        remaining -= 1
         tag, at = _varint(content, at)
         match tag & 7:
             case 0:
@@ -70,13 +70,13 @@ def _fields(content: bytes, at: int, end: int, kind: Descriptor, left: int) -> i
             case 2:
                 size, at = _varint(content, at)
                 if part := parts.get(tag >> 3):
-                    left = _fields(content, at, at + size, part, left)
+                    remaining = _fields(content, at, at + size, part, remaining)
                 at += size
             case 5:
                 at += 4
             case _:  # a group; no message here has any
                 raise DecodeError
-    return left
+    return remaining
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from app.adapters.forms.open_inference.tensors import (
     packed_values,
     unpack,
 )
-from app.adapters.grpc.call import Answers, Call
+from app.adapters.grpc.call import Call, Handlers
 from app.adapters.grpc.health import is_ready
 from app.adapters.grpc.messages import Message
 from app.engine.predictions import every_prediction
@@ -171,7 +171,7 @@ def _texts(tensor: Message, max_texts: int) -> list[str]:
         raise InvalidRequest("inputs.0: a text of bytes_contents is not UTF-8") from None
 
 
-ANSWERS: Answers = {
+HANDLERS: Handlers = {
     f"/inference.GRPCInferenceService/{name}": answer
     for name, answer in {
         "ServerLive": server_live,

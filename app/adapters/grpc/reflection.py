@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import StatusCode
 
-from app.adapters.grpc.call import Answers, Call
+from app.adapters.grpc.call import Call, Handlers
 from app.adapters.grpc.messages import POOL, SERVICES, Message
 
 
 async def reflect(call: Call) -> AsyncGenerator[Message, None]:
-    """Answers each question about names in POOL. An unknown name is an error in its answer."""
+    """Handlers each question about names in POOL. An unknown name is an error in its answer."""
     async for question in call.messages():
         answer = call.method.response(valid_host=question.host, original_request=question)
         try:
@@ -49,7 +49,7 @@ def _add_file(answer: Message, file: Message) -> None:
     answer.file_descriptor_response.file_descriptor_proto.append(description.SerializeToString())
 
 
-ANSWERS: Answers = {
+HANDLERS: Handlers = {
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": reflect
     for version in ("v1", "v1alpha")
 }

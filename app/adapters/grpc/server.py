@@ -14,7 +14,7 @@ import grpc
 
 from app.adapters.grpc import health, open_inference, reflection
 from app.adapters.grpc.aio_server import UNKNOWN, AioServer
-from app.adapters.grpc.call import GRPC, STATUS_CODES, Answers, Call, Context
+from app.adapters.grpc.call import GRPC, STATUS_CODES, Call, Context, Handlers
 from app.adapters.grpc.limits import WINDOW_BYTES, CallLimits
 from app.errors import MethodNotAllowed, UserError
 from app.service import Service
@@ -47,13 +47,13 @@ logger = logging.getLogger(__name__)
 class Calls:
     """gRPC's handler of all calls of a server, those of unknown methods included.
 
-    ``answers`` maps the paths of methods such as INFER to what answers them.
+    ``handlers`` are by the paths of the methods, such as INFER.
     """
 
-    def __init__(self, service: Service, answers: Answers) -> None:
+    def __init__(self, service: Service, handlers: Handlers) -> None:
         self.running: set[asyncio.Task[object]] = set()  # each is a call
         self.limits = CallLimits(service, self.running)
-        self._answers = answers
+        self._handlers = handlers
         for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
             service.metrics.expect_request(INFER, GRPC, status, "classify")
 
@@ -63,14 +63,14 @@ class Calls:
         All calls are handled as streams. So the handler begins before the message has arrived, and
         a call without a key is refused before its message is read.
         """
-        return {path: self._handler(path) for path in (*self._answers, UNKNOWN)}
+        return {path: self._handler(path) for path in (*self._handlers, UNKNOWN)}
 
     def _handler(self, path: str) -> grpc.RpcMethodHandler:
         async def handle(requests: object, context: Context) -> None:
             task = cast("asyncio.Task[object]", asyncio.current_task())
             self.running.add(task)
             task.add_done_callback(self.running.discard)
-            await Call(self.limits, path, self._answers.get(path), context).run()
+            await Call(self.limits, path, self._handlers.get(path), context).run()
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -87,11 +87,11 @@ class GrpcServer:
         # logged here and in ``Calls``.
         logging.getLogger("grpc._cython.cygrpc").disabled = True
         settings = service.settings
-        answers: Answers = {**health.ANSWERS, **open_inference.ANSWERS}
+        handlers: Handlers = {**health.HANDLERS, **open_inference.HANDLERS}
         if settings.docs == "on":
-            answers = {**answers, **reflection.ANSWERS}
+            handlers = {**handlers, **reflection.HANDLERS}
         self._service = service
-        self._calls = Calls(service, answers)
+        self._calls = Calls(service, handlers)
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._server = AioServer(

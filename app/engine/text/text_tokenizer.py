@@ -138,8 +138,8 @@ class WordCache:
         """
         cut = [self._words(text) for text in texts]
         joined = [self._joined(words) for words in cut]
-        left = [words for words, ids in zip(cut, joined, strict=True) if ids is None]
-        if unknown := {word for words in left for word in words if word not in self._ids}:
+        unfinished = [words for words, ids in zip(cut, joined, strict=True) if ids is None]
+        if unknown := {word for words in unfinished for word in words if word not in self._ids}:
             self._learn([w for w in unknown - self._dependent if len(w) <= MAX_WORD_CHARS])
             joined = [ids or self._joined(words) for words, ids in zip(cut, joined, strict=True)]
         return joined

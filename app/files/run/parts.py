@@ -77,11 +77,11 @@ class Piece:
         Raises:
             CannotContinue: the file has changed since it was planned.
         """
-        left = self.rows
-        for chunk in self.table.chunks(self.start) if left else ():
-            left -= len(chunk.texts)
+        remaining = self.rows
+        for chunk in self.table.chunks(self.start) if remaining else ():
+            remaining -= len(chunk.texts)
             yield chunk
-            if left <= 0:
+            if remaining <= 0:
                 break
         self.file.check_is_unchanged()
 

@@ -8,7 +8,7 @@ from typing import Any
 from app.errors import CannotContinue, ServiceError, UserError
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
 from app.files.tables.outputs import ResultColumns
-from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, Text
+from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem, TextOrError
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
@@ -76,7 +76,7 @@ class RemoteClassifier:
                 yield chunk, [*map(with_reason, chunk.texts, results)]
 
 
-def _result(text: Text, outcomes: Iterator[Outcome], advance: Advance) -> ResultItem:
+def _result(text: TextOrError, outcomes: Iterator[Outcome], advance: Advance) -> ResultItem:
     outcome = next(outcomes) if isinstance(text, str) else text
     advance(1)
     if isinstance(outcome, ServiceError):

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from app.errors import CannotContinue, InvalidRequest, UserError
-from app.files.tables.table import TableSource, Text, check_names, column_index
+from app.files.tables.table import TableSource, TextOrError, check_names, column_index
 from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, TextTable, check_is_utf8
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -43,7 +43,7 @@ class CsvTable(TextTable):
         self._text_index = column_index(column, header, path)
         self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
 
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[list[str], Text, int]]:
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[list[str], TextOrError, int]]:
         rows = self._lines(file, lines)
         if not lines:
             next(rows, None)  # the header
@@ -87,7 +87,7 @@ class CsvTable(TextTable):
             f"(line {last}: {error}); a quote must end its cell, and quotes inside must be doubled"
         )
 
-    def _checked(self, row: list[str], line: int) -> tuple[list[str], Text]:
+    def _checked(self, row: list[str], line: int) -> tuple[list[str], TextOrError]:
         """The row with as many cells as there are columns, and its text."""
         width = len(self.columns)
         if len(row) == width:

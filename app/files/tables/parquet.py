@@ -18,7 +18,7 @@ from app.files.tables.table import (
     ResultItem,
     Table,
     TableSource,
-    Text,
+    TextOrError,
     check_names,
     column_index,
     json_text,
@@ -156,7 +156,7 @@ class ParquetOutput(OutputFormat):
         ]
 
 
-def texts(column: pa.Array) -> list[Text]:
+def texts(column: pa.Array) -> list[TextOrError]:
     """The texts of a column of strings; an error for a row without a text.
 
     Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.

@@ -18,7 +18,7 @@ from app.files.tables.unicode import well_formed
 CHUNK_ROWS = 2_000
 # Or after so many characters, which bounds the memory: a few chunks are in memory at a time.
 CHUNK_CHARS = 2_000_000
-Text = str | ServiceError  # the error says why the row has no text
+TextOrError = str | ServiceError  # of a row; the error says why it has no text
 # The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
 # ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
 ResultItem = Mapping[str, Any]
@@ -48,7 +48,7 @@ class Chunk:
     """
 
     rows: Any
-    texts: list[Text]
+    texts: list[TextOrError]
     end: Place | None
 
 
@@ -185,7 +185,7 @@ def check_is_file(path: Path) -> None:
 
 
 def split_into_chunks(
-    rows: Iterable[tuple[Any, Text, int]],
+    rows: Iterable[tuple[Any, TextOrError, int]],
     place: Callable[[int], Place | None],
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
@@ -197,7 +197,7 @@ def split_into_chunks(
     without an interruption.
     """
     chunk: list[Any] = []
-    texts: list[Text] = []
+    texts: list[TextOrError] = []
     done = chars = 0
     for row, text, size in rows:
         chunk.append(row)

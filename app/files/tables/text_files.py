@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, Self, TextIO
 
 from app.errors import UserError
-from app.files.tables.table import START, Chunk, Place, Table, TableSource, Text, split_into_chunks
+from app.files.tables.table import (
+    START,
+    Chunk,
+    Place,
+    Table,
+    TableSource,
+    TextOrError,
+    split_into_chunks,
+)
 from app.files.tables.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
@@ -169,7 +177,7 @@ class TextTable(Table):
     newline = "\n"  # as for ``TextFile``
 
     @abstractmethod
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[Any, Text, int]]:
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[Any, TextOrError, int]]:
         """Each row, its text and its number of characters; ``lines`` lines are before them."""
 
     def open(self, start: Place = START) -> TextFile:

@@ -14,7 +14,7 @@ from app.files.tables.table import (
     Place,
     Table,
     TableSource,
-    Text,
+    TextOrError,
     check_names,
     column_index,
     json_text,
@@ -50,7 +50,7 @@ class LinesTable(_TextColumn, TextTable):
         self.path = path
         self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
 
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, Text, int]]:
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, TextOrError, int]]:
         return ((line, line, len(line)) for line in read_lines(file, MAX_FIELD_CHARS))
 
 
@@ -100,7 +100,7 @@ class JsonlTable(TextTable):
             check_names(self.columns, path)
             column_index(column, self.columns, path)
 
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, Text, int]]:
+    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, TextOrError, int]]:
         for number, line in self._lines(file, lines):
             yield line, self._text(number, line), len(line)
 
@@ -121,7 +121,7 @@ class JsonlTable(TextTable):
             if line and not line.isspace():
                 yield number, line
 
-    def _text(self, number: int, line: str) -> Text:
+    def _text(self, number: int, line: str) -> TextOrError:
         record = _json_object(line)
         if record is None:
             return InvalidRequest(f"{self.row} {number} is not a JSON object")
