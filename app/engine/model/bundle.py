@@ -16,8 +16,7 @@ FORMAT_VERSION: Final = 2
 MANIFEST = "manifest.json"
 # Files that every bundle has besides its variants. The manifest lists their digests, too.
 SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
-MODELS_DIRECTORY = Path(__file__).resolve().parents[3] / "models"
-EMBEDDED_BUNDLE = MODELS_DIRECTORY / "minilm-l6-tweet-sentiment"
+EMBEDDED_BUNDLE = Path(__file__).resolve().parents[3] / "models/minilm-l6-tweet-sentiment"
 
 Precision = Literal["fp32", "fp16", "int8"]
 CalibrationLoss = Literal["log", "brier"]
@@ -214,16 +213,11 @@ def sha256(path: Path) -> str:
 def _read_manifest(path: Path) -> Manifest:
     try:
         raw = from_json((path / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        if not path.exists():
-            raise UserError(
-                f"there is no directory {path}; give the directory of a bundle"
-            ) from None
-        raise UserError(
-            f"{path} is not a bundle: it has no {MANIFEST} (sentiment-export makes one)"
-        ) from None
-    except NotADirectoryError:
-        raise UserError(f"{path} is not a directory; give that of a bundle") from None
+    except (FileNotFoundError, NotADirectoryError):
+        if not path.is_dir():
+            raise UserError(f"there is no directory {path}; give that of a bundle") from None
+        lacks = f"it has no {MANIFEST} (sentiment-export makes one)"
+        raise UserError(f"{path} is not a bundle: {lacks}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path / MANIFEST}: {first_line(error)}") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
@@ -246,10 +240,8 @@ def _check_digest(bundle: Path, name: str, expected: str) -> Path:
         if not path.is_relative_to(bundle.resolve()):
             raise UserError(f"bundle {bundle} names a file outside itself: {name}")
         digest = sha256(path)
-    except OSError as error:
-        raise UserError(f"bundle {bundle} lacks {name}: {error.strerror}") from error
-    except (RuntimeError, ValueError) as error:  # links in a circle; a name that no file can have
-        raise UserError(f"bundle {bundle} lacks {name!r}: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:  # also names that no file can have
+        raise UserError(f"bundle {bundle} lacks {name!r}: {first_line(error)}") from error
     if digest != expected:
         raise UserError(
             f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {digest[:12]}…, "
