@@ -22,6 +22,7 @@ from app.engine.model.bundle import (
     sha256,
 )
 from app.engine.model.load import load_model
+from app.engine.model.parity import TEXTS
 from app.errors import UserError
 from model_export.bundle_calibration import CalibrationTexts, calibrated
 from model_export.checkpoint.checkpoint import Checkpoint
@@ -38,7 +39,7 @@ from model_export.output import ONNX_FILES, check_bundle_output
 from model_export.quality.evaluation import AccuracyGate
 from model_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from model_export.quality.layer_parity import layer_parity
-from model_export.quality.verification import TEXTS, DiffersTooMuch, verify
+from model_export.quality.verification import DiffersTooMuch, verify
 
 WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
     "fp32": write_fp32,

@@ -24,20 +24,10 @@ from app.engine.model.bundle import Bundle, bundles_to_use
 from app.engine.model.device import CPU
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
-from app.engine.model.parity import decided, tolerance
+from app.engine.model.parity import TEXTS, decided, tolerance
 from app.errors import InferenceFailed, UserError, first_line
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # both provide the module onnxruntime
-TEXTS = (
-    "I love this!",
-    "worst service ever",
-    "The meeting is at 3pm.",
-    "meh",
-    "Not bad at all, honestly better than I expected",
-    "I waited forty minutes on the phone only to be told that I had the wrong department.",
-    "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
-    "So the update broke my phone twice in one week. Great job. Really.",
-)
 
 
 @dataclass(frozen=True, slots=True)

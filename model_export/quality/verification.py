@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from app.engine.model.bundle import Parity, Precision
 from app.engine.model.model import Logits, Model
-from app.engine.model.parity import DECIDED_BY, decided, tolerance
+from app.engine.model.parity import DECIDED_BY, TEXTS, decided, tolerance
 from app.engine.text.encoding import Encoding
 from app.engine.text.pairs import TextPair
 from app.errors import InferenceFailed, UserError
@@ -19,28 +19,6 @@ from model_export.quality.evaluation import batches
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
 # ModernBERT takes 8,192 tokens. PyTorch needs memory for the square of that, several times over.
 LONGEST = 1024
-
-TEXTS = (
-    "ok",
-    "I love this!",
-    "worst service ever",
-    "The meeting is at 3pm.",
-    "meh",
-    "Not bad at all, honestly better than I expected 😀",
-    "@user thanks for nothing, my order never arrived http",
-    "Qué día tan bonito, me encanta esta ciudad ❤️",
-    "Das Essen war kalt und der Kellner unfreundlich.",
-    "Le train part à huit heures de la gare du Nord.",
-    "O jogo foi horrível, perdemos tudo outra vez",
-    "Che bello rivedervi tutti domani!",
-    "यह फिल्म बहुत अच्छी थी",
-    "الخدمة سيئة جدا ولن أعود",
-    "So the update broke my phone twice in one week. Great job. Really. 👏👏",
-    "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
-    "I waited forty minutes on the phone only to be told that I had the wrong department.",
-    "Drove up the coast, windows down, swam until sunset: not been this happy for a long time",
-    "The committee publishes its report on the second of May; copies can be had by letter.",
-)
 
 
 class DiffersTooMuch(UserError):

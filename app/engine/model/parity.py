@@ -13,6 +13,28 @@ USUAL_LOGIT = 3.0
 # A text is decided if its best logit exceeds the second best by more than this. Where it is not,
 # rounding may change the label.
 DECIDED_BY = 0.1
+# What is computed in both ways.
+TEXTS = (
+    "ok",
+    "I love this!",
+    "worst service ever",
+    "The meeting is at 3pm.",
+    "meh",
+    "Not bad at all, honestly better than I expected 😀",
+    "@user thanks for nothing, my order never arrived http",
+    "Qué día tan bonito, me encanta esta ciudad ❤️",
+    "Das Essen war kalt und der Kellner unfreundlich.",
+    "Le train part à huit heures de la gare du Nord.",
+    "O jogo foi horrível, perdemos tudo outra vez",
+    "Che bello rivedervi tutti domani!",
+    "यह फिल्म बहुत अच्छी थी",
+    "الخدمة سيئة جدا ولن أعود",
+    "So the update broke my phone twice in one week. Great job. Really. 👏👏",
+    "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
+    "I waited forty minutes on the phone only to be told that I had the wrong department.",
+    "Drove up the coast, windows down, swam until sunset: not been this happy for a long time",
+    "The committee publishes its report on the second of May; copies can be had by letter.",
+)
 
 
 def tolerance(precision: Precision, expected: NDArray[np.float32]) -> float:

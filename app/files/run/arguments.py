@@ -6,7 +6,8 @@ They are apart from the command itself, which loads slowly.
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -40,7 +41,7 @@ class ClassifyOptions:
     ``auto``, ``local``, ``ray://HOST:PORT`` or ``HOST:PORT``.
     """
 
-    texts: tuple[str, ...]
+    texts: Sequence[str]
     input: str | None
     output: str | None
     column: str
@@ -54,18 +55,9 @@ class ClassifyOptions:
     @classmethod
     def from_arguments(cls, arguments: Namespace) -> Self:
         """The options as the command line gave them."""
-        return cls(
-            texts=tuple(arguments.texts),
-            input=arguments.input,
-            output=arguments.output,
-            column=arguments.column or "text",
-            threshold=arguments.threshold,
-            resume=arguments.resume,
-            overwrite=arguments.overwrite,
-            json=arguments.json,
-            url=arguments.url,
-            address=arguments.address or "auto",
-        )
+        given = {field.name: getattr(arguments, field.name) for field in fields(cls)}
+        defaults = {"column": given["column"] or "text", "address": given["address"] or "auto"}
+        return cls(**given | defaults)
 
 
 def add_arguments(classify: ArgumentParser) -> None:
