@@ -2,25 +2,25 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
+from app.api.openapi.schemas import ClassifyRequest
 from app.cli.exported_models import with_bundles
 from app.cli.sources import load_settings
-from app.engine import predictions
 from app.engine.predictions import Outcome
-from app.engine.text.encoding import Overflow, TextOptions
+from app.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
 from app.engine.text.pairs import Input
 from app.errors import EmptyText, InvalidRequest, ServiceError
 from app.files.run.local import LocalClassifier
 from app.files.run.report import progress_bar
 from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import split_into_chunks
-from app.validation import PAIR, text_or_pair
+from app.validation import PAIR, checked, text_or_pair
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,7 @@ class Prediction:
     ``tokens`` is the number of tokens before truncation, ``windows`` the number of parts that were
     classified, with the overflow "window". ``polarity`` is P(positive) - P(negative), if the model
     has these labels. ``labels`` are those that a multi-label model has chosen. ``warnings``
-    are as in docs/api.md.
+    are as in docs/api.md. ``sentences`` are there with ``split="sentences"``.
     """
 
     label: str
@@ -54,6 +54,7 @@ class Prediction:
     labels: list[str] | None = None
     windows: int | None = None
     warnings: list[str] | None = None
+    sentences: "list[Sentence | SentenceError] | None" = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,29 @@ class ItemError:
 
     code: str
     message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sentence(Prediction):
+    """The result of a sentence: the text's characters from ``start`` to before ``end``."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceError(ItemError):
+    """Why a sentence has no prediction."""
+
+    start: int
+    end: int
+
+
+class _Options(TypedDict, total=False):
+    overflow: Overflow
+    split: Split | None
+    language: str
+    threshold: float | None
 
 
 class Results(list[Prediction | ItemError]):
@@ -103,28 +127,32 @@ class Classifier:
         threads: int | None = None,
         max_text_chars: int | None = None,
         cache_dir: str | Path | None = None,
+        labels: str | Sequence[str] | None = None,
+        preprocessing: Literal["auto", Preprocessing] | None = None,
+        multi_label: bool | None = None,
+        text_pairs: bool | None = None,
+        max_tokens: int | None = None,
+        refresh: bool | None = None,
     ) -> None:
         """Load a bundle, a checkpoint directory or a hub id; by default the embedded model.
 
         The options are the settings of these names; those that are not given come from the
-        environment, as for ``sentiment classify``. A hub id or a checkpoint is exported the first
-        time, which needs the extra ``export``. The best plan for this machine is measured the first
-        time, for about 2 s.
+        environment, as for ``sentiment classify``. A hub id (ORG/NAME, or ORG/NAME@REVISION) or a
+        checkpoint is exported the first time, which needs the extra ``export``. For these only,
+        ``labels`` names the outputs in logit order; ``preprocessing``, ``multi_label``,
+        ``text_pairs`` and ``max_tokens`` say what the checkpoint does not; ``refresh`` fetches a
+        hub id whose branch has moved. docs/models.md has more of them.
+
+        The best plan for this machine is measured the first time, for about 2 s.
 
         Raises:
             ValueError: an option is not valid.
-            UserError: the model or the device cannot be used.
+            UserError: the model or the device cannot be used, or is not what an option is for.
         """
-        options = {
-            "model": None if model is None else [str(model)],
-            "device": device,
-            "precision": precision,
-            "runners": runners,
-            "threads": threads,
-            "max_text_chars": max_text_chars,
-            "cache_dir": cache_dir,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in locals().items() if value is not None}
+        del given["self"]
+        if model is not None:
+            given["model"] = [str(model)]
         settings = with_bundles(load_settings(given), partial(print, file=sys.stderr))
         self._model: LocalClassifier | None = LocalClassifier(settings, measure=True)
         self._process = os.getpid()
@@ -145,39 +173,37 @@ class Classifier:
         self._model = None
 
     @overload
-    def classify(
-        self, texts: Text, *, overflow: Overflow = "truncate", threshold: float | None = None
-    ) -> Prediction: ...
+    def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
     @overload
-    def classify(
-        self,
-        texts: Iterable[Any],
-        *,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
-    ) -> Results: ...
+    def classify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Results: ...
     def classify(
         self,
         texts: Text | Iterable[Any],
         *,
         overflow: Overflow = "truncate",
+        split: Split | None = None,
+        language: str = "en",
         threshold: float | None = None,
     ) -> Prediction | Results:
         """Classify one text or pair of texts, or several: a list, a column or another sequence.
 
-        ``threshold`` is the score from which on a multi-label model chooses a label, in the place
-        of its bundle's.
+        The options are those of POST /classify: ``overflow`` is "truncate", "error" or "window",
+        for texts of more tokens than the model takes. ``split="sentences"`` adds the result of
+        each sentence; ``language`` helps to find them. ``threshold`` is the score from which on a
+        multi-label model chooses a label, in the place of its bundle's.
 
         Among several, None, NaN and what else has no result have an error in their place. A long
         run shows a progress bar on a terminal and in a notebook, where tqdm is installed.
 
         Raises:
-            ServiceError: the single text cannot be classified, or the model is not multi-label and
-                there is a threshold; its ``code`` says why.
+            ServiceError: the single text cannot be classified, or an option is not valid or not
+                for this model; its ``code`` says why.
             UserError: the model fails on every text.
             RuntimeError: the classifier is closed, or belongs to another process.
         """
-        options = TextOptions(overflow, threshold=threshold)
+        named = {"overflow": overflow, "split": split, "language": language}
+        given = {"inputs": "", **named, "threshold": threshold}  # the texts are read apart
+        options = checked(given, ClassifyRequest).options
         if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
             (outcome,) = self._outcomes([texts], options)
             if isinstance(outcome, ServiceError):
@@ -223,5 +249,12 @@ def _result(outcome: Outcome) -> Prediction | ItemError:
     return _prediction(outcome)
 
 
-def _prediction(outcome: predictions.Prediction) -> Prediction:
-    return Prediction(**cast(dict[str, Any], outcome))  # it has no sentences: texts are not split
+def _prediction(outcome: Mapping[str, Any]) -> Prediction:
+    sentences = outcome.get("sentences")
+    return Prediction(**{**outcome, "sentences": sentences and [*map(_sentence, sentences)]})
+
+
+def _sentence(part: Mapping[str, Any]) -> Sentence | SentenceError:
+    if "error" in part:
+        return SentenceError(start=part["start"], end=part["end"], **part["error"])
+    return Sentence(**part)

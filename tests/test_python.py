@@ -1,6 +1,7 @@
 """`Classifier`: the service's model in a Python program."""
 
 import asyncio
+import inspect
 import io
 import pickle
 import signal
@@ -10,21 +11,25 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx2
 import pyarrow as pa
 import pytest
 
+from app.config.checkpoint_options import CheckpointOptions
+from app.config.settings import Settings
 from app.engine import predictions
 from app.engine.model.model import Model
 from app.errors import EmptyText, InvalidRequest, TextTooLong
+from app.python import _prediction
 from sentiment_service import Classifier, ItemError, Prediction, UserError
 from tests.support.serving import Gate, environment, run_program
 from tests.support.tiny_bundle import LABELS
 
+FIELDS = {field.name for field in fields(Prediction)}
 WAYS: dict[str, Any] = {"runners": 2, "threads": 1}
 # A program that classifies far more than it has time for; each batch takes 5 ms at least.
 SLOW = """
@@ -51,22 +56,80 @@ def classifier(bundle: Path) -> Iterator[Classifier]:
 def test_it_gives_what_the_service_gives(url: str, classifier: Classifier) -> None:
     """Label, scores, logits and errors of each text are those of POST /classify, to the bit."""
     texts = ["love", "it is the worst", "", "love " * 400, "\0", None, "a" * 50_001]
-    for overflow in ("truncate", "window", "error"):
-        body = {"inputs": texts, "overflow": overflow}
-        answer = httpx2.post(f"{url}/classify", json=body).json()
-        results = classifier.classify(texts, overflow=overflow)
+    texts += [f"{'love ' * 400}. Dr. No is the worst! 🙂. It is love."]
+    ways: list[Any] = [{"overflow": overflow} for overflow in ("truncate", "window", "error")]
+    for options in (*ways, {**ways[2], "split": "sentences", "language": "de"}):
+        answer = httpx2.post(f"{url}/classify", json={"inputs": texts, **options}).json()
+        results = classifier.classify(texts, **options)
         for ours, theirs in zip(results, answer["results"], strict=True):
             if isinstance(ours, ItemError):
                 assert ours.code == theirs["error"]["code"]
             else:
-                assert {k: v for k, v in asdict(ours).items() if v is not None} == theirs
+                assert _members(ours) == theirs
     assert classifier.labels == answer["labels"]
 
 
+def _members(result: Any) -> dict[str, Any]:
+    """A result as it is in an answer."""
+    members = {k: v for k, v in vars(result).items() if v is not None}
+    if isinstance(result, ItemError):
+        members["error"] = {name: members.pop(name) for name in ("code", "message")}
+    elif result.sentences is not None:
+        members["sentences"] = [*map(_members, result.sentences)]
+    return members
+
+
+def test_a_sentence_that_fails() -> None:
+    """It has its error in its place, as in an answer."""
+    error = {"error": {"code": "inference_failed", "message": "no logits"}, "start": 3, "end": 9}
+    sentences = _prediction({**dict.fromkeys(FIELDS), "sentences": [error]}).sentences
+    assert [*map(_members, sentences or ())] == [error]
+
+
 def test_a_prediction_has_every_field_of_an_answer() -> None:
-    """What is added to the results of HTTP must be added here; only sentences are not offered."""
-    theirs = set(predictions.Prediction.__annotations__) - {"sentences"}
-    assert {field.name for field in fields(Prediction)} == theirs
+    """What is added to the results of HTTP must be added here."""
+    assert set(get_type_hints(predictions.Prediction)) == FIELDS
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"overflow": "windows"}, "overflow must be 'truncate', 'error' or 'window'"),
+        ({"split": "words"}, "split must be 'sentences'"),
+        ({"language": "english"}, "language must be a language tag"),
+        ({"threshold": 1.1}, "threshold must be at most 1"),
+        ({"threshold": 0.5}, "threshold is for multi-label models"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_options_are_refused(classifier: Classifier, options: Any, says: str) -> None:
+    """With the words of POST /classify, also where no text needs the option."""
+    for texts in ("love", ["love"], []):
+        with pytest.raises(InvalidRequest, match=says):
+            classifier.classify(texts, **options)
+
+
+def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every flag that `serve` has for a checkpoint is a keyword; a bundle takes none."""
+    keywords = inspect.signature(Classifier).parameters
+    assert {*CheckpointOptions.model_fields, "refresh"} <= keywords.keys()
+    with pytest.raises(UserError, match="is a bundle, and --labels, --text-pairs cannot change it"):
+        Classifier(bundle, labels=["bad", "good"], text_pairs=True)
+    seen: list[Settings] = []
+
+    def caught(settings: Settings, _: Any) -> Settings:
+        seen.append(settings)
+        raise UserError("it is caught")
+
+    monkeypatch.setattr("app.python.with_bundles", caught)
+    more: dict[str, Any] = {"preprocessing": "none", "max_tokens": 9, "refresh": True}
+    for labels in ("bad,good", ("bad", "good")):
+        with pytest.raises(UserError, match="it is caught"):
+            Classifier("acme/tiny@v1", labels=labels, multi_label=False, **more)
+        settings = seen.pop()
+        assert (settings.model, settings.refresh) == ((Path("acme/tiny@v1"),), True)
+        words = ["--labels", "bad,good", "--preprocessing", "none", "--single-label"]
+        assert settings.words() == [*words, "--max-tokens", "9"]
 
 
 def test_a_single_bad_text_raises(classifier: Classifier) -> None:

@@ -83,7 +83,7 @@ def test_a_renamed_directory_answers_as_published(
 def test_a_stance_model_without_names_says_how_to_name_its_outputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its answers have LABEL_n, not sentiments, until --labels names them."""
+    """Its answers have LABEL_n, not sentiments, until they are named, also in Python."""
     names = {n: f"LABEL_{n}" for n in range(3)}
     source = make_checkpoint(tmp_path / "stance", id2label=names)
     words = [str(source), "--output", str(tmp_path / "bundle"), "--precision", "fp32"]
@@ -91,7 +91,7 @@ def test_a_stance_model_without_names_says_how_to_name_its_outputs(
     assert "warning: the outputs have no names but LABEL_0" in capsys.readouterr().out
     with Classifier(tmp_path / "bundle") as classifier:
         assert [*classifier.classify("meh").scores] == ["LABEL_0", "LABEL_1", "LABEL_2"]
-    assert main([*words, "--labels", "none,against,favor"]) == 0
-    assert "warning" not in capsys.readouterr().out
-    with Classifier(tmp_path / "bundle") as classifier:
-        assert [*classifier.classify("meh").scores] == ["none", "against", "favor"]
+    labels = ["none", "against", "favor"]
+    with Classifier(source, labels=labels, precision="fp32", cache_dir=tmp_path) as classifier:
+        assert [*classifier.classify("meh").scores] == labels
+    assert "warning" not in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from app.engine.model.bundle import Calibration, Parity, Precision
 from app.engine.predictions import FailedItem, Prediction
-from app.engine.text.encoding import Overflow, Preprocessing, Split
+from app.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
 from app.validation import LanguageTag, RequestBody, Texts, Threshold
 
 
@@ -41,6 +41,11 @@ class ClassifyRequest(RequestBody):
         description="for multi-label models: the score from which on a label is one of `labels`; "
         "by default the bundle's, mostly 0.5",
     )
+
+    @property
+    def options(self) -> TextOptions:
+        """The same for the model."""
+        return TextOptions(self.overflow, self.split, self.language, self.threshold)
 
 
 class ModelVersion(TypedDict):

@@ -15,7 +15,6 @@ from app.api.openapi.schemas import (
 )
 from app.engine.model.model import Model
 from app.engine.predictions import Outcome, item
-from app.engine.text.encoding import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import ServiceError
 
@@ -47,8 +46,7 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     """
     single = not isinstance(body.inputs, list)
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    options = TextOptions(body.overflow, body.split, body.language, body.threshold)
-    done = await request.exchange.classify(texts, model=body.model, options=options)
+    done = await request.exchange.classify(texts, model=body.model, options=body.options)
     if error := whole_failure(done.outcomes, single=single):
         raise error
     response: ClassifyResponse = {

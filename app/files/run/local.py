@@ -23,7 +23,9 @@ from app.engine.machine.gpu import CUDA
 from app.engine.model.bundle import MANIFEST, bundles_to_use, sha256
 from app.engine.model.model import Scored
 from app.engine.predictions import Outcome, item, outcomes_of
+from app.engine.step_thread import finish
 from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, TextOptions, encodings
+from app.engine.text.steps import encode_steps
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from app.errors import OutOfMemory, ServiceError, UserError, first_line
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
@@ -139,7 +141,11 @@ class LocalClassifier:
     def _tokenize(self, chunk: Chunk, options: TextOptions, runners: Executor) -> _TokenizedChunk:
         """Tokenise the chunk's texts and hand their batches to the runners."""
         texts = [text for text in chunk.texts if not isinstance(text, ServiceError)]
-        encoded = self._model.tokenizer.encode_texts(texts, options, max_chars=self._max_chars)
+        tokenizer, max_chars = self._model.tokenizer, self._max_chars
+        if options.split:
+            encoded = finish(encode_steps(tokenizer, texts, options, max_chars=max_chars))
+        else:
+            encoded = tokenizer.encode_texts(texts, options, max_chars=max_chars)
         to_infer = encodings(encoded)
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
