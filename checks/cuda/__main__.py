@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.service import ROOT
+from app.engine.model.bundle import Precision
 from benchmarks.tables import Row, table
-from checks.cuda import graphs, packages, stand_ins
+from checks.cuda import graphs, packages, served, stand_ins
+from checks.cuda.facts import facts, wrong
 from model_export.checkpoint.architectures import ARCHITECTURES
 
 FLASH = "FLASH_ATTENTION"
@@ -27,6 +28,8 @@ MOST_KERNELS = 130
 WITH_GELU_NEW = {"albert": 142, "big_bird": 142}
 # Their relative positions are computed on the CPU, layer by layer.
 COPIES = {"deberta": 12, "deberta-v2": 12}
+# In fp32, the numbers of the tokens, which are counted on the CPU before all else.
+COPIES_OF_FP32 = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,13 @@ class Seen:
         return bool(re.search("[sd]", events[: max(events.rfind("k"), events.rfind("p"))]))
 
 
-def faults(model_type: str, seen: Seen) -> list[str]:
+def faults(model_type: str, precision: Precision, seen: Seen) -> list[str]:
     """What is wrong with what was seen, a few words each."""
     figures = seen.figures
+    copies = COPIES.get(model_type, 0) + (COPIES_OF_FP32 if precision == "fp32" else 0)
     expected = {
-        f"{seen.copies} Memcpy nodes": seen.copies == COPIES.get(model_type, 0),
+        f"{seen.copies} Memcpy nodes, not {copies}": seen.copies == copies,
+        f"takes no option {', '.join(figures['not_taken'])}": not figures["not_taken"],
         "products that are not added up in fp32": figures["coarse"] == 0,
         f"memory grew by {figures['grown']} bytes": figures["grown"] <= 0,
         f"no memory ends in {figures['out_of_memory']}": figures["out_of_memory"] == "OutOfMemory",
@@ -77,7 +82,7 @@ def faults(model_type: str, seen: Seen) -> list[str]:
         == "DeviceLost",
         "waits for the GPU in the middle": not seen.waits,
     }
-    if graphs.is_flat(model_type):
+    if graphs.is_flat(model_type, precision):
         on_cpu = seen.nodes("CPUExecutionProvider")
         most = WITH_GELU_NEW.get(model_type, MOST_KERNELS)
         expected |= {
@@ -89,19 +94,28 @@ def faults(model_type: str, seen: Seen) -> list[str]:
     return [words for words, right in expected.items() if not right]
 
 
-def see(graph: Path, libraries: Path, site: Path) -> Seen:
-    """Look at a graph in a process that has the packages and the libraries."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
-        "LD_LIBRARY_PATH": str(libraries),
-        "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1",
-    }
+def see(graph: Path, variables: dict[str, str]) -> Seen:
+    """Look at a graph in a process with these variables of ``stand_ins.build``."""
+    environment = os.environ | variables | {"ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1"}
     report = graph.with_suffix(".json")
     command: list[str | Path] = [sys.executable, "-m", "checks.cuda.look", graph, report]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{graph.stem}: {done.stderr[-2000:]}")
     return Seen(done.stderr + done.stdout, json.loads(report.read_text()))
+
+
+def _row(name: str, seen: Seen) -> Row:
+    on_cpu = seen.nodes("CPUExecutionProvider")
+    return {
+        "graph": name,
+        "nodes": on_cpu + seen.nodes("CUDAExecutionProvider"),
+        "on the CPU": on_cpu,
+        "Memcpy": seen.copies,
+        "kernels": seen.kernels,
+        "products": seen.figures["events"].count("p"),
+        "attention": ", ".join(sorted(seen.attention)) or "not fused",
+    }
 
 
 def main() -> int:
@@ -113,25 +127,18 @@ def main() -> int:
     found: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cuda-check-") as name:
         folder, site = Path(name), packages.install()
-        libraries = folder / "libraries"
-        libraries.mkdir()
-        stand_ins.build(site, libraries)
+        wheel = facts(site)
+        print("onnxruntime-gpu:", *[f"{what} {value};" for what, value in wheel.items()])
+        found += wrong(wheel)
+        variables = stand_ins.build(site, folder)
         for model_type in only:
             print(f"{model_type}: exporting and opening", flush=True)
-            seen = see(graphs.make(folder, model_type), libraries, site)
-            found += [f"{model_type}: {fault}" for fault in faults(model_type, seen)]
-            on_cpu = seen.nodes("CPUExecutionProvider")
-            rows.append(
-                {
-                    "architecture": model_type,
-                    "nodes": on_cpu + seen.nodes("CUDAExecutionProvider"),
-                    "on the CPU": on_cpu,
-                    "Memcpy": seen.copies,
-                    "kernels": seen.kernels,
-                    "products": seen.figures["events"].count("p"),
-                    "attention": ", ".join(sorted(seen.attention)) or "not fused",
-                }
-            )
+            for precision, graph in graphs.make(folder, model_type).items():
+                seen = see(graph, variables)
+                found += [f"{graph.stem}: {one}" for one in faults(model_type, precision, seen)]
+                rows.append(_row(graph.stem, seen))
+        print("serving", flush=True)
+        found += served.faults(folder / "served", variables)
     print("\n".join(table(rows)))
     print("\n".join(found) or "nothing is wrong")
     return 1 if found else 0

@@ -1,11 +1,13 @@
 """Graphs of 12 layers for GPUs, of every architecture, with random weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+from app.engine.model.bundle import Precision
 from benchmarks.random_checkpoint import random_checkpoint
 from model_export.checkpoint.architectures import ARCHITECTURES
 from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.graph.variants import export_graph, write_fp16
+from model_export.graph.variants import export_graph, write_fp16, write_fp32
 
 # As wide a head as models have: the choice of the kernel depends on it.
 SHAPE = {
@@ -15,19 +17,25 @@ SHAPE = {
     "num_hidden_layers": 12,
     "vocab_size": 400,
 }
+WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
+    "fp16": write_fp16,
+    "fp32": write_fp32,
+}
 DISTILBERTS = {"dim": 128, "n_heads": 2, "hidden_dim": 256, "n_layers": 12, "vocab_size": 400}
 
 
-def make(folder: Path, model_type: str) -> Path:
-    """Export the fp16 graph of an architecture of the table."""
+def make(folder: Path, model_type: str) -> dict[Precision, Path]:
+    """Export the variants for GPUs of an architecture of the table."""
     shape = DISTILBERTS if model_type == "distilbert" else SHAPE
     source = random_checkpoint(folder / model_type, model_type, **shape)
     plain = export_graph(load_checkpoint(source), source)
-    target = folder / f"{model_type}.onnx"
-    write_fp16(plain, target)
-    return target
+    made: dict[Precision, Path] = {}
+    for precision, write in WRITERS.items():
+        made[precision] = folder / f"{model_type}-{precision}.onnx"
+        write(plain, made[precision])
+    return made
 
 
-def is_flat(model_type: str) -> bool:
-    """Whether the graph has no padding."""
-    return ARCHITECTURES[model_type].layers
+def is_flat(model_type: str, precision: Precision) -> bool:
+    """Whether the graph takes the tokens of all texts one after another."""
+    return precision == "fp16" and ARCHITECTURES[model_type].layers

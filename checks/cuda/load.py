@@ -9,7 +9,6 @@ says more than throughput.
 """
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from benchmarks.cpu_time.turns import LONG_DEADLINE, Load, Plan, Started, measure, spread
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
-from benchmarks.service import ROOT, Server, Service
+from benchmarks.service import Server, Service
 from benchmarks.subject import Subject
 from benchmarks.tables import Row, conditions, table
 from checks.cuda import graphs, packages, stand_ins
@@ -41,19 +40,16 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cuda-load-") as name:
         folder = Path(name)
-        (folder / "libraries").mkdir()
-        site = packages.install()
-        stand_ins.build(site, folder / "libraries")
-        # Without NVIDIA's own runtime, which is beside it and which the service would load.
-        (folder / "site").mkdir()
-        (folder / "site/onnxruntime").symlink_to(site / "onnxruntime")
+        variables = stand_ins.build(packages.install(), folder)
         checkpoint = random_checkpoint(folder / "checkpoint", "roberta", **graphs.SHAPE)
         timed_export(checkpoint, folder / "bundle", "--precision", "fp32,fp16")
         subject = Subject(
             "virtual", folder / "bundle", "fp16", TEXTS, SECONDS, LOADS[0].connections
         )
         services = [
-            Started(f"{tflops:g} | {workers}", _serve(subject, folder, tflops, workers), _ns)
+            Started(
+                f"{tflops:g} | {workers}", _serve(subject, folder, variables, tflops, workers), _ns
+            )
             for tflops in options.tflops or TFLOPS
             for workers in options.workers or (1, 2, 4)
         ]
@@ -80,18 +76,15 @@ def _rows(plan: Plan, services: Sequence[Started]) -> Iterator[Row]:
             }
 
 
-def _serve(subject: Subject, folder: Path, tflops: float, workers: int) -> Service:
+def _serve(
+    subject: Subject, folder: Path, variables: dict[str, str], tflops: float, workers: int
+) -> Service:
     """The service on the virtual GPU, when all its workers serve."""
     flags = ("--device", "cuda", "--workers", str(workers), "--cache-dir", str(folder / "cache"))
     lock = folder / f"gpu-{tflops:g}-{workers}"
     lock.touch()
-    variables = {
-        "PYTHONPATH": f"{folder / 'site'}{os.pathsep}{ROOT}",
-        "LD_LIBRARY_PATH": str(folder / "libraries"),
-        "STAND_IN_TFLOPS": str(tflops),
-        "STAND_IN_LOCK": str(lock),
-    }
-    service = subject.serve(*flags, *LONG_DEADLINE, variables=variables)
+    speed = {"STAND_IN_TFLOPS": str(tflops), "STAND_IN_LOCK": str(lock)}
+    service = subject.serve(*flags, *LONG_DEADLINE, variables=variables | speed)
     while workers > 1 and len(service.info()["workers"]) < workers:
         time.sleep(0.1)
     return service

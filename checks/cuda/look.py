@@ -8,6 +8,7 @@ REPORT, as JSON. What the provider says of itself goes to the standard files.
 
 import ctypes
 import json
+import os
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from app.engine.machine.gpu import CUDA
 from app.engine.model import sessions
 from app.engine.model.device import Device
 from app.engine.model.device_errors import device_error
@@ -27,11 +29,11 @@ ROUNDS = 4  # each of so many SHAPES
 ALLOCATIONS, KERNELS = 2, 700  # the faults of stand_ins/cudart.c
 EVERYTHING, ERRORS = 0, 4  # of ONNX Runtime's log
 
-CUDA = ctypes.CDLL("libcudart.so.13")
-EVENTS = (ctypes.c_char * 2**16).in_dll(CUDA, "stand_in_events")
-COUNT = ctypes.c_int.in_dll(CUDA, "stand_in_event_count")
-BYTES = ctypes.c_long.in_dll(CUDA, "stand_in_bytes")
-FAULT = ctypes.c_int.in_dll(CUDA, "stand_in_fault")
+CUDART = ctypes.CDLL("libcudart.so.13")
+EVENTS = (ctypes.c_char * 2**16).in_dll(CUDART, "stand_in_events")
+COUNT = ctypes.c_int.in_dll(CUDART, "stand_in_event_count")
+BYTES = ctypes.c_long.in_dll(CUDART, "stand_in_bytes")
+FAULT = Path(os.environ["STAND_IN_FAULT"])
 COARSE = ctypes.c_int.in_dll(ctypes.CDLL("libcublas.so.13"), "stand_in_coarse_products")
 
 
@@ -48,15 +50,16 @@ def look(graph: Path) -> dict[str, Any]:
         session.run(None, _feeds(session, lengths), silent)
 
     def fault(kind: int, lengths: list[int]) -> str:
-        FAULT.value = kind
+        FAULT.write_text(str(kind))
         try:
             compute(lengths)
         except Exception as error:
             return type(device_error(error)).__name__
         finally:
-            FAULT.value = 0
+            FAULT.write_text("")
         return "none"
 
+    wanted, taken = Device.of("cuda").options(0), session.get_provider_options()[CUDA]
     batch = [32, 20, 25, 7]
     compute(batch)
     COUNT.value = 0
@@ -65,7 +68,7 @@ def look(graph: Path) -> dict[str, Any]:
     generator = random.Random(0)
     grown = []
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(compute, [[64] * LARGEST] * 8))
+        list(pool.map(compute, [[64] * LARGEST] * 40))  # so many that two meet, on a busy machine
         for _ in range(ROUNDS):
             shapes = [
                 [generator.randint(3, 64) for _ in range(generator.randint(1, LARGEST))]
@@ -77,6 +80,7 @@ def look(graph: Path) -> dict[str, Any]:
     return {
         "events": events,
         "coarse": COARSE.value,
+        "not_taken": [name for name, value in wanted.items() if taken.get(name) != value],
         # When two large batches first meet, they may need another block, in one of the rounds. If
         # new shapes need memory, it grows in several.
         "grown": sorted(grown)[-2],

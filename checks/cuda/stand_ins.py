@@ -9,10 +9,13 @@ The folder of the same name has what each library must do. All else that the pro
 a function that returns 0, made here from the provider's own list of symbols.
 """
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+
+from benchmarks.service import ROOT
 
 SOURCES = Path(__file__).with_suffix("")
 # NVIDIA's headers need these, which come with the compiler nvcc.
@@ -47,8 +50,8 @@ UNUSED = {
 }
 
 
-def build(packages: Path, target: Path) -> None:
-    """Write the libraries into the directory ``target``, which exists.
+def build(packages: Path, folder: Path) -> dict[str, str]:
+    """Write the libraries into ``folder``, and return the environment of a process that uses them.
 
     ``packages`` is where onnxruntime-gpu and nvidia-cuda-runtime are installed.
 
@@ -56,7 +59,11 @@ def build(packages: Path, target: Path) -> None:
         FileNotFoundError: there is no gcc or nm.
         subprocess.CalledProcessError: a library cannot be built.
     """
-    (target / "crt").mkdir()
+    # Without NVIDIA's own runtime, which is beside it and which the service would load.
+    (folder / "site").mkdir()
+    (folder / "site/onnxruntime").symlink_to(packages / "onnxruntime")
+    target = folder / "libraries"
+    (target / "crt").mkdir(parents=True)
     (target / "crt/host_defines.h").write_text(HOST_DEFINES)
     (headers,) = packages.glob("nvidia/*/include")
     wanted = _undefined(packages / "onnxruntime/capi/libonnxruntime_providers_cuda.so")
@@ -77,6 +84,11 @@ def build(packages: Path, target: Path) -> None:
     for library, content in UNUSED.items():
         command = ["gcc", "-shared", "-o", target / library, "-x", "c", "-"]
         subprocess.run(command, input=content, text=True, check=True)
+    return {
+        "PYTHONPATH": f"{folder / 'site'}{os.pathsep}{ROOT}",
+        "LD_LIBRARY_PATH": str(target),
+        "STAND_IN_FAULT": str(folder / "fault"),
+    }
 
 
 def _undefined(library: Path) -> set[tuple[str, str]]:
