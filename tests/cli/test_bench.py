@@ -53,7 +53,9 @@ def fake_service(answer: Answer) -> Iterator[str]:
                 status = await answer(next(numbers)) if head.startswith(b"POST") else 404
                 lines = f"HTTP/1.1 {status} Any\r\ncontent-length: {len(DOCUMENT)}\r\n\r\n"
                 writer.write(lines.encode() + DOCUMENT)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
             writer.close()
 
     async def until_stopped() -> None:
@@ -62,8 +64,11 @@ def fake_service(answer: Answer) -> Iterator[str]:
         started.set()
         await stopped.wait()
         server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
             task.cancel()
+        await asyncio.gather(*serving)
+        await asyncio.sleep(0)  # the transports close in the next turn
 
     stopped = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(until_stopped()))
@@ -323,6 +328,41 @@ def test_a_service_that_refuses_is_one_line(
     with fake_service(_statuses(*statuses)) as url:
         assert main(["bench", "--url", url]) == 1
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_was_measured_before_a_failure_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of requests of one text is printed though those of two texts then fail."""
+    away = False
+
+    async def answer(number: int) -> int:
+        return 503 if away else 200
+
+    def one_step(measure: Callable[[float], Step], start: float, least: float) -> list[Step]:
+        nonlocal away
+        away = True
+        return [_step(60)]
+
+    monkeypatch.setattr(command, "search", one_step)
+    with fake_service(answer) as url:
+        assert main(["bench", "--url", url, "--p99-ms", "20000", "--texts-per-request", "1,2"]) == 1
+    shown = capsys.readouterr()
+    assert "| 1 | 60.0 |" in shown.out
+    assert "answers 503" in shown.err.splitlines()[-1]
+
+
+def test_a_service_that_is_too_slow_at_any_rate_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table shows what was tried, and the exit code is 1."""
+    tried = [_step(60, "too slow")]
+    monkeypatch.setattr(command, "search", lambda measure, start, least: tried)
+    with fake_service(_statuses(200)) as url:
+        assert main(["bench", "--url", url, "--p99-ms", "20000", "--target-rps", "9"]) == 1
+    shown = capsys.readouterr()
+    assert "| too slow |" in shown.out
+    assert "no rate was answered within 20000 ms" in shown.err
 
 
 def test_a_goal_below_one_lone_request_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,9 +39,7 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
             _say("starting the service")
             own = OwnService({name: value for name, value in flags.items() if name in OWN})
             target = Target(stack.enter_context(own).url)
-        curves = {
-            count: _curve(target, texts, count, options) for count in options.texts_per_request
-        }
+        curves, failure = _curves(target, texts, options)
     print(report.table(curves))
     print(report.conclusions(curves, options.p99_ms, options.target_rps))
     if options.json:
@@ -49,10 +47,30 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
         write_text_atomically(Path(options.json), json.dumps(found, indent=1) + "\n")
     if options.picture:
         write_text_atomically(Path(options.picture), svg(curves, options.p99_ms))
-    if not all(map(best, curves.values())):
-        raise UserError(
-            f"no rate was answered within {options.p99_ms:g} ms; give a longer --p99-ms"
-        )
+    if failure:
+        raise failure
+
+
+def _curves(
+    target: Target, texts: Sequence[str], options: Namespace
+) -> tuple[dict[int, list[Step]], UserError | None]:
+    """The steps for each number of texts, and why the last has none that is good.
+
+    Raises:
+        UserError: the first has no steps at all.
+    """
+    curves: dict[int, list[Step]] = {}
+    for count in options.texts_per_request:
+        try:
+            curves[count] = _curve(target, texts, count, options)
+        except UserError as error:
+            if not curves:
+                raise
+            return curves, error
+        if not best(curves[count]):
+            goal = f"{options.p99_ms:g} ms"
+            return curves, UserError(f"no rate was answered within {goal}; give a longer --p99-ms")
+    return curves, None
 
 
 def _curve(target: Target, texts: Sequence[str], count: int, options: Namespace) -> list[Step]:

@@ -25,8 +25,11 @@ def svg(curves: Curves, goal_ms: float) -> str:
 
 
 def _panel(count: int, steps: Sequence[Step], goal_ms: float) -> Iterator[str]:
-    steps = sorted((step for step in steps if step.answered), key=lambda step: step.rate)
+    steps = sorted(
+        (step for step in steps if step.answered), key=lambda step: (step.rate, step.p99_ms)
+    )
     most = max((step.rate for step in steps), default=1.0) * 1.05
+    unit = float(f"{most / (LINES + 0.5):.1g}")  # one digit, so that numbers are round
     right, bottom = WIDTH - 24, HEIGHT - BOTTOM
 
     def x(rate: float) -> float:
@@ -41,7 +44,7 @@ def _panel(count: int, steps: Sequence[Step], goal_ms: float) -> Iterator[str]:
         title += f": {found.rate:,.0f} requests/s within {goal_ms:g} ms"
     yield _text(LEFT, 20, title, 'font-size="14"')
     for number in range(LINES + 1):
-        ms, rate = goal_ms * CEILING * number / LINES, most * number / LINES
+        ms, rate = goal_ms * CEILING * number / LINES, number * unit
         yield _line(LEFT, y(ms), right, y(ms), "#ddd")
         yield _text(LEFT - 6, y(ms) + 4, f"{ms:g}", 'text-anchor="end"')
         yield _text(x(rate), bottom + 16, f"{rate:,.0f}", 'text-anchor="middle"')

@@ -5,16 +5,16 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 from app.cli.children import child_command
-from app.config.settings import flag
+from app.cli.sources import PREFIX
 from app.errors import UserError
 
 WAIT_S = 60.0  # for the end of a process
-# Variables of `serve` that must not count for a service on loopback, which one client asks.
+# The settings that must not count for a service that one client asks, on loopback.
 REMOTE = ("API_KEY", "ADMIN_KEY", "RATE_LIMIT", "METRICS_PORT", "GRPC_PORT", "TLS_", "ROOT_PATH")
 
 
@@ -85,20 +85,23 @@ class Server:
 
 
 class OwnService(Server):
-    """``sentiment serve`` on a free port, with these flags and our environment."""
+    """``sentiment serve`` on a free port of loopback, with our environment and these settings."""
 
-    def __init__(self, flags: Mapping[str, str | bool | Sequence[str]]) -> None:
-        """Start it.
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        """Start it. The settings are names with values as a command line gives them.
 
         Raises:
             UserError: it did not start.
         """
-        away = tuple(f"SENTIMENT_{name}" for name in REMOTE)
+        away = tuple(f"{PREFIX}{name}" for name in REMOTE)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(away)}
+        for name, value in settings.items():
+            kept[PREFIX + name.upper()] = str(value[0] if isinstance(value, list) else value)
         where = ("serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "human")
-        command = child_command("from app.__main__ import main")
         try:
-            super().__init__(*command, *where, *_words(flags), environment=kept)
+            super().__init__(
+                *child_command("from app.__main__ import main"), *where, environment=kept
+            )
         except RuntimeError as error:
             raise UserError(str(error).strip().splitlines()[-1]) from None
 
@@ -108,15 +111,3 @@ class OwnService(Server):
         with self._process.stderr as lines:
             for _ in lines:
                 pass
-
-
-def _words(flags: Mapping[str, str | bool | Sequence[str]]) -> list[str]:
-    """The flags of a command line from names and values."""
-    words: list[str] = []
-    for name, value in flags.items():
-        if isinstance(value, bool):
-            words.append(flag(name) if value else "--single-label")
-        else:
-            for one in [value] if isinstance(value, str) else value:
-                words += [flag(name), str(one)]
-    return words
