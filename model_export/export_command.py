@@ -1,7 +1,6 @@
 """The command ``sentiment-export SOURCE --output DIR``."""
 
 import argparse
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from app.cli.command_parser import CommandParser, add_settings, add_version, local_path
 from app.cli.sources import nearest, read_options
 from app.config.checkpoint_options import CheckpointOptions
+from app.config.formats import SHARE
 from app.engine.model.bundle import Precision
 from model_export.output import check_bundle_output
 from model_export.quality.labelled import LABELLED, MAX_ACCURACY_LOSS, Columns, read_examples
@@ -68,7 +68,7 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     )
     parser.add_argument(
         "--max-accuracy-loss",
-        type=_loss,
+        type=SHARE,
         default=MAX_ACCURACY_LOSS,
         metavar="LOSS",
         help=(
@@ -178,13 +178,3 @@ def _precisions(value: str) -> tuple[Precision, ...]:
             f"unknown precision {', '.join(unknown)}; choose from {', '.join(EXPORTED)}"
         )
     return tuple(precision for precision in EXPORTED if precision in wanted)
-
-
-def _loss(value: str) -> float:
-    try:
-        loss = float(value)
-    except ValueError:
-        loss = math.nan
-    if not 0 <= loss <= 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 1")
-    return loss

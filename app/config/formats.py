@@ -1,12 +1,16 @@
-"""How the settings are written that are more than a number or a choice.
+"""How settings and options are written that are more than a whole number or a choice.
 
 Each type here reads the text of a flag or a variable, and says what is accepted if it is wrong.
 """
 
 import hashlib
 import ipaddress
+import math
 import os
 import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,3 +130,18 @@ KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(_key_d
 DeviceName = Annotated[str, AfterValidator(_device)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]
 Rate = Annotated[str, AfterValidator(_rate)]
+
+
+def _number(accepted: str, holds: Callable[[float], bool]) -> Callable[[str], float]:
+    def read(value: str) -> float:
+        with suppress(ValueError):
+            if holds(number := float(value)):
+                return number
+        raise ArgumentTypeError(f"must be {accepted}, not {value!r}")
+
+    return read
+
+
+# Types of ``argparse``.
+SHARE = _number("a number from 0 to 1", lambda number: 0 <= number <= 1)
+POSITIVE = _number("a number above 0", lambda number: 0 < number < math.inf)

@@ -2,10 +2,10 @@
 
 import argparse
 from collections import Counter
-from math import isfinite
 from typing import get_args
 
 from app.cli.command_parser import CommandParser, local_path
+from app.config.formats import POSITIVE
 from app.engine.text.encoding import Preprocessing
 from model_export.quality.labelled import LABELLED
 from model_export.training.recipe import MAX_TOKENS, Recipe
@@ -47,7 +47,7 @@ def finetune_command(words: list[str]) -> None:
     )
     parser.add_argument(
         "--learning-rate",
-        type=_rate,
+        type=POSITIVE,
         default=1e-4,
         help="highest learning rate (default: %(default)s)",
     )
@@ -78,13 +78,3 @@ def _count(value: str) -> int:
     if not value.isdecimal() or int(value) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {value!r}")
     return int(value)
-
-
-def _rate(value: str) -> float:
-    try:
-        rate = float(value)
-    except ValueError:
-        rate = 0.0
-    if not isfinite(rate) or rate <= 0:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {value!r}")
-    return rate

@@ -219,9 +219,18 @@ def test_a_failure_is_one_line(
     [
         ([], "required: source, --output"),
         (["describe"], "required: source"),
-        (["c", "--output", "out", "--max-accuracy-loss", "much"], "'much' is not a number from 0"),
-        (["c", "--output", "out", "--max-accuracy-loss", "nan"], "'nan' is not a number from 0"),
-        (["c", "--output", "out", "--max-accuracy-loss=-0.1"], "'-0.1' is not a number from 0"),
+        (
+            ["c", "--output", "out", "--max-accuracy-loss", "much"],
+            "a number from 0 to 1, not 'much'",
+        ),
+        (
+            ["c", "--output", "out", "--max-accuracy-loss", "nan"],
+            "a number from 0 to 1, not 'nan'",
+        ),
+        (
+            ["c", "--output", "out", "--max-accuracy-loss=-0.1"],
+            "a number from 0 to 1, not '-0.1'",
+        ),
         (["checkpoint"], "required: --output"),
         (["caf\udce9", "--output", "out"], r"'caf\udce9' is not valid UTF-8"),
         (["describe", "caf\udce9"], r"'caf\udce9' is not valid UTF-8"),

@@ -3,11 +3,11 @@
 They are apart from the command itself, which loads slowly.
 """
 
-import math
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
+from app.config.formats import POSITIVE
 from app.config.settings import Settings, flag
 from app.files.run.arguments import LOCAL, READ
 
@@ -41,7 +41,7 @@ def add_arguments(bench: ArgumentParser) -> None:
     )
     bench.add_argument(
         "--p99-ms",
-        type=_positive,
+        type=POSITIVE,
         default=50.0,
         metavar="MS",
         help="time within which 99 of 100 requests shall be answered [default: 50]",
@@ -55,14 +55,14 @@ def add_arguments(bench: ArgumentParser) -> None:
     )
     bench.add_argument(
         "--seconds",
-        type=_positive,
+        type=POSITIVE,
         default=10.0,
         metavar="S",
         help="duration of each step, of which there are about ten [default: 10]",
     )
     bench.add_argument(
         "--target-rps",
-        type=_positive,
+        type=POSITIVE,
         metavar="N",
         help="print how many replicas answer so many requests per second",
     )
@@ -97,16 +97,6 @@ def fault(options: Namespace, settings: Settings) -> str | None:
         if (made := vars(options)[name]) and not Path(made).parent.is_dir():
             return f"the directory {Path(made).parent} of --{name} does not exist"
     return None
-
-
-def _positive(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise ArgumentTypeError(f"{value!r} is not a number above 0")
-    return number
 
 
 def _counts(value: str) -> list[int]:

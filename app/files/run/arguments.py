@@ -5,13 +5,14 @@ They are apart from the command itself, which loads slowly.
 
 import os
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
 from app.config.checkpoint_options import CheckpointOptions
+from app.config.formats import SHARE
 from app.config.settings import Settings, flag
 
 # The kinds of files that the command writes, and those that it reads.
@@ -94,7 +95,7 @@ def add_arguments(classify: ArgumentParser) -> None:
     )
     classify.add_argument(
         "--threshold",
-        type=_threshold,
+        type=SHARE,
         metavar="0..1",
         help="for multi-label models: the score from which on a label is one of a text's labels, "
         "in --output and --json [default: the bundle's, mostly 0.5]",
@@ -134,16 +135,6 @@ def add_arguments(classify: ArgumentParser) -> None:
         help="the Ray cluster: the one that runs on this machine, one that is started for this "
         "run, or one elsewhere [default: auto]",
     )
-
-
-def _threshold(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise ArgumentTypeError(f"must be a number from 0 to 1, not {value!r}")
-    return number
 
 
 def fault(options: Namespace, settings: Settings) -> str | None:
