@@ -19,7 +19,7 @@ from model_export.checkpoint.decisions import decide
 from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.labels import output_names
 from model_export.checkpoint.layout import check_directory, choose_local_files
-from model_export.checkpoint.weights import Fit, check_dtypes, check_fit, fit, read_tensors
+from model_export.checkpoint.weights import Fit, check_fit, dtype_name, fit, read_tensors
 
 LISTED = 10  # names that one line or section of the text shows
 NUMBERED_LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
@@ -87,15 +87,14 @@ def describe(path: Path) -> Description:
         model = empty_classifier(path, entries)
     architecture = ARCHITECTURES[model.config.model_type]
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tensors = {name: tensor for _, name, tensor in read_tensors(path / weights, device="meta")}
-    in_files = {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
-    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
-    fitted = fit(expected, in_files, model.base_model_prefix)
+    read = read_tensors(path / weights, device="meta")
+    tensors = dict(sorted({name: tensor for _, name, tensor in read}.items()))
+    dtypes = {name: dtype_name(tensor) for name, tensor in tensors.items()}
+    fitted = fit(model, tensors)
     made_from = architecture.tokenizer_files(files)
     limit = tried(lambda: max_tokens(model.config))
     tried(lambda: check_task(entries, str(path)))
-    tried(lambda: check_fit(fitted, expected, in_files, weights))
-    tried(lambda: check_dtypes(fitted, dtypes, weights))
+    tried(lambda: check_fit(fitted, model, tensors, weights))
     loaded = tried(lambda: load_tokenizer(path))
     if loaded is not None and not problems:  # vocab_size is that of the weights
         tried(lambda: check_vocabulary(loaded, model.config.vocab_size, str(path)))
@@ -103,11 +102,11 @@ def describe(path: Path) -> Description:
     changes = [f"the graph: {architecture.passes}"]
     if decided is not None:
         changes += decided.notes
+        if decided.preprocessing != "none":
+            changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
     changes += _changed_weights(fitted, dtypes)
     if made_from is not None and "tokenizer.json" not in files:
         changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
-    if decided is not None and decided.preprocessing != "none":
-        changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
     return Description(
         architecture=type(model).__name__,
         parameters=sum(map(prod, expected.values())),
@@ -115,7 +114,7 @@ def describe(path: Path) -> Description:
         tokenizer=made_from.kind if made_from else made,
         max_tokens=limit,
         layers=_layers(expected),
-        weights=[{"name": n, "shape": [*s], "dtype": dtypes[n]} for n, s in in_files.items()],
+        weights=[{"name": n, "shape": [*t.shape], "dtype": dtypes[n]} for n, t in tensors.items()],
         files=files,
         changes=changes,
         problems=problems,
@@ -148,5 +147,4 @@ def _layers(expected: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
 
 
 def _few(items: list[str]) -> str:
-    """The first items in one line, and whether there are more."""
     return ", ".join([*items[:LISTED], "..."] if len(items) > LISTED else items)

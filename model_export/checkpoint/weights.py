@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from app.errors import UserError
 from model_export.checkpoint.layout import shards
 
-Shape = tuple[int, ...]
 # Of DataParallel and DistributedDataParallel, of Lightning, and of torch.compile.
 TRAINERS_PREFIXES = ("module.", "model.", "_orig_mod.")
 # Name parts that PEFT gives to the weights of an adapter, and to those that it stands beside.
@@ -55,37 +54,39 @@ class Fit:
         return {key: name for name, key in self.names.items() if key != name}
 
 
-def fit(expected: Mapping[str, Shape], in_files: Mapping[str, Shape], base_prefix: str) -> Fit:
-    """Match names; exact matches win. ``base_prefix`` is the encoder's, such as ``roberta``."""
+def fit(model: Any, tensors: Mapping[str, torch.Tensor]) -> Fit:
+    """Match the names of the tensors in the files with those of the model; exact matches win."""
+    expected: Mapping[str, torch.Tensor] = model.state_dict()
     names: dict[str, str] = {}
-    for name in sorted(in_files, key=lambda name: (name not in expected, name)):
-        spelled = next((s for s in _spellings(name, base_prefix) if s in expected), None)
+    for name in sorted(tensors, key=lambda name: (name not in expected, name)):
+        spellings = _spellings(name, model.base_model_prefix)
+        spelled = next((s for s in spellings if s in expected), None)
         if spelled is not None and spelled not in names:
             names[spelled] = name
     read = set(names.values())
     return Fit(
         names={name: names[name] for name in expected if name in names},
         missing=[name for name in expected if name not in names],
-        unused=[name for name in in_files if name not in read],
+        unused=[name for name in tensors if name not in read],
     )
 
 
-def check_fit(
-    fitted: Fit, expected: Mapping[str, Shape], in_files: Mapping[str, Shape], where: str
-) -> None:
-    """Check that the weights make up the model that config.json describes.
+def check_fit(fitted: Fit, model: Any, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Check that the tensors make up the model that config.json describes.
 
     Raises:
-        UserError: a weight is missing, has another shape, or belongs to a layer that the
-            model lacks. The message names the weight and the likely cause.
+        UserError: a weight is missing, has another shape, belongs to a layer that the model lacks,
+            or is no floating-point number of 16 bits or more. The message names the weight and the
+            likely cause.
     """
+    expected = model.state_dict()
     for name, key in fitted.names.items():
-        if tuple(expected[name]) != tuple(in_files[key]):
+        found, wanted = list(tensors[key].shape), list(expected[name].shape)
+        if found != wanted:
             cause = next((c for part, c in CAUSES.items() if part in name), "hidden_size")
             raise UserError(
-                f"{key} is {list(in_files[key])} in {where}, but config.json asks for "
-                f"{list(expected[name])}: {cause} in config.json is probably from another "
-                "checkpoint"
+                f"{key} is {found} in {where}, but config.json asks for {wanted}: {cause} in "
+                "config.json is probably from another checkpoint"
             )
     adapter = next((key for key in fitted.unused if any(part in key for part in ADAPTER)), None)
     if adapter is not None:
@@ -101,18 +102,10 @@ def check_fit(
             f"{where} holds {extra[0]}, which the model that config.json describes does not "
             "have: the number of layers in config.json is probably from another checkpoint"
         )
-
-
-def check_dtypes(fitted: Fit, dtypes: Mapping[str, str], where: str) -> None:
-    """Check that every weight that is read is a floating-point number of 16 bits or more.
-
-    Raises:
-        UserError: the message names a weight that is quantized or complex.
-    """
     for key in fitted.names.values():
-        if dtypes[key] not in READ_DTYPES:
+        if (dtype := dtype_name(tensors[key])) not in READ_DTYPES:
             raise UserError(
-                f"{key} in {where} is of type {dtypes[key]}, probably quantized; give the "
+                f"{key} in {where} is of type {dtype}, probably quantized; give the "
                 f"checkpoint from before, with weights in {', '.join(READ_DTYPES)}"
             )
 
@@ -125,11 +118,8 @@ def load_weights(model: Any, weights: Path) -> Fit:
             weights do not fit the model, or one of them is not a finite number.
     """
     tensors = {name: tensor for _, name, tensor in read_tensors(weights)}
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    in_files = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    fitted = fit(expected, in_files, model.base_model_prefix)
-    check_fit(fitted, expected, in_files, weights.name)
-    check_dtypes(fitted, {key: dtype_name(tensor) for key, tensor in tensors.items()}, weights.name)
+    fitted = fit(model, tensors)
+    check_fit(fitted, model, tensors, weights.name)
     taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
     for name, tensor in taken.items():
         if not tensor.isfinite().all():

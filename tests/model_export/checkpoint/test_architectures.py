@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from app.config.checkpoint_options import CheckpointOptions
 from app.errors import UserError
@@ -82,18 +83,21 @@ def test_a_description_says_what_the_export_will_do(
 def test_weights_that_do_not_fit_are_named(published: Callable[[str], Path], name: str) -> None:
     """A weight too many, one too few and a table of another size are found in every naming."""
     model = load_checkpoint(published(name)).model
-    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    expected = model.state_dict()
     layer = next(key for key in expected if ".0." in key and "layer" in key)
     table = next(
         key for key in expected if key.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
     )
     for found, says in (
-        (expected | {layer.replace(".0.", ".9."): (48,)}, r"holds .*\.9\..*number of layers"),
+        (
+            expected | {layer.replace(".0.", ".9."): torch.zeros(48)},
+            r"holds .*\.9\..*number of layers",
+        ),
         ({key: expected[key] for key in expected if key != layer}, "lacks .*cut short"),
-        (expected | {table: (9, *expected[table][1:])}, "vocab_size in config.json"),
+        (expected | {table: expected[table][:9]}, "vocab_size in config.json"),
     ):
         with pytest.raises(UserError, match=says):
-            check_fit(fit(expected, found, model.base_model_prefix), expected, found, "it")
+            check_fit(fit(model, found), model, found, "it")
 
 
 def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
