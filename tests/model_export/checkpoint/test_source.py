@@ -161,7 +161,7 @@ def test_only_needed_files_are_downloaded(hub: Hub, checkpoint: Path, tmp_path: 
         ({"model_type": "xlnet"}, f"{REPO} is of the unsupported architecture XLNet: Optimum"),
         ({}, f"{REPO}: config.json has no model_type"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, f"{REPO} is a BertFor"),
-        ({"model_type": "bert", "hidden_act": 3}, f"{REPO}: hidden_act in config.json is 3"),
+        ({"model_type": "bert", "is_decoder": True}, f"{REPO}: is_decoder in config.json is true"),
     ],
 )
 def test_what_is_not_exported_is_not_downloaded(
