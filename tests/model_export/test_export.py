@@ -26,11 +26,13 @@ from app.engine.model.bundle import (
     sha256,
 )
 from app.engine.model.model import Model
+from app.engine.model.parity import tolerance
 from app.errors import InferenceFailed, UserError
 from model_export import export as export_module
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.export import WRITERS, export
 from model_export.graph import variants
+from model_export.graph.linear import NotRecognised
 from model_export.graph.variants import write_fp32, write_int8
 from model_export.model_card import model_card
 from model_export.output import ONNX_FILES
@@ -434,6 +436,31 @@ def test_weights_beyond_one_file_go_into_another(
         file.write(b"changed")
     with pytest.raises(UserError, match=r"model\.onnx_data is damaged or was changed"):
         bundles[1].variant_path("fp32")
+
+
+def test_an_fp16_variant_with_padding_is_served(
+    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier exports wrote it for BERT's family, too. Its logits are those of the flat graph."""
+    found = {}
+    for kind in ("flat", "padded"):
+        if kind == "padded":
+            monkeypatch.setattr(variants, "flatten", _not_recognised)
+        output = tmp_path / kind
+        export(load_checkpoint(roberta.source), output, precisions=["fp16"], say=silent)
+        model = load(output, "fp16")
+        encodings = [model.tokenizer.encode(text) for text in CORPUS]
+        assert ("attention_mask" in model.feeds(encodings)) == (kind == "padded")
+        assert model.flat == (kind == "flat")
+        found[kind] = np.stack(
+            [row for row in model.infer(encodings) if isinstance(row, np.ndarray)]
+        )
+    allowed = tolerance("fp16", found["flat"])
+    np.testing.assert_allclose(found["padded"], found["flat"], rtol=0, atol=allowed)
+
+
+def _not_recognised(model: ir.Model) -> None:
+    raise NotRecognised("as before the flat graphs")
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_int8.onnx"])

@@ -1,0 +1,67 @@
+"""Flat graphs in fp16 where values are far larger than usual: nothing overflows."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from app.engine.model.device import CPU
+from app.engine.model.flat import ATTENTION
+from app.engine.model.parity import tolerance
+from app.engine.model.sessions import open_session
+from benchmarks.random_checkpoint import random_checkpoint
+from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from model_export.graph.flat import LARGEST, flatten
+from model_export.graph.variants import export_graph, write_fp16
+from tests.support.model_export.graphs import random_encodings, run, session
+
+# XLM-RoBERTa-large, with few of its layers and words.
+LARGE = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "vocab_size": 400,
+}
+# Features of the hidden state that are far larger than the others, as in trained models.
+OUTLIERS = {5: 20.0, 700: -30.0}
+ENCODINGS = random_encodings(0)
+
+
+def _magnified(path: Path, times: int) -> Checkpoint:
+    """A checkpoint whose values between layer norms are ``times`` as large, before products."""
+    checkpoint = load_checkpoint(random_checkpoint(path, "xlm-roberta", **LARGE))
+    for name, weights in checkpoint.model.named_parameters():
+        if name.endswith("LayerNorm.weight"):
+            for feature, size in OUTLIERS.items():
+                weights.data[feature] = size
+        elif ".layer." in name and not name.endswith(("query.weight", "key.weight")):
+            weights.data.mul_(times)
+    return checkpoint
+
+
+def _largest_value(plain: Path) -> float:
+    """The largest value between two operators, where all are computed in fp32."""
+    exact = ir.external_data.load_to_model(ir.load(plain))
+    flatten(exact)
+    # What attention computes are means of its input.
+    nodes = [node for node in exact.graph if node.op_type != ATTENTION.decode()]
+    values = [value for node in nodes for value in node.outputs if value.name]
+    exact.graph.outputs[:] = values
+    opened = session(exact, optimised=False)
+    found = [run(opened, ENCODINGS, str(value.name)) for value in values]
+    return max(float(np.abs(array).max()) for array in found if array.dtype == np.float32)
+
+
+@pytest.mark.parametrize("times", [10, 30])
+def test_large_activations_do_not_overflow(tmp_path: Path, times: int) -> None:
+    """With values 10 and 30 times as large, all fit into fp16, and the logits are PyTorch's."""
+    checkpoint = _magnified(tmp_path / "large", times)
+    plain = export_graph(checkpoint, tmp_path)
+    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in ENCODINGS])
+    largest = _largest_value(plain)
+    assert times**2 < largest < LARGEST / 2
+    write_fp16(plain, tmp_path / "fp16.onnx")
+    found = run(open_session(tmp_path / "fp16.onnx", CPU, threads=1), ENCODINGS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("fp16", expected))
