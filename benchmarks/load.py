@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from typing import Any, Protocol, Self, cast
@@ -128,19 +129,25 @@ class Seen:
         return self.grown(f"{name}_sum") / max(1, self.grown(f"{name}_count"))
 
 
-def watched(service: Service, load: Load) -> Seen:
-    """Send the load, and read the service's metrics and CPU time after the warm-up and at the end.
+def watched(service: Service, *loads: Load) -> Seen:
+    """Send loads of equal length, and read metrics and CPU time after the warm-up and at the end.
 
-    The client's count of answers says less: requests of many texts take turns and end together, so
+    The clients' count of answers says less: requests of many texts take turns and end together, so
     their answers come in waves.
     """
-    with Generator(load) as generator:
+    load = loads[0]
+    with ExitStack() as stack:
+        generators = [stack.enter_context(Generator(one)) for one in loads]
         time.sleep(load.warm_up_seconds)
         before, cpu, started = service.metrics(), service.cpu_seconds(), time.perf_counter()
         time.sleep(load.seconds * 0.9)
         after, used = service.metrics(), service.cpu_seconds() - cpu
         seconds = time.perf_counter() - started
-        return Seen(seconds, before, after, used, generator.outcome())
+        whole = Outcome(load.seconds, defaultdict(list))
+        for generator in generators:
+            for status, latencies in generator.outcome().latencies.items():
+                whole.latencies[status] += latencies
+        return Seen(seconds, before, after, used, whole)
 
 
 class Driver(Protocol):
