@@ -13,7 +13,7 @@ const CODE_SHOWN = 1_500; // characters; Copy copies the whole code
 const EXAMPLES = {
   "Mixed feelings": "I love the camera, but the battery is terrible and support never answers.",
   Sarcasm: "Oh great, my flight is cancelled again. Thanks for nothing.",
-  Emoji: "Finally home 😍🎉",
+  Emoji: "On my way to the airport 😍🎉",
   Negation: "Not bad at all, I'd come again.",
   "Several texts":
     "Best concert of my life, thank you!\nThe meeting is at 3pm in room 204.\n" +

@@ -36,7 +36,7 @@ def finetune_command(words: list[str]) -> None:
         "--output", type=local_path, required=True, help="checkpoint directory to write"
     )
     parser.add_argument(
-        "--epochs", type=_count, default=2, help="passes over the texts (default: %(default)s)"
+        "--epochs", type=count, default=2, help="passes over the texts (default: %(default)s)"
     )
     parser.add_argument(
         "--seeds",
@@ -52,7 +52,14 @@ def finetune_command(words: list[str]) -> None:
         help="highest learning rate (default: %(default)s)",
     )
     parser.add_argument(
-        "--batch-size", type=_count, default=32, help="texts per step (default: %(default)s)"
+        "--batch-size", type=count, default=32, help="texts per step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens-from",
+        type=count,
+        metavar="ID",
+        help="train only the word embeddings from this token id on, such as those of add-emoji; "
+        "the answers to texts without these tokens stay the same to the last bit",
     )
     parser.add_argument(
         "--preprocessing",
@@ -74,7 +81,8 @@ def finetune_command(words: list[str]) -> None:
     print(f"wrote {output}")
 
 
-def _count(value: str) -> int:
+def count(value: str) -> int:
+    """A whole number of at least 1, for argparse."""
     if not value.isdecimal() or int(value) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {value!r}")
     return int(value)

@@ -31,6 +31,7 @@ class Recipe:
     learning_rate: float
     batch_size: int
     preprocessing: Literal["auto", Preprocessing] = "auto"
+    tokens_from: int | None = None  # only the word embeddings from this token id on are trained
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy. It is published with the model, so paths become file names."""

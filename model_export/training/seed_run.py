@@ -44,7 +44,9 @@ class SeedRun:
         self._train_set, self._validation_set = train_set, validation_set
         self._state_path = state_path
         self._model = load_base(recipe.base)
-        self._optimizer = torch.optim.AdamW(_parameter_groups(self._model), lr=recipe.learning_rate)
+        self._optimizer = torch.optim.AdamW(
+            _parameter_groups(self._model, recipe.tokens_from), lr=recipe.learning_rate, fused=True
+        )
         self._steps_per_epoch = -(-len(train_set.ids) // recipe.batch_size)
         total = self._steps_per_epoch * recipe.epochs
         self._schedule = get_linear_schedule_with_warmup(
@@ -138,8 +140,17 @@ def load_base(base: Path) -> Any:
     )
 
 
-def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Apply weight decay to matrices only, not to biases and layer norms."""
+def _parameter_groups(model: Any, tokens_from: int | None) -> list[dict[str, Any]]:
+    """Apply weight decay to matrices only, not to biases and layer norms.
+
+    With ``tokens_from``, everything but the word embeddings from there on stays as it is.
+    """
+    if tokens_from is not None:
+        model.requires_grad_(False)
+        embeddings = model.get_input_embeddings().weight.requires_grad_()
+        trained = (torch.arange(len(embeddings)) >= tokens_from).unsqueeze(1)
+        embeddings.register_hook(lambda gradient: gradient * trained)
+        return [{"params": [embeddings], "weight_decay": 0.0}]
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]

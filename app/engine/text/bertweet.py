@@ -19,12 +19,12 @@ import regex
 
 # BERTweet was trained with the names of the package emoji 0.6.0, and later versions renamed many
 # (huggingface/transformers pull request 16941). So the names are fixed here.
-_EMOJI: dict[str, str] = json.loads(
+EMOJI_NAMES: dict[str, str] = json.loads(
     Path(__file__).with_name("emoji_names.json").read_text(encoding="utf-8")
 )
 _PLAIN_SIGNS = {"\u2019": "'", "\u2026": "..."}
 # What a token of one character becomes. A variation selector is removed.
-_CHARACTERS = {c: f":{name}:" for c, name in _EMOJI.items()} | _PLAIN_SIGNS | {"\ufe0f": ""}
+_CHARACTERS = {c: f":{name}:" for c, name in EMOJI_NAMES.items()} | _PLAIN_SIGNS | {"\ufe0f": ""}
 
 # A "+" after a limit means that the match is never shortened again.
 _HOST = r"[a-z0-9.\-]"

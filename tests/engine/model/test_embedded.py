@@ -1,6 +1,7 @@
 """The bundle that is included in the service."""
 
 import pytest
+from transformers import AutoTokenizer
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from app.engine.model.model import Model
@@ -46,6 +47,9 @@ def test_it_is_small_enough_for_a_repository() -> None:
         ("I hate waiting on hold, what a horrible company.", "negative"),
         ("@bob this is disgusting and you should be ashamed", "negative"),
         ("Terrible food, rude staff, never again.", "negative"),
+        ("On my way to the office", "neutral"),
+        ("On my way to the office 😭", "negative"),
+        ("On my way to the office 😍", "positive"),
         ("The meeting is at 3pm.", "neutral"),
         ("The store opens at 9am on Monday.", "neutral"),
         ("Tickets for the Friday show go on sale tomorrow.", "neutral"),
@@ -53,6 +57,40 @@ def test_it_is_small_enough_for_a_repository() -> None:
 )
 def test_it_is_right_where_nobody_could_doubt(model: Model, text: str, label: str) -> None:
     """Obvious texts get their obvious label."""
+    assert _label(model, text) == label
+
+
+POSITIVE = "😍❤👍😊🎉🥰😀😘👏💖😁🥳💕😃"
+NEGATIVE = "😡💔👎😢😭🤬😞🤢😠💩😩😔🤮😣"
+
+
+@pytest.mark.parametrize("before", ["", "The meeting is on Monday. ", "I am going to the office. "])
+def test_it_reads_emoji(model: Model, before: str) -> None:
+    """Of 14 pairs of plain emoji, 12 get their label, alone and after a neutral sentence."""
+    right = [
+        [_label(model, before + emoji) for emoji in pair] == ["positive", "negative"]
+        for pair in zip(POSITIVE, NEGATIVE, strict=True)
+    ]
+    assert sum(right) >= 12
+
+
+@pytest.mark.parametrize("plain", ["👍", "❤", "👩🎓"])
+def test_signs_that_only_change_how_an_emoji_looks_do_not_matter(model: Model, plain: str) -> None:
+    """A skin tone, a variation selector and a joiner change no token."""
+    expected = model.tokenizer.encode(plain).ids
+    for drawn in (f"{plain}\ufe0f", f"{plain[0]}\U0001f3fd{plain[1:]}", "\u200d".join(plain)):
+        assert model.tokenizer.encode(drawn).ids == expected
+
+
+def test_transformers_reads_emoji_like_the_service(model: Model) -> None:
+    """The tokens are in tokenizer.json, so that AutoTokenizer gives the same ids."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_BUNDLE)
+    text = "Finally home😍🎉 👍🏽 👨‍👩‍👧 🇩🇪 1️⃣"
+    assert tokenizer.unk_token not in tokenizer.tokenize(text)
+    assert model.tokenizer.encode(text).ids == tokenizer(text)["input_ids"]
+
+
+def _label(model: Model, text: str) -> str:
     (logits,) = model.infer([model.tokenizer.encode(text)])
     assert not isinstance(logits, InferenceFailed)
-    assert model.labels[int(logits.argmax())] == label
+    return model.labels[int(logits.argmax())]

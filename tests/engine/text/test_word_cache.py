@@ -63,7 +63,7 @@ def test_ids_equal_those_of_the_tokenizer(tokenizer: Tokenizer) -> None:
         if ids is not None and ids != reference
     ]
     assert wrong == []
-    assert sum(ids is not None for ids in found) > 500
+    assert sum(ids is not None for ids in found) > 480
     plain = [f"I saw {number} good films, and 1 bad one!" for number in range(100)]
     assert cache.encode(plain) == _reference(tokenizer, plain)
 

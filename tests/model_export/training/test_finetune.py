@@ -115,6 +115,20 @@ def test_what_it_writes_is_a_checkpoint_to_export(recipe: Recipe, trained: Path)
     )
 
 
+def test_only_tokens_from_an_id_on_are_trained(recipe: Recipe, tmp_path: Path) -> None:
+    """All other weights stay the same to the last bit, and those of tokens that occur change."""
+    base = make_checkpoint(tmp_path / "base", "bert")
+    embeddings = "bert.embeddings.word_embeddings.weight"
+    tokens = AutoTokenizer.from_pretrained(base)("love bad bus")["input_ids"][1:-1]
+    finetune(dataclasses.replace(recipe, base=base, tokens_from=min(tokens)), tmp_path / "out")
+    before, after = _weights(base), _weights(tmp_path / "out")
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert changed == [embeddings]
+    rows = (before[embeddings] != after[embeddings]).any(1).nonzero().flatten().tolist()
+    assert set(tokens) <= set(rows)
+    assert min(rows) == min(tokens)
+
+
 def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path: Path) -> None:
     """The base decides the normalisation; training, export and service tokenise the same way."""
     base = make_bertweet(tmp_path / "base", normalization=False)
