@@ -16,9 +16,9 @@ PAGES = [
 
 
 def test_the_documentation_stays_short() -> None:
-    """The README fits in 220 lines and docs/ in 21,000 words, measurements apart."""
+    """The README fits in 220 lines and docs/ in 21,600 words, measurements apart."""
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 220
-    assert sum(len(page.read_text("utf-8").split()) for page in DOCS) <= 21_000
+    assert sum(len(page.read_text("utf-8").split()) for page in DOCS) <= 21_600
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
