@@ -129,7 +129,7 @@ def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch)
         settings = seen.pop()
         assert (settings.model, settings.refresh) == ((Path("acme/tiny@v1"),), True)
         words = ["--labels", "bad,good", "--preprocessing", "none", "--single-label"]
-        assert settings.words() == [*words, "--max-tokens", "9"]
+        assert settings.checkpoint_flags() == [*words, "--max-tokens", "9"]
 
 
 def test_a_single_bad_text_raises(classifier: Classifier) -> None:
