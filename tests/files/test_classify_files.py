@@ -340,7 +340,7 @@ def test_wrong_usage(
     [
         ("missing.csv", "there is no file"),
         ("directory.csv", "not a file"),
-        ("quote.csv", "line 6: the quote that opens here"),
+        ("quote.csv", "line 6: the row that begins here"),
     ],
 )
 def test_an_input_that_cannot_be_read(

@@ -125,9 +125,9 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
         ("a.csv", b"", "is empty"),
         ("a.csv", b"\n\n", "is empty"),
         ("a.csv", b"\xef\xbb\xbf", "is empty"),
-        ("a.tsv", b'id\ttext\n1\t"She" said\n', "line 2: the quote that opens here"),
+        ("a.tsv", b'id\ttext\n1\t"She" said\n', "line 2: the row that begins here"),
         ("a.csv", b"id|x\n", r"no column 'text'; --column accepts one of: 'id\|x'"),
-        ("a.csv", b'id|text\n1|"She" said\n', "line 2: the quote that opens here"),
+        ("a.csv", b'id|text\n1|"She" said\n', "line 2: the row that begins here"),
         ("a.csv", b"id,text,id\n1,x,2\n", "several columns with the same name: 'id'; give each"),
         # Names that differ only in bytes that are not UTF-8.
         ("a.csv", b"text,\xe9,\xe8\n" + "é".encode() * 4, "with the same name: '\ufffd'"),
@@ -227,7 +227,7 @@ def test_items_of_a_json_list_without_a_text(tmp_path: Path) -> None:
         ('1,fine\n2,"open\n3,fine\n', 3),  # to the end of the file
         ('1,fine\n2,"open\n3,fine\n4,"closed"\n', 3),  # to the next quote
         ('1,"open\r\n2,""\r\n3,"""closed"""\r\n', 2),
-        ('"two\nlines","open\n2,"closed"\n', 3),  # its row begins a line earlier
+        ('"two\nlines","open\n2,"closed"\n', 2),  # the quote opens a line later
         ('1,"I ""love"" it"\n2,"I "love" it"\n', 3),  # quotes that are not doubled
         ('1,"open\n' + "2,x\n" * 200, 2),  # to the size limit of a cell
     ],
@@ -235,10 +235,10 @@ def test_items_of_a_json_list_without_a_text(tmp_path: Path) -> None:
 def test_a_quote_that_is_never_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, line: int
 ) -> None:
-    """The file is refused before any row is classified, with the line where the quote opens."""
+    """The file is refused before any row is classified, with the line of its row."""
     monkeypatch.setattr(csv_table, "MAX_FIELD_CHARS", 500)
     path = _file(tmp_path, "a.csv", f"id,text\n{rows}".encode())
-    with pytest.raises(UserError, match=rf"a\.csv, line {line}: the quote that opens here"):
+    with pytest.raises(UserError, match=rf"a\.csv, line {line}: the row that begins here"):
         _open(path)
 
 
@@ -247,7 +247,7 @@ def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
     path = _file(tmp_path, "a.csv", b'text\n"fine"\n')
     table = _open(path)
     path.write_bytes(b'text\n"open\n')
-    with pytest.raises(CannotContinue, match="line 2: the quote that opens here"):
+    with pytest.raises(CannotContinue, match="line 2: the row that begins here"):
         _texts(table)
 
 

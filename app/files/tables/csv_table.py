@@ -1,9 +1,7 @@
 """CSV and TSV files."""
 
 import csv
-import re
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from app.errors import CannotContinue, InvalidRequest, UserError
@@ -12,9 +10,6 @@ from app.files.tables.text_files import MAX_FIELD_CHARS, TextFile, TextTable, ch
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = (";", "|")
-# The cells at the beginning of a row that are as they must be, each with the comma behind it.
-SOUND_CELLS = r'(?:(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n][^,\r\n]*+|),)*+'
-LINE_END = re.compile(r"\r\n|\r|\n")
 csv.field_size_limit(MAX_FIELD_CHARS)
 
 
@@ -71,21 +66,11 @@ class CsvTable(TextTable):
                 if row:
                     yield last_line, row
         except csv.Error as error:
-            raise self._fault(last_line + 1, lines + reader.line_num, error) from None
-
-    def _fault(self, first: int, last: int, error: csv.Error) -> CannotContinue:
-        """What is wrong with the row in the lines from ``first`` to ``last``."""
-        with TextFile(self.path, "") as file:
-            row = "".join(islice(file, first - 1, last))
-        sound = re.match(SOUND_CELLS.replace(",", re.escape(self._separator)), row)
-        begin = sound.end() if sound else 0
-        line = first + len(LINE_END.findall(row[:begin]))
-        if not row.startswith('"', begin):
-            return CannotContinue(f"{self.path}, line {line}: {error}")
-        return CannotContinue(
-            f"{self.path}, line {line}: the quote that opens here is not closed as it must be "
-            f"(line {last}: {error}); a quote must end its cell, and quotes inside must be doubled"
-        )
+            raise CannotContinue(
+                f"{self.path}, line {last_line + 1}: the row that begins here cannot be read (line "
+                f"{lines + reader.line_num}: {error}); a quote must end its cell, and quotes "
+                "inside must be doubled"
+            ) from None
 
     def _checked(self, row: list[str], line: int) -> tuple[list[str], TextOrError]:
         """The row with as many cells as there are columns, and its text."""
