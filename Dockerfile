@@ -36,19 +36,19 @@ ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt
 
 # Packages and code have separate layers, because the packages change seldom and the code often.
 FROM build AS cpu-packages
-COPY requirements/cpu.txt requirements/grpc.txt requirements/
+COPY requirements/cpu.txt requirements/images.txt requirements/
 # Symbols for debuggers are 44 MB, the packages' own tests 15 MB, and hf_xet, without which the hub's
 # client downloads over HTTP, 11 MB. The libraries in *.libs do not load after strip: auditwheel has
 # moved their parts.
-RUN $PIP --require-hashes --requirement requirements/cpu.txt --requirement requirements/grpc.txt && \
+RUN $PIP --require-hashes --requirement requirements/cpu.txt --requirement requirements/images.txt && \
     find /opt/sentiment -name '*.so' -not -path '*.libs/*' -exec strip --strip-debug {} + && \
     find /opt/sentiment -type d \( -name tests -o -name 'hf_xet*' \) -prune -exec rm -r {} + && \
     $COMPILE
 
 
 FROM build AS gpu-packages
-COPY requirements/gpu.txt requirements/grpc.txt requirements/
-RUN $PIP --require-hashes --requirement requirements/gpu.txt --requirement requirements/grpc.txt && \
+COPY requirements/gpu.txt requirements/images.txt requirements/
+RUN $PIP --require-hashes --requirement requirements/gpu.txt --requirement requirements/images.txt && \
     $COMPILE
 
 

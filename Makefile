@@ -162,7 +162,7 @@ lock: ## Update requirements/*.txt with the uv of install-dev, or UV= (LOCK_FLAG
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt
 	$(LOCK) --generate-hashes --extra gpu -c requirements/dev.txt pyproject.toml -o requirements/gpu.txt
 	printf 'httpx\npyarrow\ntqdm\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/files.txt
-	printf 'grpcio\nprotobuf\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/grpc.txt
+	printf 'grpcio\nprotobuf\nopentelemetry-sdk\nopentelemetry-exporter-otlp-proto-http\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/images.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
 	for name in checks/containers/requirements/*.in checks/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done
@@ -180,7 +180,7 @@ wheel: install ## Build the wheel in dist/
 sbom: install ## Write the list of the packages for serving (CycloneDX) to dist/
 	$(PYTHON) -m venv --without-pip --clear .venv/served
 	$(PIP:install=) --python .venv/served/bin/python install --quiet --require-hashes \
-		-r requirements/$(HARDWARE).txt -r requirements/grpc.txt
+		-r requirements/$(HARDWARE).txt -r requirements/images.txt
 	$(PYTHON) -m venv .venv/sbom
 	.venv/sbom/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/sbom.txt
 	mkdir -p dist

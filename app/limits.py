@@ -74,12 +74,20 @@ class Access:
 
     def __init__(self, settings: Settings, paths: Paths, board: Board) -> None:
         self._paths = paths
-        self._digests = settings.api_keys
-        self._admin_digests = settings.admin_keys
+        self._settings = settings
+        self.read_keys()
         self._rate = settings.rate_limit
         if self._rate:
             requests, period = self._rate.split("/")
             self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
+
+    def read_keys(self) -> None:
+        """Take the keys of the settings and their files.
+
+        Raises:
+            ValueError: a file cannot be read, or has no keys; the keys stay as they are.
+        """
+        self._digests, self._admin_digests = self._settings.all_keys()
 
     def check(self, head: Head) -> None:
         """Return if the request may pass.

@@ -9,8 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
+from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.adapter import Adapter
 from app.api.http_exchange import Route, TextRoute, application
@@ -62,6 +63,7 @@ class Application(FastAPI):
             version=service.version,
             redirect_slashes=False,
             openapi_tags=TAGS,
+            servers=[{"url": "./"}],  # beside the document, whatever a proxy puts in front
             openapi_url=None,  # app/api/routes/page.py has it, and Swagger UI
             **options,
         )
@@ -73,7 +75,7 @@ class Application(FastAPI):
         """The OpenAPI document, which is made at the first request for it."""
         if self.openapi_schema is None:
             self.openapi_schema = with_components(
-                super().openapi(), keys=bool(self.state.service.settings.api_keys)
+                super().openapi(), keys=self.state.service.settings.has_keys
             )
         return self.openapi_schema
 
@@ -86,6 +88,8 @@ class Application(FastAPI):
         """What each request passes before it reaches its route."""
         service: Service = self.state.service
         app = application(service, self.router)
+        if service.settings.root_path:
+            app = below(service.settings.root_path, app)
         if not service.settings.cors_origins:
             return app
         return CORSMiddleware(
@@ -95,6 +99,21 @@ class Application(FastAPI):
             allow_headers=["*"],
             expose_headers=["x-request-id", "server-timing", "retry-after"],
         )
+
+
+def below(prefix: str, app: ASGIApp) -> ASGIApp:
+    """The application, also at the paths below ``prefix``: a proxy may pass them on as they are."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == prefix:  # the links of the page are relative to its directory
+            await RedirectResponse(f"{prefix.rpartition('/')[2]}/")(scope, receive, send)
+            return
+        if path.startswith(f"{prefix}/"):
+            scope = {**scope, "path": path.removeprefix(prefix)}
+        await app(scope, receive, send)
+
+    return answer
 
 
 def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]:

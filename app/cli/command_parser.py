@@ -24,7 +24,8 @@ GROUPS = {
         *("max_header_bytes", "max_queue_tokens", "drain_ms"),
     ),
     "access and other ports": (
-        *("admin_keys", "cors_origins", "trusted_proxies", "docs", "grpc_port", "metrics_port"),
+        *("api_keys_file", "admin_keys", "admin_keys_file", "cors_origins", "trusted_proxies"),
+        *("root_path", "tls_cert", "tls_key", "docs", "grpc_port", "metrics_port"),
     ),
     "logs and traces": ("log_format", "log_level", "access_log", "otlp_endpoint"),
     "measured at start, if not set": (

@@ -17,6 +17,8 @@ from app.errors import plain_words
 PREFIX = Settings.model_config["env_prefix"]
 CLIENT_KEY = f"{PREFIX}API_KEY"  # what `classify --url` and sentiment_client send
 KEYS = ("api_keys", "admin_keys")
+# A key may be given as a file by mistake, so neither value is shown.
+KEYS_AND_FILES = (*KEYS, *(f"{name}_file" for name in KEYS))
 
 
 def load_settings(flags: dict[str, Any]) -> Settings:
@@ -50,7 +52,7 @@ def _named(error: ValidationError, source: Callable[[str], str]) -> ValueError:
     """The first fault in our words, with what ``source`` says of the setting's name."""
     first = error.errors()[0]
     name = str(first["loc"][0])
-    given = "" if name in KEYS else f", not {_written(first['input'])!r}"
+    given = "" if name in KEYS_AND_FILES else f", not {_written(first['input'])!r}"
     message = first["msg"].removeprefix("Value error, ")
     return ValueError(f"{source(name)}: {plain_words(message)}{given}")
 
@@ -89,7 +91,7 @@ def check_key_variables(environment: Mapping[str, str], settings: Settings) -> N
         ValueError: the variable would have no effect, and the service would be open.
     """
     clients = any(value for name, value in environment.items() if name.upper() == CLIENT_KEY)
-    if clients and not settings.api_keys:
+    if clients and not settings.has_keys:
         raise ValueError(
             f"{CLIENT_KEY} is what a client sends; the keys that this service accepts are in "
             f"{_variable('api_keys')}"

@@ -8,6 +8,7 @@ import ipaddress
 import math
 import os
 import re
+import ssl
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
 RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)", re.ASCII)
+ROOT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
 MOST_WORKERS = 1024
 
 
@@ -79,6 +81,35 @@ def _key_digests(value: Any) -> Any:
     return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
 
 
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The digests of the keys in a file, one a line, or in all files of a directory.
+
+    Raises:
+        ValueError: it cannot be read, has no keys, or has one that nobody could send.
+    """
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        # Kubernetes keeps the versions of a mounted Secret in hidden directories.
+        texts = [file.read_text("latin-1") for file in files if not file.name.startswith(".")]
+    except OSError as error:
+        raise ValueError(f"no keys can be read there: {error.strerror}") from None
+    digests: tuple[bytes, ...] = _key_digests(",".join(texts).replace("\n", ","))
+    return digests
+
+
+def _readable_keys(path: Path | None) -> Path | None:
+    if path is not None:
+        read_keys(path)
+    return path
+
+
+def _root_path(value: str) -> str:
+    prefix = value.strip("/")
+    if not ROOT_PATH.fullmatch(prefix):
+        raise ValueError("give a path without special characters, such as /sentiment")
+    return f"/{prefix}" if prefix else ""
+
+
 def _path(value: Any) -> Any:
     if not value:  # empty means: not set
         return None
@@ -119,14 +150,36 @@ def _rate(value: str) -> str:
     return value
 
 
+def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """What a server needs for TLS, 1.2 or newer, with the certificate in these files.
+
+    Raises:
+        ValueError: the files cannot be used.
+    """
+    if certificate is None or key is None:
+        raise ValueError("a certificate (--tls-cert) and its key (--tls-key) need each other")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # Without a password, OpenSSL would ask for it at the terminal.
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError:
+        reason = "they must be PEM, without a password, and belong together"
+        raise ValueError(f"certificate and key cannot be used: {reason}") from None
+    except OSError as error:
+        raise ValueError(f"certificate or key cannot be read: {error.strerror}") from None
+    return context
+
+
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
+RootPath = Annotated[str, AfterValidator(_root_path)]
 Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_networks)]
 Directory = Annotated[Path | None, BeforeValidator(_path)]
 # SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
 # which are strings.
 KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(_key_digests)]
+KeysFile = Annotated[Directory, AfterValidator(_readable_keys)]
 DeviceName = Annotated[str, AfterValidator(_device)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]
 Rate = Annotated[str, AfterValidator(_rate)]

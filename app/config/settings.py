@@ -13,12 +13,16 @@ from app.config.formats import (
     DeviceName,
     Directory,
     KeyDigests,
+    KeysFile,
     Names,
     Networks,
     Origins,
     Paths,
     Rate,
+    RootPath,
     Workers,
+    read_keys,
+    tls_context,
 )
 from app.engine.config import EngineConfig
 
@@ -163,6 +167,14 @@ class Settings(CheckpointOptions, BaseSettings):
         description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
         "them in the environment; without keys, only the signal SIGHUP reloads models",
     )
+    api_keys_file: KeysFile = Field(
+        default=None,
+        description="file with more keys for --api-keys, one a line, or a directory of such files, "
+        "such as a mounted secret; SIGHUP reads it again",
+    )
+    admin_keys_file: KeysFile = Field(
+        default=None, description="file or directory with more keys for --admin-keys"
+    )
     rate_limit: Rate = Field(
         default="",
         description="maximum requests of each key (without keys, of each address), such as "
@@ -178,6 +190,21 @@ class Settings(CheckpointOptions, BaseSettings):
         description="addresses and networks of the proxies in front of the service, such as "
         "'10.0.0.7,10.1.0.0/16'; their X-Forwarded-For names the client; '*' means: every "
         "client is believed [default: FORWARDED_ALLOW_IPS, else none]",
+    )
+    root_path: RootPath = Field(
+        default="",
+        description="path that a proxy puts in front of the service's own, such as '/sentiment'; "
+        "needed only if the proxy does not remove it",
+    )
+    tls_cert: Directory = Field(
+        default=None,
+        description="file with the certificate and its chain (PEM), for HTTPS and gRPC on the "
+        "service's ports; a port of the metrics stays without; SIGHUP reads it again",
+    )
+    tls_key: Directory = Field(
+        default=None,
+        validate_default=True,
+        description="file with the certificate's private key (PEM), not encrypted",
     )
     docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
     metrics_port: int = Field(
@@ -225,6 +252,13 @@ class Settings(CheckpointOptions, BaseSettings):
             )
         return precision
 
+    @field_validator("tls_key")
+    @classmethod
+    def _suits_the_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if (certificate := info.data.get("tls_cert")) or key:
+            tls_context(certificate, key)
+        return key
+
     @field_validator("max_inflight_bytes")
     @classmethod
     def _holds_a_body(cls, value: int, info: ValidationInfo) -> int:
@@ -252,6 +286,23 @@ class Settings(CheckpointOptions, BaseSettings):
         if len(set(names)) < len(names):
             raise ValueError("give each model another name")
         return names
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self.api_keys or self.api_keys_file)
+
+    def all_keys(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """The digests of keys and admin keys, those of their files included.
+
+        Raises:
+            ValueError: a file cannot be read, or has no keys.
+        """
+        api, admin = self.api_keys_file, self.admin_keys_file
+        return (
+            self.api_keys + (read_keys(api) if api else ()),
+            self.admin_keys + (read_keys(admin) if admin else ()),
+        )
 
     def engine_config(self, gpu_workers: int = 1) -> EngineConfig:
         """What the engine needs of these settings, where ``gpu_workers`` processes share a GPU."""

@@ -57,20 +57,22 @@ def announce(what: str, sites: Sequence[socket.socket], settings: Settings) -> N
 
     The first site is the service's, the second one that of the metrics, if they have their own.
     """
-    urls = [_url(site) for site in sites]
+    urls = [f"http://{_place(site)}" for site in sites]
+    if settings.tls_cert:
+        urls[0] = f"https://{_place(sites[0])}"
     pages = {"page": f"{urls[0]}/"}
     if settings.docs == "on":
         pages["docs"] = f"{urls[0]}/docs"
     pages["metrics"] = f"{urls[-1]}/metrics"
     logger.info("serving %s at %s", what, urls[0], extra={"fields": pages})
     address = ipaddress.ip_address(sites[0].getsockname()[0].partition("%")[0])
-    if not (settings.api_keys or address.is_loopback):
+    if not (settings.has_keys or address.is_loopback):
         logger.warning("everyone who reaches %s may send requests: there are no API keys", urls[0])
 
 
-def _url(site: socket.socket) -> str:
+def _place(site: socket.socket) -> str:
     host, port = site.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> UserError:

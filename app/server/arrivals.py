@@ -10,11 +10,13 @@ import ctypes
 import errno
 import logging
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from app.server.addresses import cannot_listen
 
@@ -27,6 +29,8 @@ ACCEPTED_AT_ONCE = 512
 PAUSE_S = 0.25
 # Seconds for a handshake to complete after its first packet has arrived.
 HANDSHAKE_S = 0.1
+# Seconds for the beginning and the end of a connection with TLS.
+TLS_TIMEOUTS: dict[str, Any] = {"ssl_handshake_timeout": 20.0, "ssl_shutdown_timeout": 2.0}
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -136,8 +140,9 @@ class Listener:
     """Begins a connection with a ``protocol`` for each socket that arrives at a site.
 
     ``protocol`` makes the protocol of a connection from its socket, and ``arrivals`` takes the
-    sockets of the site. ``on_failure`` is called when a connection is gone before it begins. Create
-    it on the event loop.
+    sockets of the site. ``on_failure`` is called when a connection is gone before it begins. With
+    ``tls``, which may be replaced later, connections begin with its handshake. Create it on the
+    event loop.
 
     Raises:
         UserError: another process listens on this address.
@@ -149,7 +154,9 @@ class Listener:
         protocol: Callable[[socket.socket], asyncio.Protocol],
         arrivals: Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals] = Arrivals,
         on_failure: Callable[[], None] = lambda: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.tls = tls
         self._on_failure = on_failure
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -168,7 +175,9 @@ class Listener:
         """
         await self.arrivals.close()
         if self._beginning:
-            await asyncio.wait(self._beginning)
+            _, late = await asyncio.wait(self._beginning, timeout=QUIET_S)
+            for handshake in late:
+                handshake.cancel()
 
     def _take(self, connection: socket.socket) -> bool:
         task = self._loop.create_task(self._begin(connection))
@@ -177,9 +186,12 @@ class Listener:
         return True
 
     async def _begin(self, connection: socket.socket) -> None:
+        tls = {**TLS_TIMEOUTS, "ssl": self.tls} if self.tls else {}
         try:
-            await self._loop.connect_accepted_socket(lambda: self._protocol(connection), connection)
-        except OSError:  # it is gone already
+            await self._loop.connect_accepted_socket(
+                lambda: self._protocol(connection), connection, **tls
+            )
+        except (OSError, asyncio.CancelledError):  # it is gone already, or its handshake is late
             connection.close()
             self._on_failure()
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.adapter import SideServer
+from app.config.formats import tls_context
 from app.errors import ServiceError, UserError
 from app.server import refusals, signals
 from app.server.addresses import announce
@@ -100,6 +102,7 @@ class Server(uvicorn.Server):
 
     def _listen(self) -> None:
         turns = Turns(self._service.paths.probes | self._service.paths.quiet)
+        tls = self._tls()
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()
@@ -114,7 +117,8 @@ class Server(uvicorn.Server):
                 on_end=self._note_end,
             )
             arrivals = partial(HandedOver, on_loss=self._note_end) if self._assignment else Arrivals
-            self._listeners.append(Listener(site, protocol, arrivals, self._note_end))
+            self._listeners.append(Listener(site, protocol, arrivals, self._note_end, tls))
+            tls = None  # the port of the metrics has none
 
     def _join(self, assignment: Assignment) -> None:
         """Listen to the supervisor. When it has ended, this worker ends, too."""
@@ -122,6 +126,7 @@ class Server(uvicorn.Server):
             socket.socket(fileno=assignment.control),
             self._service.models,
             hang_up=lambda: self._hangups.append(signal.SIGHUP),
+            read_files=self._read_files,
             stop=lambda: self.handle_exit(signal.SIGTERM, None),
         )
         self._service.reload = self._member.reload
@@ -141,9 +146,22 @@ class Server(uvicorn.Server):
         # Hangups that came during a reload cause one more reload together.
         if self._hangups and (self._reloading is None or self._reloading.done()):
             self._hangups.clear()
+            self._read_files()
             self._reloading = asyncio.gather(*map(self._reload, self._service.models.classifiers))
         self._tick()
         return await super().on_tick(counter)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        settings = self._service.settings
+        return tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+
+    def _read_files(self) -> None:
+        """Read keys and certificate again. If that fails, they stay as they are."""
+        try:
+            self._service.access.read_keys()
+            self._listeners[0].tls = self._tls()
+        except ValueError as error:
+            logger.error("keys or certificate stay as they are: %s", error)
 
     async def _reload(self, name: str) -> None:
         try:

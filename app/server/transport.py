@@ -69,7 +69,7 @@ class ResponseTransport:
         if self._transport.is_closing() or not self._sending():
             self._transport.close()
             return
-        with suppress(OSError):  # the client has reset the connection
+        with suppress(OSError, NotImplementedError):  # the client has reset it, or has TLS
             self._transport.write_eof()
         self._transport.resume_reading()
         self.await_rest()

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ helm_python = pytest.importorskip("helm_python", reason="make install-dev instal
 PORTS = {"port", "metrics_port", "grpc_port"}
 DECIDED = {
     *("host", *PORTS, "drain_ms", "model", "api_keys", "admin_keys"),
+    *("api_keys_file", "admin_keys_file", "tls_cert", "tls_key"),
     *("refresh", *CheckpointOptions.model_fields),  # the chart serves a bundle
 }
 
@@ -124,6 +126,28 @@ def test_wrong_values_are_refused(values: dict[str, Any], named: str) -> None:
     with pytest.raises(helm_python.HelmError) as caught:
         rendered(values)
     assert named in str(caught.value)
+
+
+def test_secrets_are_mounted_where_the_settings_look_for_them() -> None:
+    """Keys and certificate are files, not variables; probes use TLS; other keys, other pods."""
+    objects = rendered(CASES["plain"])
+    pod, environment = _pod(objects), _environment(objects)
+    (container,) = pod["containers"]
+    secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+    assert secrets == {"keys": "keys", "tls": "tls"}
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    files = {name: value for name, value in environment.items() if "/etc" in str(value)}
+    assert {str(PurePath(value).parent) for value in files.values()} <= mounted
+    assert files.keys() == {
+        *("SENTIMENT_API_KEYS_FILE", "SENTIMENT_ADMIN_KEYS_FILE"),
+        *("SENTIMENT_TLS_CERT", "SENTIMENT_TLS_KEY"),
+    }
+    assert "SENTIMENT_API_KEYS" not in environment
+    assert environment["OTEL_TRACES_SAMPLER"] == "always_on"
+    schemes = {container[f"{p}Probe"]["httpGet"]["scheme"] for p in ("startup", "liveness")}
+    assert schemes == {"HTTPS"}
+    template = only(objects, "Deployment")["spec"]["template"]
+    assert "checksum/keys" in template["metadata"]["annotations"]
 
 
 def test_every_value_is_documented_and_in_the_schema() -> None:

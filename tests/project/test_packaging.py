@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.support.serving import ROOT
 
 LOCKS = ROOT / "requirements"
-SERVING_LOCKS = ["cpu.txt", "gpu.txt", "files.txt", "grpc.txt", "build.txt"]
+SERVING_LOCKS = ["cpu.txt", "gpu.txt", "files.txt", "images.txt", "build.txt"]
 EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scikit-learn", "scipy"}
 
 
@@ -135,7 +135,7 @@ def test_development_set_changes_no_serving_package(lock: str) -> None:
     [
         (["cpu.txt", "files.txt"], ["cpu", "files"]),
         (["gpu.txt"], ["gpu"]),
-        (["cpu.txt", "grpc.txt"], ["grpc"]),
+        (["cpu.txt", "images.txt"], ["grpc", "otel"]),
         (["cpu.txt", "dev.txt"], ["otel", "grpc", "export", "dev", "bench"]),
     ],
 )

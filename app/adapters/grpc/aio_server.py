@@ -55,13 +55,18 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
             for name, path in again.items()
         }
 
-    def bind(self, address: str) -> None:
-        """Listen on this address.
+    def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Listen on this address; with ``credentials``, connections have TLS.
 
         Raises:
             RuntimeError: it cannot be used.
         """
-        if not self.add_insecure_port(address.encode()):
+        where = address.encode()
+        if credentials is None:
+            port = self.add_insecure_port(where)
+        else:
+            port = self.add_secure_port(where, credentials)
+        if not port:
             raise RuntimeError(f"cannot bind {address}")
 
     async def _start_shutting_down(self) -> None:

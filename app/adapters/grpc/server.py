@@ -16,6 +16,7 @@ from app.adapters.grpc import health, open_inference, reflection
 from app.adapters.grpc.aio_server import UNKNOWN, AioServer
 from app.adapters.grpc.call import GRPC, STATUS_CODES, Call, Context, Handlers
 from app.adapters.grpc.limits import WINDOW_BYTES, CallLimits
+from app.config.settings import Settings
 from app.errors import MethodNotAllowed, UserError
 from app.service import Service
 
@@ -98,7 +99,7 @@ class GrpcServer:
             _options(service), self._calls.handlers(), busy=[INFER], crashed=self._crashed
         )
         try:
-            self._server.bind(self._address)
+            self._server.bind(self._address, _credentials(settings))
         except RuntimeError:  # gRPC does not say why
             raise UserError(
                 f"cannot listen on {self._address} for gRPC; choose another port with --grpc-port"
@@ -124,6 +125,19 @@ class GrpcServer:
         if running := set(self._calls.running):
             await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))
         await self._server.shutdown(None)
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """The service's certificate, which gRPC looks for again at each handshake."""
+    if not (settings.tls_cert and settings.tls_key):
+        return None
+    certificate, key = settings.tls_cert, settings.tls_key
+
+    def read() -> object:
+        pair = (key.read_bytes(), certificate.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair])
+
+    return grpc.dynamic_ssl_server_credentials(read(), read)
 
 
 def _options(service: Service) -> list[tuple[str, int]]:

@@ -32,7 +32,7 @@ class Server:
         assert self._process.stderr is not None  # noqa: S101
         self._lines: list[str] = []
         try:
-            while not (address := re.search(r"http://[\d.\[:\]]+:(\d+)", self.log)):
+            while not (address := re.search(r"(https?)://[\d.\[:\]]+:(\d+)", self.log)):
                 line = self._process.stderr.readline()
                 if not line:
                     self._process.communicate()
@@ -44,8 +44,8 @@ class Server:
         self.start_seconds = time.perf_counter() - started
         self.first_lines = self.log
         self._taken = len(self._lines)
-        self.port = int(address[1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.port = int(address[2])
+        self.url = f"{address[1]}://127.0.0.1:{self.port}"
         self.pid = self._process.pid
         # If nobody read the pipe, it would fill up and block the server.
         self._reading = threading.Thread(target=self._read_log, daemon=True)

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class Member:
     """Listens to the supervisor on the Unix socket ``control``. Create it on the event loop.
 
-    ``hang_up`` is called when all models are to be loaded again, and ``stop`` when the supervisor
-    has ended.
+    ``hang_up`` is called when all models are to be loaded again, ``read_files`` when keys and
+    certificate are, and ``stop`` when the supervisor has ended.
     """
 
     def __init__(
@@ -40,10 +40,12 @@ class Member:
         models: ModelRegistry,
         *,
         hang_up: Callable[[], None],
+        read_files: Callable[[], None],
         stop: Callable[[], None],
     ) -> None:
         self._models = models
         self._hang_up = hang_up
+        self._read_files = read_files
         self._requests: dict[str, asyncio.Future[list[str] | None]] = {}
         # By the number of a reload: whether to switch to the new model, once that is decided.
         self._decisions: dict[int, asyncio.Future[bool]] = {}
@@ -88,6 +90,8 @@ class Member:
         kind = message["kind"]
         if kind == "hangup":
             self._hang_up()
+        elif kind == "read_files":
+            self._read_files()
         elif kind == "reloaded":
             reloaded = self._requests.get(message["request"])
             if reloaded is not None and not reloaded.done():

@@ -175,6 +175,8 @@ class Supervisor:
         self._reloads.check_models()
         if self._hung_up:
             self._hung_up = False
+            for worker in self._workers:
+                worker.send(kind="read_files")
             self._reloads.reload_all()
 
     def _note_service(self) -> None:

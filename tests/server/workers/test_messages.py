@@ -82,7 +82,9 @@ def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) -> None:
         requests: list[str] = []
         for _ in range(2):
             own_end, other_end = pair()
-            member = Member(other_end, models, hang_up=lambda: None, stop=lambda: None)
+            member = Member(
+                other_end, models, hang_up=lambda: None, read_files=lambda: None, stop=lambda: None
+            )
             asking = asyncio.create_task(member.reload("tiny"))
             await asyncio.sleep(0)
             requests.append(json.loads(own_end.recv(1_000))["request"])

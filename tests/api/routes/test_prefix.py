@@ -1,0 +1,98 @@
+"""The service below a path of nginx, with the pages in a real browser."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from app.cli.sources import load_settings
+from benchmarks.service import free_port
+from tests.conftest import FLAGS
+from tests.support.serving import Process, eventually, installed
+
+# With a path behind the address, nginx removes the prefix; without one, it passes it on.
+CONFIG = """
+events {{}}
+http {{
+    access_log off;
+    server {{
+        listen 127.0.0.1:{port};
+        location = /removed {{ return 308 /removed/; }}
+        location /removed/ {{ proxy_pass {url}/; }}
+        location /kept {{ proxy_pass {url}; }}
+    }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def proxy(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of nginx, in front of a service that knows one of the prefixes."""
+    program = installed("nginx", "nginx-light")
+    directory, port = tmp_path_factory.mktemp("nginx"), free_port()
+    with Process("--model", str(bundle), *FLAGS, "--root-path", "/kept") as process:
+        config = CONFIG.format(port=port, url=process.url)
+        (directory / "nginx.conf").write_text(config, encoding="utf-8")
+        settings = f"daemon off; pid {directory}/pid; error_log {directory}/log;"
+        command = [program, "-p", str(directory), "-c", "nginx.conf", "-g", settings]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
+            try:
+                eventually(lambda: (directory / "pid").exists())
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                running.terminate()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page whose scripts must not fail, and whose requests must all be answered."""
+    context = browser.new_context()
+    page, faults = context.new_page(), []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text))
+    page.set_default_timeout(30_000)
+    yield page
+    context.close()
+    assert faults == []
+
+
+@pytest.mark.parametrize("prefix", ["removed", "kept"])
+def test_the_page_works_below_a_prefix(page: Page, proxy: str, prefix: str) -> None:
+    """It classifies a text, also where the address has no slash at its end."""
+    page.goto(f"{proxy}/{prefix}")
+    page.get_by_role("textbox", name="Your text").fill("love")
+    page.get_by_role("button", name="Classify").click()
+    expect(page.locator("#answer")).to_contain_text("positive", timeout=30_000)
+
+
+@pytest.mark.parametrize("prefix", ["removed", "kept"])
+def test_try_it_out_works_below_a_prefix(page: Page, proxy: str, prefix: str) -> None:
+    """Swagger UI sends the example to the route below the prefix, and shows the answer."""
+    page.goto(f"{proxy}/{prefix}/docs")
+    box = page.locator(".opblock-post").filter(
+        has=page.locator('.opblock-summary-path[data-path="/classify"]')
+    )
+    box.locator(".opblock-summary-control").click()
+    box.get_by_role("button", name="Try it out").click()
+    box.get_by_role("button", name="Execute").click()
+    answer = box.locator(".live-responses-table")
+    expect(answer.locator(".response-col_status").last).to_contain_text("200", timeout=30_000)
+    expect(box.locator(".request-url")).to_contain_text(f"{proxy}/{prefix}/classify")
+
+
+def test_paths_below_the_prefix_are_those_of_the_service(proxy: str) -> None:
+    """Both forms answer, and what only begins like the prefix does not."""
+    for path in ("/kept/health", "/removed/health", "/kept/v2/models/tiny"):
+        assert httpx2.get(proxy + path).status_code == 200
+    assert httpx2.get(f"{proxy}/keptX/health").status_code == 404
+
+
+@pytest.mark.parametrize("given", ["sentiment", "/sentiment", "/sentiment/"])
+def test_slashes_around_the_prefix_do_not_matter(given: str) -> None:
+    """The prefix begins with a slash and ends without one; special characters are refused."""
+    assert load_settings({"root_path": given}).root_path == "/sentiment"
+    with pytest.raises(ValueError, match=r"^--root-path: give a path without special characters"):
+        load_settings({"root_path": f"{given}?a"})
