@@ -132,6 +132,53 @@ def stacked(panel: TimeSeries) -> TimeSeries:
     return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
 
 
+def overview() -> Panels:
+    """What to look at first: whether users get answers, in time, and from how many replicas."""
+    requests = "sentiment_http_requests_total"
+    outcomes = (("2..", "answered"), ("429", "refused"), ("5..", "failed"))
+    ready = f"min by (instance) (sentiment_model_ready{{{MODEL}}})"
+    return [
+        stacked(
+            graph(
+                "Answers by outcome",
+                "Requests for answers: answered, refused because of load (429), or failed (5xx)."
+                " Errors of clients are left out.",
+                "reqps",
+                *(
+                    (rate(requests, f'{ASKED},status=~"{status}"'), name)
+                    for status, name in outcomes
+                ),
+            )
+        ),
+        objective(
+            graph(
+                "p99 against the deadline",
+                "One request in a hundred takes longer than this. The line is the default of"
+                " --deadline-ms.",
+                "s",
+                *quantiles("sentiment_http_request_duration_seconds", QUICK, (99,)),
+            ),
+            10,
+        ),
+        graph(
+            "Predicted wait",
+            "Seconds until what waits in each replica is computed. Autoscalers read it.",
+            "s",
+            (
+                f"sum by (instance, model) (sentiment_queue_wait_seconds{{{MODEL}}})",
+                "{{model}} {{instance}}",
+            ),
+        ),
+        graph(
+            "Replicas ready",
+            "Replicas of which all models answer, and all that Prometheus reaches.",
+            "suffix: replicas",
+            (f"sum({ready})", "ready"),
+            (f"count({ready})", "reached"),
+        ),
+    ]
+
+
 def traffic() -> Panels:
     """The requests and texts that arrive."""
     tokens = "sentiment_text_tokens"
@@ -333,15 +380,6 @@ def saturation() -> Panels:
             "Texts in the queue at the time of the scrape.",
             "suffix: texts",
             (f"sum by (model) (sentiment_queue_texts{{{MODEL}}})", "{{model}}"),
-        ),
-        graph(
-            "Predicted wait",
-            "Seconds until what waits in each replica is computed. Autoscalers read it.",
-            "s",
-            (
-                f"sum by (instance, model) (sentiment_queue_wait_seconds{{{MODEL}}})",
-                "{{model}} {{instance}}",
-            ),
         ),
         graph(
             "Requests in flight",
@@ -606,10 +644,13 @@ def dashboard() -> Dashboard:
         "Models": models(),
     }
     number = count(1)
+    for panel in overview():
+        built.with_panel(panel.id(next(number)))
     for title, panels in rows.items():
-        built.with_row(Row(title).id(next(number)))
+        row = Row(title).id(next(number)).collapsed(True)
         for panel in panels:
-            built.with_panel(panel.id(next(number)))
+            row.with_panel(panel.id(next(number)))
+        built.with_row(row)
     return built
 
 

@@ -35,7 +35,8 @@ def _rules(kind: str) -> list[dict[str, Any]]:
 
 
 def _targets() -> Iterator[str]:
-    for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
+    rows = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    for panel in (inner for row in rows for inner in (row, *row.get("panels", ()))):
         for target in panel.get("targets", ()):
             yield target["expr"]
 

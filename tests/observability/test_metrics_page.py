@@ -1,0 +1,40 @@
+"""docs/metrics.md lists the metrics of the service, and no others."""
+
+import re
+import sys
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conftest import Serve
+from tests.support.serving import ROOT
+
+PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^- `(\w+)(?:\{([\w,]+)\})?` \((\w+), ([\w ]+)\): \S", re.MULTILINE)
+FAKE_GPUS = ROOT / "tests/support/machines/fake_nvml"
+
+
+def test_the_page_has_each_metric(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, labels and type of each line are those of a scrape, also on a machine with GPUs.
+
+    A name that ends with a unit has this unit.
+    """
+    monkeypatch.syspath_prepend(FAKE_GPUS)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    shown = {
+        (
+            f"{family.name}_total" if family.type == "counter" else family.name,
+            frozenset(label for sample in family.samples for label in sample.labels) - {"le"},
+            family.type,
+        )
+        for family in text_string_to_metric_families(serve().get("/metrics").text)
+    }
+    rows = ROW.findall(PAGE)
+    listed = {
+        (name, frozenset(filter(None, labels.split(","))), kind) for name, labels, kind, _ in rows
+    }
+    assert listed == shown
+    assert len(rows) == len(listed) == PAGE.count("\n- `")
+    for name, _, _, unit in rows:
+        if found := re.search(r"_(seconds|bytes)(_total)?$", name):
+            assert unit == found[1], name
