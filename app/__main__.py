@@ -7,7 +7,8 @@ from app.server import signals
 
 def main() -> int:
     """Run the command and return its exit code."""
-    if sys.argv[1:2] == ["serve"]:
+    serving = sys.argv[1:2] == ["serve"]
+    if serving:
         signals.while_starting()
     try:
         from app.cli.command import main as run
@@ -15,6 +16,9 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:  # during the imports, which take a second on a slow machine
         return 130
+    finally:
+        if serving:
+            signals.while_ending()
 
 
 if __name__ == "__main__":

@@ -34,3 +34,12 @@ def stop(lifecycle: "Lifecycle", number: int) -> None:
         # A runner inside a native call cannot be interrupted, so do not wait for it.
         os._exit(128 + number)
     lifecycle.stop()
+
+
+def while_ending() -> None:
+    """The exit code is decided: SIGTERM and SIGHUP change nothing any more.
+
+    The end of Python's interpreter gives signals with a handler their default, which would kill.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

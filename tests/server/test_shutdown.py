@@ -106,6 +106,26 @@ def test_no_connection_is_reset(
     assert set(seen) <= {200, 503}
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_more_signals_change_nothing_until_the_very_end(start: Start, workers: str) -> None:
+    """Also while Python's interpreter ends, when it has given signals their defaults back."""
+    process = start("--workers", workers)
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.is_set():
+            for number in (SIGTERM, SIGHUP):
+                process.signal(number)
+            time.sleep(0.002)
+
+    repeating = threading.Thread(target=repeat)
+    repeating.start()
+    code, log = process.wait()
+    ended.set()
+    repeating.join()
+    assert code == 0, log
+
+
 def test_a_client_that_never_reads_cannot_hold_the_process(start: Start) -> None:
     """A client that never reads is abandoned when drain-ms ends."""
     process = start("--drain-ms", "1000")
