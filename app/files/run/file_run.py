@@ -42,23 +42,21 @@ class FileRun(ResumableRun):
         super().__init__(plan, directory)
         self._output = output
         self._classifier = classifier
-        self._rows = 0  # that are saved
 
     def complete(self, *, resume: bool) -> None:
         """See ``ResumableRun``. A run without a row to keep leaves no directory."""
         try:
             super().complete(resume=resume)
         except CannotContinue as error:
-            if self._rows and self.directory.is_ours():
-                where = f"{self._rows} rows are in {self.directory.path}"
+            if (rows := self._rows()) and self.directory.is_ours():
+                where = f"{rows} rows are in {self.directory.path}"
                 raise UserError(f"{error}; {where}") from error
             self.directory.remove()
             raise
 
     def classify(self, parts: Sequence[Part]) -> None:
-        self._rows = self.plan.rows - sum(part.rows for part in parts)
-        shown = sys.stderr.isatty()
-        with progress_bar(shown=shown, total=self.plan.rows, done=self._rows) as advance:
+        shown, done = sys.stderr.isatty(), self.plan.rows - sum(part.rows for part in parts)
+        with progress_bar(shown=shown, total=self.plan.rows, done=done) as advance:
             results = self._classifier.classify(self._chunks(parts), advance=advance)
             with closing(results):
                 for part, (chunk, items) in zip(parts, results, strict=True):
@@ -78,7 +76,6 @@ class FileRun(ResumableRun):
             "sha256": sha256(self.directory.path / part.name),
         }
         self.directory.write_json(f"{part.name}.json", record)
-        self._rows += part.rows
 
     def finish(self) -> None:
         """Join the parts and remove them. The file appears only when it is complete.
@@ -109,7 +106,12 @@ class FileRun(ResumableRun):
                 piece.file.check_is_unchanged()
         except CannotContinue as error:
             return str(error)
-        return f"{self._rows} rows are saved; add --resume to continue"
+        return f"{self._rows()} rows are saved; add --resume to continue"
+
+    def _rows(self) -> int:
+        """The rows that are saved. Records say it, because Ctrl-C may come right after one."""
+        folder = self.directory.path
+        return sum(p.rows for p in self.plan.parts if (folder / f"{p.name}.json").is_file())
 
     def _chunks(self, parts: Sequence[Part]) -> Iterator[Chunk]:
         """The chunk of each part. The file is read once, from the first of them on."""
