@@ -19,7 +19,7 @@ class Health:
 
     @property
     def good(self) -> bool:
-        """Whether no runner hangs or is lost, and inference works. Nothing is tried."""
+        """Whether no runner hangs, and inference works. Nothing is tried."""
         return self._runners.complete and not self._batcher.failing
 
     def check_live(self) -> None:
@@ -33,17 +33,18 @@ class Health:
             raise NotReady(f"every runner of {self._model.name} hangs or has failed")
 
     async def check_ready(self) -> None:
-        """Return if inference works and no runner hangs or is lost.
+        """Return if inference works and no runner hangs.
 
         After several failed batches, a short text is classified as a test. If that works, the
         service becomes ready again by itself.
 
         Raises:
-            NotReady: the device is lost, a runner hangs or is lost, or inference keeps failing.
+            NotReady: the device is lost, a runner hangs or has no thread, or inference keeps
+                failing.
         """
         self.check_device()
         if not self._runners.complete:
-            raise NotReady(f"a runner of {self._model.name} hangs or was lost")
+            raise NotReady(f"a runner of {self._model.name} hangs or has no thread")
         if self._batcher.failing and not await self._probe():
             raise NotReady(f"inference with {self._model.name} keeps failing")
 

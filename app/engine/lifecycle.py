@@ -21,7 +21,8 @@ class LifecycleStage(IntEnum):
 class Lifecycle:
     """The current stage, and whether the service could stop in time.
 
-    Use it on the event loop only. ``stop`` may also be called in a signal handler.
+    From ``stopping`` on, no new request is admitted. Use it on the event loop only. ``stop`` may
+    also be called in a signal handler.
     """
 
     def __init__(self, drain_s: float) -> None:
@@ -30,6 +31,7 @@ class Lifecycle:
 
     def _begin(self) -> None:
         self.stage = LifecycleStage.STARTING
+        self.stopping = False
         self.closing = asyncio.Event()  # set when long-lived streams must end
         self.stop_by = math.inf  # a time of time.monotonic: the end of the drain time
         self.results_lost = False  # time ran out before every accepted request had a result
@@ -40,11 +42,6 @@ class Lifecycle:
         """Go back to the first stage if the service has stopped; otherwise do nothing."""
         if self.stage is LifecycleStage.STOPPED:
             self._begin()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the service is stopping or has stopped: it admits no new requests."""
-        return self.stage >= LifecycleStage.STOPPING
 
     def check(self) -> None:
         """Return if the service admits requests.
@@ -75,7 +72,7 @@ class Lifecycle:
     def stop(self) -> None:
         """Admit no more requests. The first call starts the drain time."""
         if not self.stopping:
-            self.stage = LifecycleStage.STOPPING
+            self.stage, self.stopping = LifecycleStage.STOPPING, True
             self.stop_by = time.monotonic() + self._drain_s
 
     def close(self) -> None:
@@ -86,4 +83,4 @@ class Lifecycle:
 
     def stopped(self) -> None:
         """Record that everything has ended. The service may then be started again."""
-        self.stage = LifecycleStage.STOPPED
+        self.stage, self.stopping = LifecycleStage.STOPPED, True

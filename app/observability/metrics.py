@@ -125,7 +125,9 @@ class Metrics:
             "runners_stuck", "Runners whose batch takes far longer than predicted.", ["model"]
         )
         self.runners_lost = self._counter(
-            "runners_lost", "Threads of runners that ended and were to be replaced.", ["model"]
+            "runners_lost",
+            "Failures of runners outside of inference, after which they go on.",
+            ["model"],
         )
         self.stalled_batches = self._counter(
             "stalled_batches", "Batches that took far longer than predicted.", ["model"]

@@ -1,13 +1,19 @@
 """Binds the addresses of the service, and says where it can be reached."""
 
+import ctypes
 import errno
 import ipaddress
 import logging
 import socket
+import struct
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from app.config.settings import Settings
 from app.errors import UserError
+
+SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 
 logger = logging.getLogger(__name__)
 
@@ -80,3 +86,25 @@ def cannot_listen(host: str, port: int, error: OSError) -> UserError:
     taken = error.errno == errno.EADDRINUSE
     advice = "; choose another with --port (--metrics-port, --grpc-port)" if taken else ""
     return UserError(f"cannot listen on {host} port {port}: {error.strerror}{advice}")
+
+
+def take_no_handshake(listener: socket.socket) -> None:
+    """From now on, have the kernel drop the first packet of each handshake.
+
+    When a listener closes, the kernel ends the connections that are complete but not accepted: 25
+    clients of 1,200 in 200 closes. So no new handshake may begin before the close. The client tries
+    again a second later, and finds the port closed.
+    """
+    if sys.platform != "linux":
+        return
+    # Classic BPF on the TCP header: load the flags, keep SYN and ACK, drop if only SYN is set.
+    load, mask, compare, give = 0x30, 0x54, 0x15, 0x06
+    program = [(load, 0, 0, 13), (mask, 0, 0, 0x12), (compare, 0, 1, 0x02)]
+    program += [(give, 0, 0, 0), (give, 0, 0, 0xFFFFFFFF)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    with suppress(OSError):  # the system may forbid it
+        listener.setsockopt(
+            socket.SOL_SOCKET,
+            SO_ATTACH_FILTER,
+            struct.pack("HP", len(program), ctypes.addressof(code)),
+        )

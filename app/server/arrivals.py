@@ -1,24 +1,23 @@
-"""How connections begin, many in each iteration of the event loop; and when a service that stops
-may assume that no more will come.
+"""How connections and requests begin: many connections and a few requests in each iteration of the
+event loop; and when a service that stops may assume that no more will come.
 
 libuv, which uvloop uses, accepts one connection in each iteration. When iterations are long,
 connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
 """
 
 import asyncio
-import ctypes
 import errno
 import logging
 import socket
 import ssl
-import struct
-import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from app.server.addresses import cannot_listen
+from app.limits import PathSet
+from app.server.addresses import cannot_listen, take_no_handshake
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.
@@ -31,8 +30,13 @@ PAUSE_S = 0.25
 HANDSHAKE_S = 0.1
 # Seconds for the beginning and the end of a connection with TLS.
 TLS_TIMEOUTS: dict[str, Any] = {"ssl_handshake_timeout": 20.0, "ssl_shutdown_timeout": 2.0}
-SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+# A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
+# probe or a finished answer waits that long, however many clients send at once.
+STARTS_AT_ONCE = 8
+# When requests wait longer than this, some clients will have no more time for their answers.
+PATIENCE_S = 0.1
 
 # A stopping server closes a connection only after this many seconds of silence, because the client
 # might be about to send a request.
@@ -101,7 +105,7 @@ class Arrivals:
         return self._site.accept()[0]
 
     async def _refuse_more(self) -> None:
-        _take_no_handshake(self._site)
+        take_no_handshake(self._site)
         await asyncio.sleep(HANDSHAKE_S)
 
     def _accept(self) -> None:
@@ -153,7 +157,7 @@ class Listener:
         site: socket.socket,
         protocol: Callable[[socket.socket], asyncio.Protocol],
         arrivals: Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals] = Arrivals,
-        on_failure: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.tls = tls
@@ -193,7 +197,8 @@ class Listener:
             )
         except (OSError, asyncio.CancelledError):  # it is gone already, or its handshake is late
             connection.close()
-            self._on_failure()
+            if self._on_failure is not None:
+                self._on_failure()
 
 
 class Quiet:
@@ -211,23 +216,58 @@ class Quiet:
         return now - self._since
 
 
-def _take_no_handshake(listener: socket.socket) -> None:
-    """From now on, have the kernel drop the first packet of each handshake.
+class Turns:
+    """Begins requests in the order of their arrival, a few in each iteration of the event loop.
 
-    When a listener closes, the kernel ends the connections that are complete but not accepted: 25
-    clients of 1,200 in 200 closes. So no new handshake may begin before the close. The client tries
-    again a second later, and finds the port closed.
+    Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
+    have arrived would all begin before the next connection is accepted or the next probe is read.
+
+    When the first request in the queue has waited for long, there are more requests than can begin.
+    In order of arrival all would be late, so every second request to begin is then the latest one.
+
+    What reads the paths ``at_once`` is short and does not wait. Create it on the event loop.
     """
-    if sys.platform != "linux":
-        return
-    # Classic BPF on the TCP header: load the flags, keep SYN and ACK, drop if only SYN is set.
-    load, mask, compare, give = 0x30, 0x54, 0x15, 0x06
-    program = [(load, 0, 0, 13), (mask, 0, 0, 0x12), (compare, 0, 1, 0x02)]
-    program += [(give, 0, 0, 0), (give, 0, 0, 0xFFFFFFFF)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
-    with suppress(OSError):  # the system may forbid it
-        listener.setsockopt(
-            socket.SOL_SOCKET,
-            SO_ATTACH_FILTER,
-            struct.pack("HP", len(program), ctypes.addressof(code)),
-        )
+
+    def __init__(self, at_once: PathSet) -> None:
+        self._at_once = at_once
+        self._loop = asyncio.get_running_loop()
+        # Each entry: when the patience of the request ends, on the loop's clock; how to begin it.
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        self._started = 0  # since the last call of _next
+        self._latest_is_next = False
+
+    def take(self, head: bytes | bytearray, start: Callable[[], None]) -> None:
+        """Begin the request with this ``head``: now, or in a later iteration."""
+        if not head.startswith(b"POST") and _path(head) in self._at_once:
+            start()
+            return
+        if self._waiting or self._started >= STARTS_AT_ONCE:
+            self._waiting.append((self._loop.time() + PATIENCE_S, start))
+            return
+        self._started += 1
+        if self._started == STARTS_AT_ONCE:
+            self._loop.call_soon(self._next)
+        start()
+
+    def _next(self) -> None:
+        self._started = 0
+        try:
+            while self._waiting and self._started < STARTS_AT_ONCE:
+                self._started += 1
+                self._pop()()
+        finally:  # if one of them raises, the others still get their turn
+            if self._waiting or self._started == STARTS_AT_ONCE:
+                self._loop.call_soon(self._next)
+
+    def _pop(self) -> Callable[[], None]:
+        patient_until, _ = self._waiting[0]
+        is_late = self._loop.time() > patient_until
+        self._latest_is_next = is_late and not self._latest_is_next
+        _, start = self._waiting.pop() if self._latest_is_next else self._waiting.popleft()
+        return start
+
+
+def _path(head: bytes | bytearray) -> str:
+    """The path in a request line, without its query."""
+    target = head.partition(b"\r\n")[0].split(b" ")[1:2]
+    return b"".join(target).partition(b"?")[0].decode("latin-1")

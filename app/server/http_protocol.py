@@ -30,10 +30,9 @@ from app.errors import (
 )
 from app.exchange import Arrival, request_id
 from app.limits import IPV4_MAPPED, plain_address
-from app.server.arrivals import QUIET_S
+from app.server.arrivals import QUIET_S, Turns
 from app.server.refusals import answer, refusal
 from app.server.transport import ResponseTransport, has_unread
-from app.server.turns import Turns
 
 # The methods of uvicorn's protocol that HttpProtocol overrides, and why. A test compares this list
 # with the class. The other methods are used as they are.
@@ -89,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
     """One connection. The parser gets a complete head, then its body, then waits for the answer.
 
     ``on_refusal`` is called when the received bytes are not a valid request. It gets the error,
-    the request id and the client's address. ``on_end`` is called when the connection has ended.
+    the request id and the client's address. ``on_end``, if given, is called when it has ended.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class HttpProtocol(HttpToolsProtocol):
         max_header_bytes: int,
         turns: Turns,
         on_refusal: Callable[[ServiceError, str, str], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[], None] | None,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -135,7 +134,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_waiting_for_reader()
         self._transport.end()
         super().connection_lost(exc)
-        self._on_end()
+        if self._on_end is not None:
+            self._on_end()
         if self._arrival is not None:
             self._arrival.departed = True
             if self._arrival.on_departure is not None:

@@ -1,5 +1,6 @@
 """Runs a server process, from opening its sockets to its exit code."""
 
+import asyncio
 import gc
 import logging
 import os
@@ -33,8 +34,8 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
     Raises:
         UserError: an address or a bundle cannot be used.
     """
-    hangups: list[int] = []
-    signals.note_hangups(hangups)
+    hangup = asyncio.Event()
+    signals.note_hangups(hangup)
     with ExitStack() as sockets:
         if assignment is None:
             board, cpus, gpu_workers = None, 0.0, 1
@@ -54,7 +55,7 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
         # The models stay in memory, so the garbage collector need not scan them again and again.
         gc.freeze()
         gc.set_threshold(*COLLECTOR_THRESHOLDS)
-        server = Server(dict(zip(sites, apps, strict=False)), service, hangups, assignment)
+        server = Server(dict(zip(sites, apps, strict=False)), service, hangup, assignment)
         signals.outside_the_event_loop(lifecycle)
         server.run()
     if lifecycle.results_lost:

@@ -19,9 +19,8 @@ from app.config.formats import tls_context
 from app.errors import ServiceError, UserError
 from app.server import refusals, signals
 from app.server.addresses import announce
-from app.server.arrivals import ACCEPTING_SHARE, LOOK_S, QUIET_S, Arrivals, Listener, Quiet
+from app.server.arrivals import ACCEPTING_SHARE, LOOK_S, QUIET_S, Arrivals, Listener, Quiet, Turns
 from app.server.http_protocol import HttpProtocol
-from app.server.turns import Turns
 from app.server.workers.assignment import Assignment
 from app.server.workers.channels import HandedOver
 from app.server.workers.member import Member, StatusReport
@@ -31,6 +30,7 @@ from app.shared_memory.worker_status import WorkerStage
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
 KEEP_ALIVE_S = 75
+STATUS_S = 0.1  # between two reports of a worker to the supervisor and the other workers
 # The last share of drain-ms, in which requests that have no result yet get an error.
 REFUSING_SHARE = 0.1
 MAX_REFUSING_S = 1.0
@@ -40,7 +40,6 @@ MAX_REFUSING_S = 1.0
 OVERRIDDEN = {
     "startup": "our listeners, which accept many connections in an iteration",
     "handle_exit": "the service knows of a signal at once; the exit code is ours",
-    "on_tick": "SIGHUP reloads; a worker's status is written",
     "shutdown": "connections end after their answers, within drain-ms",
 }
 
@@ -51,15 +50,15 @@ class Server(uvicorn.Server):
     """uvicorn's server with our listeners, and a shutdown that loses no request.
 
     ``sites`` maps each bound socket to its application; the sockets of a worker with an
-    ``assignment`` lead to the supervisor. The first application's lifespan is the server's. When a
-    signal is added to ``hangups``, all models are loaded again.
+    ``assignment`` lead to the supervisor. The first application's lifespan is the server's. When
+    ``hangup`` is set, all models are loaded again.
     """
 
     def __init__(
         self,
         sites: Mapping[socket.socket, FastAPI],
         service: Service,
-        hangups: list[int],
+        hangup: asyncio.Event,
         assignment: Assignment | None = None,
         *,
         keep_alive_s: int = KEEP_ALIVE_S,
@@ -68,15 +67,13 @@ class Server(uvicorn.Server):
         self._configs = {site: _config(app, keep_alive_s) for site, app in sites.items()}
         super().__init__(next(iter(self._configs.values())))
         self._service = service
-        self._hangups = hangups
-        self._reloading: asyncio.Future[list[None]] | None = None
+        self._hangup = hangup
+        self._tasks: list[asyncio.Task[None]] = []  # to the end of the event loop
         self._listeners: list[Listener] = []
         self._side_servers: list[SideServer] = []
         self._assignment = assignment
         self._member: Member | None = None
         service.show_status = StatusReport(service, self.server_state).write
-        # The supervisor and other workers look at any time, but at a single process only /info.
-        self._tick = service.show_status if assignment else lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -97,12 +94,15 @@ class Server(uvicorn.Server):
         else:
             logger.info("ready to serve %s", models)
             self._join(self._assignment)
-        self._tick()
+            # The supervisor and other workers look at any time, but at a single process only /info.
+            self._tasks.append(asyncio.create_task(self._show_status()))
+        self._tasks.append(asyncio.create_task(self._reload_at_hangups()))
         self.started = True
 
     def _listen(self) -> None:
         turns = Turns(self._service.paths.probes | self._service.paths.quiet)
         tls = self._tls()
+        note_end = self._note_end if self._assignment else None  # only the supervisor counts
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()
@@ -114,10 +114,10 @@ class Server(uvicorn.Server):
                 max_header_bytes=self._service.settings.max_header_bytes,
                 turns=turns,
                 on_refusal=partial(refusals.note, self._service),
-                on_end=self._note_end,
+                on_end=note_end,
             )
             arrivals = partial(HandedOver, on_loss=self._note_end) if self._assignment else Arrivals
-            self._listeners.append(Listener(site, protocol, arrivals, self._note_end, tls))
+            self._listeners.append(Listener(site, protocol, arrivals, note_end, tls))
             tls = None  # the port of the metrics has none
 
     def _join(self, assignment: Assignment) -> None:
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
         self._member = Member(
             socket.socket(fileno=assignment.control),
             self._service.models,
-            hang_up=lambda: self._hangups.append(signal.SIGHUP),
+            hang_up=self._hangup.set,
             read_files=self._read_files,
             stop=lambda: self.handle_exit(signal.SIGTERM, None),
         )
@@ -142,14 +142,17 @@ class Server(uvicorn.Server):
         # the exit code would report a failure.
         self.should_exit = True
 
-    async def on_tick(self, counter: int) -> bool:
-        # Hangups that came during a reload cause one more reload together.
-        if self._hangups and (self._reloading is None or self._reloading.done()):
-            self._hangups.clear()
+    async def _show_status(self) -> None:
+        while True:
+            self._service.show_status()
+            await asyncio.sleep(STATUS_S)
+
+    async def _reload_at_hangups(self) -> None:
+        while await self._hangup.wait():
+            # Those that come from here on cause one more reload together.
+            self._hangup.clear()
             self._read_files()
-            self._reloading = asyncio.gather(*map(self._reload, self._service.models.classifiers))
-        self._tick()
-        return await super().on_tick(counter)
+            await asyncio.gather(*map(self._reload, self._service.models.classifiers))
 
     def _tls(self) -> ssl.SSLContext | None:
         settings = self._service.settings
@@ -212,7 +215,6 @@ class Server(uvicorn.Server):
         connections = self.server_state.connections
         listeners = self._listeners
         while time.monotonic() < until and (connections or not all(one.ended for one in listeners)):
-            self._tick()
             quiet_s = quiet.seconds(self._arrived())
             if not self._assignment and (quiet_s >= QUIET_S or time.monotonic() >= accept_until):
                 for listener in listeners:

@@ -5,7 +5,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # its import takes a tenth of a second, in which SIGHUP would end the process
+if TYPE_CHECKING:  # their import takes a tenth of a second, in which SIGHUP would end the process
+    import asyncio
+
     from app.engine.lifecycle import Lifecycle
 
 
@@ -18,9 +20,18 @@ def while_starting() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def note_hangups(hangups: list[int]) -> None:
-    """From now on SIGHUP is noted there; the server then loads all models again."""
-    signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))
+def note_hangups(hangup: "asyncio.Event") -> None:
+    """From now on SIGHUP sets ``hangup``; the server then loads all models again."""
+    from asyncio import get_running_loop
+
+    def note(*_: object) -> None:
+        try:
+            # Not at once: the signal may interrupt a task that is about to wait for the event.
+            get_running_loop().call_soon_threadsafe(hangup.set)
+        except RuntimeError:  # before and after the loop
+            hangup.set()
+
+    signal.signal(signal.SIGHUP, note)
 
 
 def outside_the_event_loop(lifecycle: "Lifecycle") -> None:

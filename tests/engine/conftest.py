@@ -43,10 +43,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set short times, so that hanging runners are found and replaced within a test."""
-    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", 0.01)
+    """Set short times, so that hanging runners are found, and failed ones go on, within a test."""
+    monkeypatch.setattr("app.engine.batching.runners.PAUSE_S", 0.01)
     monkeypatch.setattr("app.engine.batching.runners.STUCK_LEAST_S", 0.3)
-    monkeypatch.setattr("app.engine.batching.runners.WATCH_S", 0.05)
+    monkeypatch.setattr("app.engine.batching.batcher.WATCH_S", 0.05)
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 from app.errors import UserError
 from app.limits import PathSet
 from app.server.addresses import bind
-from app.server.arrivals import Listener
-from app.server.turns import STARTS_AT_ONCE, Turns
+from app.server.arrivals import STARTS_AT_ONCE, Listener, Turns
 from benchmarks.service import free_port
 from tests.conftest import Start
 from tests.support.raw_http import exchange
@@ -144,7 +143,7 @@ def test_requests_that_are_late_do_not_make_all_others_late(
     monkeypatch: pytest.MonkeyPatch, patience_s: float, begun: list[int]
 ) -> None:
     """When requests are late, every second one to begin is the latest; none is forgotten."""
-    monkeypatch.setattr("app.server.turns.PATIENCE_S", patience_s)
+    monkeypatch.setattr("app.server.arrivals.PATIENCE_S", patience_s)
 
     async def run() -> list[int]:
         turns = Turns(AT_ONCE)

@@ -1,5 +1,6 @@
 """A real process, from its start to the last answer after SIGTERM."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -101,7 +102,7 @@ def test_the_signal_itself_ends_readiness(client: TestClient) -> None:
     """At SIGTERM, readiness fails at once, while connections are still accepted."""
     app = cast(FastAPI, client.app)
     with bind("127.0.0.1", 0) as listener:
-        server = Server({listener: app}, app.state.service, [])
+        server = Server({listener: app}, app.state.service, asyncio.Event())
     server.handle_exit(signal.SIGTERM, None)
     assert server.should_exit
     assert client.get("/health/ready").json()["code"] == "shutting_down"

@@ -1,5 +1,6 @@
 """Ways to run the service in a test, and to look into it."""
 
+import asyncio
 import os
 import pty
 import shutil
@@ -86,7 +87,7 @@ _infer = Model.infer
 def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
     """Serve the application on a real socket, from a thread; yields its URL."""
     listener = bind("127.0.0.1", 0)
-    server = Server({listener: app}, app.state.service, [], keep_alive_s=keep_alive_s)
+    server = Server({listener: app}, app.state.service, asyncio.Event(), keep_alive_s=keep_alive_s)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -21,7 +21,7 @@ from unittest.mock import patch
 # Where `threading` and `time` are replaced by what stands under virtual time.
 PATCHED = {
     "app.engine.batching.batcher": ("threading", "time"),
-    "app.engine.batching.runners": ("threading",),
+    "app.engine.batching.runners": ("threading", "time"),
 }
 
 # Real seconds; far beyond what a runner takes, so that only one that is lost comes to it.
@@ -63,7 +63,7 @@ class Simulation:
             "threading": SimpleNamespace(
                 Condition=partial(_Condition, self), Thread=partial(_Thread, self)
             ),
-            "time": SimpleNamespace(monotonic=lambda: self.now),
+            "time": SimpleNamespace(monotonic=lambda: self.now, sleep=self.work),
         }
         with ExitStack() as stack:
             for module, names in PATCHED.items():

@@ -13,10 +13,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Generic
 
-from app.engine.batching.admission import Admission
 from app.engine.batching.batches import (
     Answer,
     Batch,
@@ -31,7 +31,7 @@ from app.engine.batching.batches import (
     out_of_memory,
 )
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.fair_queue import FairQueue
+from app.engine.batching.fair_queue import Admission, FairQueue
 from app.engine.batching.runners import Runner, Runners
 from app.errors import (
     DeadlineExceeded,
@@ -46,6 +46,9 @@ from app.errors import (
 # After this many batches in a row without a single answer, inference counts as failing. One batch
 # is not enough: a bad text that comes alone is a batch of one, and must not take the service down.
 FAILING_AFTER = 3
+
+# Seconds between two looks at the runners, while requests wait.
+WATCH_S = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -82,16 +85,17 @@ class MicroBatcher(Generic[Item, Result]):
         self._queue: FairQueue[QueuedItem[Item, Result]] = FairQueue()
         self._closed = False
         self._failed_in_a_row = 0
-        self._admission = Admission(budget=budget, max_queue_tokens=max_queue_tokens)
+        self._admission = Admission(self._queue, budget=budget, max_queue_tokens=max_queue_tokens)
 
         self.runners: Runners[Item, Result] = Runners(
             runners,
             serve=self._serve,
-            pending=lambda: bool(self._requests),
             on_failure=self._fail,
             observer=observer,
         )
         self.runners.start()
+        self._watching: asyncio.TimerHandle | None = None
+        self._watch()
 
     @property
     def queued_texts(self) -> int:
@@ -147,7 +151,7 @@ class MicroBatcher(Generic[Item, Result]):
             self._queue.add(queued)
             self._condition.notify(len(queued))
         self._requests.add(request)
-        self.runners.watch()
+        self._watch()
         expiry = self._loop.call_later(timeout_s, self._expire, request, queued, timeout_s)
         try:
             await request.done
@@ -168,13 +172,7 @@ class MicroBatcher(Generic[Item, Result]):
         if self.runners.all_stuck:
             raise _not_ready()
         with self._condition:  # reentrant: submit already holds it
-            self._admission.check(
-                tokens,
-                queued=self._queue.tokens,
-                ahead=self._queue.tokens_before(tokens),
-                runners=self.runners.working,
-                timeout_s=timeout_s,
-            )
+            self._admission.check(tokens, runners=self.runners.working, timeout_s=timeout_s)
 
     async def drain(self, timeout_s: float) -> bool:
         """Admit no more requests, finish the admitted ones, and end the runners.
@@ -189,12 +187,24 @@ class MicroBatcher(Generic[Item, Result]):
             self._closed = True
             self._condition.notify_all()
         await self.runners.join(timeout_s)
+        if self._watching is not None:
+            self._watching.cancel()
         with self._condition:
             self._queue.clear()
         unfinished = [request for request in self._requests if not request.done.done()]
         for request in unfinished:
             request.fail_rest(ShuttingDown(), time.monotonic())
         return not unfinished
+
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = self._loop.call_later(WATCH_S, self._look)
+
+    def _look(self) -> None:
+        """Look at the runners, until no request waits and no batch is computed."""
+        self._watching = None
+        if self.runners.look(WATCH_S) or self._requests:
+            self._watch()
 
     def _expire(
         self,
@@ -268,7 +278,8 @@ class MicroBatcher(Generic[Item, Result]):
             self._observer.batch(report)
         except BaseException:  # even SystemExit: the runner must deliver results and go on
             logger.exception("the report of a batch raised")
-        self.runners.call_on_loop(self._deliver, batch, results, took.ended)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._deliver, batch, results, took.ended)
         runner.batch = ()
 
     def _on_failure(
@@ -289,7 +300,7 @@ class MicroBatcher(Generic[Item, Result]):
     def _finish(self, runner: Runner[Item, Result], report: BatchReport) -> None:
         """Mark the runner as free, and update the measurements with its finished batch."""
         with self._condition:
-            self.runners.done(runner)
+            runner.idle, self.runners.failures = True, 0
             if report.failed < report.texts:
                 self._failed_in_a_row = 0
             else:

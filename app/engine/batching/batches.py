@@ -126,7 +126,7 @@ class BatchObserver(Protocol):
         """The results of a batch waited this many seconds for the event loop."""
 
     def runner_lost(self) -> None:
-        """A runner's thread was lost and will be replaced."""
+        """A runner failed outside of inference, and goes on."""
 
     def batch_stalled(self) -> None:
         """A batch takes far longer than predicted."""

@@ -10,8 +10,8 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from app.engine.batching.admission import Admission
 from app.engine.batching.cache import ResultCache
+from app.engine.batching.fair_queue import Admission
 from app.errors import Overloaded
 from tests.conftest import Serve
 from tests.support.serving import Gate, eventually, metric

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.engine.batching.admission import CAUTION
+from app.engine.batching.fair_queue import CAUTION
 from app.errors import Overloaded, ServiceError
 from tests.support.batching import Clock, Gate, ask, batching, begun, capitals, measured, queued
 

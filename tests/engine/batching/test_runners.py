@@ -1,4 +1,4 @@
-"""Runners that are lost, runners that hang, and the end of all runners."""
+"""Runners that fail, runners that hang, and the end of all runners."""
 
 import asyncio
 import os
@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
-from app.engine.batching.admission import CAUTION, Admission
-from app.engine.batching.fair_queue import FairQueue
-from app.engine.batching.runners import HOPELESS_AFTER, NICE, WATCH_S, Runners
+from app.engine.batching.batcher import WATCH_S
+from app.engine.batching.fair_queue import CAUTION, Admission, FairQueue
+from app.engine.batching.runners import HOPELESS_AFTER, NICE
 from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
 from tests.support.batching import (
     PATIENCE_S,
@@ -30,6 +31,15 @@ from tests.support.batching import (
 from tests.support.virtual_time import Simulation, Stuck
 
 
+@pytest.fixture
+def rest(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A runner that has failed rests until this is set."""
+    rest = threading.Event()
+    resting = SimpleNamespace(sleep=lambda seconds: rest.wait(PATIENCE_S))
+    monkeypatch.setattr("app.engine.batching.runners.time", resting)
+    return rest
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
 async def test_runners_leave_the_cpu_to_the_event_loop() -> None:
     """A runner's thread is nicer than that of the event loop, which keeps its priority."""
@@ -46,19 +56,19 @@ async def test_runners_leave_the_cpu_to_the_event_loop() -> None:
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
-# Runners that are lost, and runners that hang
+# Runners that fail, and runners that hang
 
 
 @pytest.mark.parametrize("error", [ValueError, MemoryError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("runners", [1, 2])
-async def test_a_runner_that_is_lost_while_it_waits_is_replaced(
+async def test_a_runner_that_fails_while_it_waits_goes_on(
     error: type[BaseException],
     runners: int,
     quick: None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The lost runner is counted and logged with its traceback; a later one answers the text."""
+    """The failure is counted and logged with its traceback; then the text is answered."""
     lost: list[None] = []
 
     async with batching(runners=runners, runner_lost=lambda: lost.append(None)) as batcher:
@@ -72,26 +82,24 @@ async def test_a_runner_that_is_lost_while_it_waits_is_replaced(
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [error] * 2
 
 
-async def test_what_a_lost_runner_was_woken_for_another_takes(
-    quick: None, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_runner_that_fails_was_woken_for_another_takes(
+    rest: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text does not wait for the replacement thread if another runner is free."""
-    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", 600.0)
+    """A text does not wait for the runner that rests if another one is free."""
     async with batching(runners=2) as batcher:
         assert await ask(batcher, "before") == ["BEFORE"]
         raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
         assert await ask(batcher, "a") == ["A"]
-        await batcher.drain(0.1)
+        rest.set()
 
 
-async def test_a_runner_that_cannot_tell_its_end_is_replaced(
+async def test_a_runner_that_cannot_tell_its_failure_goes_on(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a runner cannot notify the event loop, for lack of memory, the next check finds it."""
     async with batching() as batcher:
         assert await ask(batcher, "before") == ["BEFORE"]
-        monkeypatch.setattr("threading.excepthook", lambda args: None)
-        raising(monkeypatch, Runners, "call_on_loop", MemoryError, 2)
+        raising(monkeypatch, asyncio.BaseEventLoop, "call_soon_threadsafe", MemoryError, 2)
         results = await ask(batcher, "a")  # this has a result that cannot be told, either
         assert kinds(results) == [InferenceFailed]
         assert await ask(batcher, "b") == ["B"]
@@ -108,10 +116,10 @@ async def test_a_thread_that_cannot_be_started_is_tried_again(
         assert batcher.runners.complete
 
 
-async def test_the_batch_of_a_lost_runner_fails(
+async def test_the_batch_of_a_runner_that_fails_has_errors(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lost runner's batch fails at once; the next runner computes the waiting texts."""
+    """Its batch fails at once; then it computes the waiting texts."""
     gate = Gate()
     async with batching(gate) as batcher:
         first = await begun(batcher, gate, "a", "b")
@@ -123,9 +131,9 @@ async def test_the_batch_of_a_lost_runner_fails(
 
 
 async def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the runner is lost again and again, texts fail, until a batch succeeds."""
+    """If the runner fails again and again, texts fail, until a batch succeeds."""
     async with batching() as batcher:
-        # Exactly as often as it takes: a loss that came later would fail the next text as well.
+        # Exactly as often as it takes: a failure that came later would fail the next text as well.
         raising(monkeypatch, FairQueue, "take_batch", MemoryError, HOPELESS_AFTER)
         assert kinds(await ask(batcher, "a", "b")) == [NotReady] * 2
         assert batcher.runners.hopeless
@@ -238,20 +246,21 @@ def test_an_idle_batcher_sets_no_timer() -> None:
 # Shutdown
 
 
-@pytest.mark.parametrize(("pause_s", "answer"), [(0.01, "A"), (600.0, ShuttingDown)])
-async def test_drain_ends_with_a_lost_runner(
-    pause_s: float, answer: object, quick: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_drain_ends_with_a_runner_that_failed(
+    in_time: bool, rest: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The replacement thread computes the waiting texts, or they fail when drain's time is over."""
-    monkeypatch.setattr("app.engine.batching.runners.RESTART_PAUSE_S", pause_s)
+    """After its rest it computes the waiting texts, or they fail when drain's time is over."""
     raising(monkeypatch, FairQueue, "take_batch", MemoryError, 1)
     lost = asyncio.Event()
     async with batching(runner_lost=lost.set) as batcher:
         await lost.wait()
         task = await queued(batcher, "a")
-        in_time = pause_s < 1
+        if in_time:
+            rest.set()
         assert await batcher.drain(PATIENCE_S if in_time else 0.1) == in_time
-        assert kinds(await task) == [answer]
+        assert kinds(await task) == ["A" if in_time else ShuttingDown]
+        rest.set()
 
 
 async def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.text.language import READ_CHARS, looks_foreign
+from app.engine.text.input_tokenizer import READ_CHARS, looks_foreign
 from tests.conftest import Serve
 from tests.support.tiny_bundle import make_bundle, write_manifest
 

@@ -17,9 +17,9 @@ READY = ("/health", "/health/ready", "/v2/health/ready", "/v2/models/tiny/ready"
 # Inference on "worst" does not return while a file named `fault` lies in the directory.
 HANGING = """
 from pathlib import Path
-import app.engine.batching.runners
+from app.engine.batching import batcher, runners
 from app.engine.model.model import Model
-app.engine.batching.runners.STUCK_LEAST_S, app.engine.batching.runners.WATCH_S = 0.5, 0.1
+runners.STUCK_LEAST_S, batcher.WATCH_S = 0.5, 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 infer = Model.infer
 def hanging(self, encodings):
@@ -35,7 +35,7 @@ DYING = """
 from pathlib import Path
 import app.engine.batching.runners
 from app.engine.batching.fair_queue import FairQueue
-app.engine.batching.runners.RESTART_PAUSE_S = 0.1
+app.engine.batching.runners.PAUSE_S = 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 take_batch, faults = FairQueue.take_batch, iter(range(3))
 def dying(self, **limits):
@@ -137,6 +137,6 @@ def test_runners_that_die(process: Process, client: httpx2.Client, fault: Path) 
     code, log = process.wait()
     assert code == 0
     entries = map(json.loads, log.splitlines())
-    lost = [entry for entry in entries if "another takes its place" in entry["message"]]
+    lost = [entry for entry in entries if "it goes on in" in entry["message"]]
     assert len(lost) > 3
     assert all("MemoryError" in entry["exception"] for entry in lost)

@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from app.engine.batching.admission import CAUTION, REQUEST_SHARE, SPEED_DECAY
 from app.engine.batching.batcher import FAILING_AFTER
 from app.engine.batching.batches import Answer, BatchReport
-from app.engine.batching.fair_queue import LOOK_AHEAD
+from app.engine.batching.fair_queue import CAUTION, LOOK_AHEAD, REQUEST_SHARE, SPEED_DECAY
 from app.errors import (
     RETRY_AFTER_S,
     DeadlineExceeded,

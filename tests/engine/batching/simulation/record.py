@@ -200,9 +200,8 @@ class Record:
         self._running: dict[threading.Thread, Batch] = {}
         self.simulation = Simulation(eager=scenario.eager, work_first=scenario.work_first)
         with (
-            patch.multiple(
-                "app.engine.batching.runners", WATCH_S=LOOKS_EVERY_S, STUCK_LEAST_S=HANGS_AFTER_S
-            ),
+            patch("app.engine.batching.batcher.WATCH_S", LOOKS_EVERY_S),
+            patch("app.engine.batching.runners.STUCK_LEAST_S", HANGS_AFTER_S),
             patch("app.engine.batching.batcher.FairQueue", lambda: self.queue),
             patch("app.engine.batching.batcher.BatchReport", self._report),
         ):
