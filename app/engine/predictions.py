@@ -39,7 +39,7 @@ class LabelScores(TypedDict):
     polarity: NotRequired[float]  # of a model of sentiment
     labels: NotRequired[list[str]]  # of a multi-label model
     windows: NotRequired[int]
-    warnings: NotRequired[Sequence[TextWarning]]  # of a text that has any
+    warnings: NotRequired[list[TextWarning]]  # of a text that has any
 
 
 class Span(TypedDict):
@@ -118,7 +118,7 @@ def _prediction(
         prediction["truncated"] = False
         prediction["windows"] = len(windows)
     if text.warnings:
-        prediction["warnings"] = text.warnings
+        prediction["warnings"] = [*text.warnings]
     if text.options.split:
         prediction["sentences"] = sentences
     return prediction

@@ -173,15 +173,12 @@ class InputTokenizer:
                 return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
         windowed = options.overflow == "window"
         windows = encoding.windows if windowed else [encoding]
-        return EncodedText(encoding, options, windows, warnings=self._warnings(text, encoding))
-
-    def _warnings(self, text: Input, encoding: Encoding) -> list[TextWarning]:
-        warnings: list[TextWarning] = []
+        warnings: tuple[TextWarning, ...] = ()
         if self._is_english and looks_foreign(text if isinstance(text, str) else text.text):
-            warnings.append("other_language")
+            warnings = ("other_language",)
         if self.texts.unknown_share(encoding) > MOST_UNKNOWN:
-            warnings.append("unknown_tokens")
-        return warnings
+            warnings += ("unknown_tokens",)
+        return EncodedText(encoding, options, windows, (), warnings)
 
 
 def normalise_tweet(text: str) -> str:
