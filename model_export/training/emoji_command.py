@@ -45,6 +45,8 @@ def add_emoji_command(words: list[str]) -> None:
     )
     parser.add_argument("--composed", type=local_path, required=True, help="labelled file to write")
     options = parser.parse_args(words)
+    if not 0 <= options.turned <= 1:
+        parser.error("argument --turned: must be a number from 0 to 1")
     _add_emoji(**vars(options))
     print(f"wrote {options.output} and {options.composed}")
 

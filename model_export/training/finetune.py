@@ -41,8 +41,9 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
 
     Raises:
         UserError: ``base`` is not a checkpoint that can be exported, a labelled file cannot be
-            read, a label has no training text, no validation text is left, the saves are of
-            another training, something is at ``output``, or the disk is full.
+            read, a label has no training text, no validation text is left, no token is to be
+            trained, the saves are of another training, something is at ``output``, or the disk
+            is full.
     """
     output = check_new_output(output)
     check_directory(recipe.base)
@@ -50,6 +51,8 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     # What is not exported is not trained either.
     entries = read_config(recipe.base, str(recipe.base))
     config = model_config(entries)
+    if (recipe.tokens_from or 0) >= config.vocab_size:
+        raise UserError(f"{recipe.base} has no token {recipe.tokens_from} or above to train")
     tokenizer = AutoTokenizer.from_pretrained(recipe.base, config=config, trust_remote_code=False)
     train, validation = _labelled_texts(recipe, say)
     preprocessing = training_preprocessing(recipe, entries, tokenizer, say)

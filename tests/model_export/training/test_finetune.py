@@ -430,6 +430,7 @@ def test_leaks_are_left_out_of_the_validation(recipe: Recipe, tmp_path: Path) ->
         ({"base": "nowhere"}, "nowhere is not a directory"),
         ({"base": "gpt"}, "unsupported architecture GPT-2"),
         ({"train": ["none.tsv"]}, r"cannot read .*none\.tsv"),
+        ({"tokens_from": 10**6}, "base has no token 1000000 or above"),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(
@@ -441,7 +442,9 @@ def test_what_cannot_work_is_refused_before_training(
     shutil.copytree(copied.base, tmp_path / "gpt")
     (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     changes: dict[str, Any] = {
-        name: [tmp_path / one for one in value] if name == "train" else tmp_path / value
+        name: [tmp_path / one for one in value]
+        if name == "train"
+        else (tmp_path / value if isinstance(value, str) else value)
         for name, value in changed.items()
     }
     output = tmp_path / "new" / "out"
