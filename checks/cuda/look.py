@@ -80,7 +80,8 @@ def look(graph: Path) -> dict[str, Any]:
     return {
         "events": events,
         "coarse": COARSE.value,
-        "not_taken": [name for name, value in wanted.items() if taken.get(name) != value],
+        # An option that it does not know is refused; of some, it does not say the value.
+        "not_taken": [name for name, value in wanted.items() if taken.get(name, value) != value],
         # When two large batches first meet, they may need another block, in one of the rounds. If
         # new shapes need memory, it grows in several.
         "grown": sorted(grown)[-2],
