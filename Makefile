@@ -137,7 +137,7 @@ cuda-check: install-dev ## Open the graphs for GPUs with ONNX Runtime's CUDA pro
 # The exporter and the GPU's runtime have an environment each, because PyTorch brings CUDA libraries
 # of other versions. For a machine without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIRECTORY.
 .PHONY: gpu-check
-gpu-check: install-dev .gpu-check/.installed ## Check and measure the service on an NVIDIA GPU, in ten minutes; without one, say what is missing
+gpu-check: install-dev .gpu-check/.installed ## Check and measure the service on an NVIDIA GPU, in nine minutes at a time; without one, say what is missing
 	.venv/bin/python -m checks.gpu --python .gpu-check/bin/python
 
 .gpu-check/.installed: requirements/gpu.txt requirements/build.txt pyproject.toml

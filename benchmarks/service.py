@@ -25,10 +25,18 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Server(server.Server):
     """A server whose CPU time and memory are read."""
 
+    def processes(self) -> list[int]:
+        """The process and its workers, by their ids."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [self.pid, *map(int, children)]
+
     def cpu_seconds(self) -> float:
-        """CPU time of the process until now."""
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / TICKS
+        """CPU time of the process and its workers until now."""
+        ticks = 0
+        for pid in self.processes():
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(stat[11]) + int(stat[12])
+        return ticks / TICKS
 
     def event_loop_ns(self) -> int:
         """CPU time of the main thread, which runs the event loop, until now."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from app.cli.bench.load import Generator, Load, Outcome
@@ -30,16 +31,20 @@ class Seen:
         return self.grown(f"{name}_sum") / max(1, self.grown(f"{name}_count"))
 
 
-def watched(service: Service, load: Load) -> Seen:
-    """Send the load, and read the service's metrics and CPU time after the warm-up and at the end.
+def watched(service: Service, *loads: Load) -> Seen:
+    """Send loads of equal length, and read metrics and CPU time after the warm-up and at the end.
 
-    The client's count of answers says less: requests of many texts take turns and end together, so
+    The clients' count of answers says less: requests of many texts take turns and end together, so
     their answers come in waves.
     """
-    with Generator(load) as generator:
+    load, outcome = loads[0], Outcome()
+    with ExitStack() as stack:
+        generators = [stack.enter_context(Generator(one)) for one in loads]
         time.sleep(load.warm_up_seconds)
         before, cpu, started = service.metrics(), service.cpu_seconds(), time.perf_counter()
         time.sleep(load.seconds * 0.9)
         after, used = service.metrics(), service.cpu_seconds() - cpu
         seconds = time.perf_counter() - started
-        return Seen(seconds, before, after, used, generator.outcome())
+        for generator in generators:
+            outcome.add(generator.outcome())
+        return Seen(seconds, before, after, used, outcome)

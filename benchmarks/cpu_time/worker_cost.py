@@ -96,11 +96,10 @@ def _connect(port: int, count: int) -> None:
 
 def _cpu_ns(server: Server) -> Sequence[int]:
     """CPU times until now: of the first process, and of it and its workers."""
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    own, *others = [_process_ns(pid) for pid in (str(server.pid), *children)]
+    own, *others = map(_process_ns, server.processes())
     return own, own + sum(others)
 
 
-def _process_ns(pid: str) -> int:
+def _process_ns(pid: int) -> int:
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads)

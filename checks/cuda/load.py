@@ -92,15 +92,16 @@ def _serve(
 
 def _ns(server: Server) -> tuple[int, int, int]:
     """CPU times until now: of the event loops, of the workers' other threads, of the supervisor."""
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    _, *workers = server.processes()
     loops = others = 0
-    for pid in children or [str(server.pid)]:
+    for pid in workers or [server.pid]:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             spent = int((thread / "schedstat").read_text().split()[0])
-            loops, others = (
-                (loops + spent, others) if thread.name == pid else (loops, others + spent)
-            )
-    return loops, others, server.event_loop_ns() if children else 0
+            if thread.name == str(pid):
+                loops += spent
+            else:
+                others += spent
+    return loops, others, server.event_loop_ns() if workers else 0
 
 
 if __name__ == "__main__":

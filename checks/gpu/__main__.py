@@ -1,8 +1,9 @@
-"""Checks and measures the service on a GPU, in under ten minutes once all is installed.
+"""Checks and measures the service on a GPU, in commands of under nine minutes.
 
 ``make gpu-check`` makes the environments and runs this. Each step is a process of its own with a
 time limit, so the failure of one leaves the others alone. Without a GPU, the steps that need one
-are skipped. Needs no network.
+are skipped. Needs no network. Steps that do not fit in are run by the same command, given again:
+it leaves out what has run without a fault.
 
 The exit code is 0 if every step that could run has run without a fault, else 1.
 """
@@ -11,54 +12,83 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import get_args
 
+from app.atomic_files import write_text_atomically
 from benchmarks.tables import table
 from checks.gpu.run_steps import CUDA, STEPS, WORKS, Result, run_step
 from checks.gpu.setup import Device, SizeName
 
-MINUTES = 10  # for all steps; those that do not fit are left out
+MINUTES = 8.5  # for the steps of one command
+NAME = "gpu-check.json"
 
 
 def main() -> int:
     """Run the steps, and write JSON and table after each."""
     options = _options()
     options.work.mkdir(parents=True, exist_ok=True)
-    out: Path = options.work / "gpu-check.json"
-    results: list[Result] = []
+    options.results = options.results or options.work
+    options.results.mkdir(parents=True, exist_ok=True)
+    results = _earlier(options)
     before = ""
-    for result in check(options):
-        results.append(result)
+    for result in check(options, [*results]):
+        results[result.step] = result
         print(f"{result.state:8}{result.title} ({result.seconds:.0f} s)", flush=True)
         if result.reason and result.reason != before:
             print(f"        {result.reason.splitlines()[-1]}", flush=True)
         before = result.reason
-        document = {"device": options.device, "size": options.size}
-        document["steps"] = [one.as_json() for one in results]
-        out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        out.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
+        _write(options, [results[step.name] for step in STEPS if step.name in results])
+    out = options.results / NAME
     print(f"\n{out}\n{out.with_suffix('.md')}")
-    return int(any(result.state in ("failed", "stopped") for result in results))
+    return int(any(result.state in ("failed", "stopped") for result in results.values()))
 
 
-def check(options: argparse.Namespace) -> Iterator[Result]:
-    """Run all steps within ``MINUTES``."""
+def _earlier(options: argparse.Namespace) -> dict[str, Result]:
+    """What earlier commands have found, by step, of steps that need not run again."""
+    try:
+        found = json.loads((options.work / NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    if any(found[name] != getattr(options, name) for name in ("device", "size")):
+        return {}
+    steps = (Result(**step) for step in found["steps"])
+    return {one.step: one for one in steps if one.state == "ok" and one.step not in options.only}
+
+
+def _write(options: argparse.Namespace, results: list[Result]) -> None:
+    """Write JSON and table, where the next command looks for them and where they are wanted."""
+    document = {"device": options.device, "size": options.size}
+    document["steps"] = [one.as_json() for one in results]
+    content = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    for folder in {options.work, options.results}:
+        write_text_atomically(folder / NAME, content)
+        write_text_atomically((folder / NAME).with_suffix(".md"), markdown(results))
+
+
+def check(options: argparse.Namespace, done: Collection[str]) -> Iterator[Result]:
+    """Run the steps that are not done, within ``MINUTES``; the first one always runs."""
     end = time.monotonic() + 60 * MINUTES
     problem = ""
     for step in STEPS:
         left = end - time.monotonic()
-        if options.only and step.name not in options.only and step is not STEPS[0]:
+        if step is not STEPS[0] and (
+            step.name in done or (options.only and step.name not in options.only)
+        ):
             continue
         if problem and step.needs_gpu:
             yield Result(step.name, step.title, "skipped", problem)
         elif left < 1:
-            yield Result(step.name, step.title, "stopped", f"{MINUTES} minutes are over")
+            yield Result(
+                step.name, step.title, "stopped", "no time was left; give the command again"
+            )
         else:
             python = sys.executable if step.exports else str(options.python)
             limit = min(step.seconds, left)
-            result = run_step(step, python, options.work, options.device, options.size, limit)
+            result = run_step(
+                step, python, options.work, options.results, options.device, options.size, limit
+            )
             if step is STEPS[0] and options.device == "cuda":
                 problem = _problem(result)
             yield result
@@ -100,8 +130,13 @@ def _options() -> argparse.Namespace:
         "--work",
         type=Path,
         default=Path(".bench/gpu"),
-        help="directory of the models and the results; models that it has are not made again "
-        "[default: %(default)s]",
+        help="directory of the models and of what earlier commands have found; models that it has "
+        "are not made again [default: %(default)s]",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="directory that also gets the results, row by row [default: that of --work]",
     )
     parser.add_argument(
         "--python",
@@ -127,6 +162,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
+        default=[],
         choices=names,
         metavar="STEP",
         help=f"run only this step; repeat the option for several; steps: {', '.join(names)}",

@@ -1,11 +1,11 @@
 """Packs what ``checks.gpu`` needs into pieces, for a machine with a GPU and without network.
 
-    .venv/bin/python -m checks.gpu.pack pieces --python 3.12 --capability 9.0 --piece-mb 60
+    .venv/bin/python -m checks.gpu.pack pieces --python 3.12 --capability 9.0
 
 Bring the directory there, and run ``python3 pieces/unpack.py``. The machine needs Linux on x86-64,
-that Python, NVIDIA's driver, and PyTorch for CUDA 13: PyTorch brings CUDA's libraries, and it makes
-the models, because random weights do not compress. The pieces hold everything else: the service,
-the checks, and their packages in the versions of this environment.
+that Python, NVIDIA's driver, and PyTorch for CUDA 13, which brings CUDA's libraries. The pieces
+hold everything else: the service, the checks, their packages in the versions of this environment,
+and the graphs, which get their weights there.
 """
 
 import argparse
@@ -24,38 +24,47 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from checks.gpu.graphs import make
+from checks.gpu.setup import SIZES, Setup
 from checks.gpu.slim import slim
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "sentiment-service"
-SOURCES = ("app", "model_export", "checks", "benchmarks", "models")
-# PyTorch is there. The package of the same version for GPUs takes the place of onnxruntime. Only
-# BERTweet needs emoji, which has no wheel.
-LEFT_OUT = {"torch", "onnxruntime", "emoji"}
+SOURCES = ("app", "checks/__init__.py", "checks/gpu", "benchmarks")
+# PyTorch is there, and NumPy with it. The package of the same version for GPUs takes the place of
+# onnxruntime. Only BERTweet needs emoji, which has no wheel; nothing is downloaded with hf-xet.
+LEFT_OUT = {"torch", "numpy", "onnxruntime", "emoji", "hf-xet"}
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 CUDA_LIBRARY = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
-TENSORRT_LIBRARY = "onnxruntime/capi/libonnxruntime_providers_tensorrt.so"
+# The other provider, and the core for programs in C, which Python's module contains.
+UNUSED = ("libonnxruntime_providers_tensorrt.so", "libonnxruntime.so.*")
 
 
 def main() -> int:
     """Download, install into a directory, and pack."""
     options = _options()
+    setup = Setup(options.work, "cuda", SIZES[options.size])
+    for shape, (model_type, config) in setup.size.shapes.items():
+        if not setup.bundle(shape).exists():
+            make(setup.bundle(shape), setup.others(shape), model_type, config)
     with tempfile.TemporaryDirectory() as folder:
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         download(wheels, requirements(), options.python)
         install(wheels, site)
         if (site / CUDA_LIBRARY).exists():
-            (site / TENSORRT_LIBRARY).unlink()
+            for pattern in UNUSED:
+                for library in (site / CUDA_LIBRARY).parent.glob(pattern):
+                    library.unlink()
             print("machine code, bytes:", slim(site / CUDA_LIBRARY, options.capability))
-        pieces = pack(options.out, site, options.python, options.piece_mb * 2**20)
+        pieces = pack(options.out, site, setup, options.python, options.piece_mb * 2**20)
     total = sum((options.out / name).stat().st_size for name in pieces)
     print(f"{len(pieces)} pieces, {total / 2**20:.0f} MiB; there: python3 {options.out}/unpack.py")
     return 0
 
 
 def requirements() -> list[str]:
-    """The packages of the service and the exporter, as installed here, and those for GPUs."""
-    needed = _needed(SERVICE, frozenset({"export", "gpu"}), {})
+    """The packages of the service and of its load, as installed here, and those for GPUs."""
+    needed = _needed(SERVICE, frozenset({"gpu"}), {})
     return [f"{name}=={version}" for name, version in sorted(needed.items())]
 
 
@@ -103,17 +112,19 @@ def install(wheels: Path, site: Path) -> None:
             shutil.copytree(data, site, dirs_exist_ok=True)
 
 
-def pack(out: Path, site: Path, python: str, piece_bytes: int) -> list[str]:
+def pack(out: Path, site: Path, setup: Setup, python: str, piece_bytes: int) -> list[str]:
     """Write the pieces and what unpacks them into ``out``; returns the pieces' names."""
     out.mkdir(parents=True)
     whole = out / "whole"
-    with tarfile.open(whole, "w:gz", compresslevel=1) as archive:
+    with tarfile.open(whole, "w:xz") as archive:
         archive.add(site, "site")
         metadata = Path(str(importlib.metadata.distribution(SERVICE).locate_file("")))
         for information in metadata.glob(f"{SERVICE.replace('-', '_')}-*.dist-info"):
             archive.add(information, f"site/{information.name}")
         for name in _sources():
             archive.add(ROOT / name, name, recursive=False)
+        for bundle in setup.work.glob("*-bundle"):
+            archive.add(bundle, f"work/{bundle.name}", filter=_without_weights)
     pieces: dict[str, str] = {}
     with whole.open("rb") as packed:
         while piece := packed.read(piece_bytes):
@@ -125,6 +136,11 @@ def pack(out: Path, site: Path, python: str, piece_bytes: int) -> list[str]:
     (out / "pieces.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     shutil.copy(Path(__file__).with_name("unpack.py"), out)
     return list(pieces)
+
+
+def _without_weights(file: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out what is made of a seed there."""
+    return None if file.name.endswith("_data") else file
 
 
 def _sources() -> list[str]:
@@ -154,7 +170,9 @@ def _options() -> argparse.Namespace:
         required=True,
         help="compute capability of the GPU there, such as 9.0; code for others is left out",
     )
-    parser.add_argument("--piece-mb", type=int, default=60, help="MiB of a piece [default: 60]")
+    parser.add_argument("--piece-mb", type=int, default=30, help="MiB of a piece [default: 30]")
+    parser.add_argument("--work", type=Path, default=Path(".bench/gpu"), help="of the models")
+    parser.add_argument("--size", choices=SIZES, default="base", help="of the models")
     options = parser.parse_args()
     if options.out.exists():
         parser.error(f"{options.out} exists already")

@@ -1,7 +1,7 @@
 """The steps of the check, each a process of its own with a time limit.
 
-A step is a module of ``steps`` with ``run(setup)``, which yields rows. The rows that it yields
-before it fails or its time is over are kept.
+A step is a module of ``steps`` with ``run(setup)``, which yields rows. Each row is in the file
+STEP.jsonl at once, so those before a failure, the end of the time or a kill are kept.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,20 +30,24 @@ class Step:
     title: str
     seconds: int
     needs_gpu: bool = True
-    exports: bool = False  # runs in the environment that has the exporter
+    exports: bool = False  # runs in the environment that has the exporter and PyTorch
 
 
 STEPS = (
     Step("machine", "Machine and versions", 60, needs_gpu=False),
+    Step("bundles", "Models with random weights", 420, exports=True),
     Step("refusals", "What the service says where CUDA finds no GPU", 60, needs_gpu=False),
-    Step("bundles", "Models with random weights, exported", 300, exports=True),
     Step("doctor", "sentiment doctor", 60, needs_gpu=False),
-    Step("parity", "Logits on the device against fp32 on the CPU", 60),
-    Step("speed", "ONNX Runtime alone: a batch's time with inputs on the device", 60),
-    Step("new_shapes", "Batches that each have a new shape", 120),
-    Step("independence", "The same texts alone and in random batches", 120),
-    Step("service", "The service over HTTP", 120),
-    Step("start", "Start and memory", 60),
+    Step("parity", "Logits on the device against the same graph on the CPU", 90),
+    Step("speed", "Batches of 1 to 65,536 tokens on 1 to 3 threads", 180),
+    Step("peer", "The same layers in PyTorch", 60, exports=True),
+    Step("kernels", "Placement, and the kernels of a batch", 60),
+    Step("new_shapes", "Batches that each have a new shape", 90),
+    Step("service", "The service over HTTP", 240),
+    Step("start", "Starts: tuning, seconds and memory", 90),
+    Step("independence", "The same texts alone and in random batches", 90),
+    Step("cuda_graph", "A few texts as a CUDA graph", 60),
+    Step("faults", "No memory, and a lost GPU", 60),
 )
 
 
@@ -65,33 +68,41 @@ class Result:
 
 
 def run_step(
-    step: Step, python: str, work: Path, device: Device, size: SizeName, limit: float
+    step: Step,
+    python: str,
+    work: Path,
+    results: Path,
+    device: Device,
+    size: SizeName,
+    limit: float,
 ) -> Result:
-    """Run a step with this Python for at most ``limit`` seconds; never raises what it raises."""
+    """Run a step with this Python for at most ``limit`` seconds; never raises what it raises.
+
+    Its rows and what it writes are in STEP.jsonl and STEP.log of ``results``.
+    """
     result = Result(step.name, step.title, "ok")
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        rows, log = Path(folder) / "rows", Path(folder) / "log"
-        words = [step.name, str(rows), str(work), device, size]
-        with log.open("wb") as written:
-            process = subprocess.Popen(
-                [python, "-m", "checks.gpu.one_step", *words],
-                stdout=written,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that what it starts ends with it
-            )
-            try:
-                code = process.wait(max(1.0, limit))
-                if code:
-                    result.state, result.reason = "failed", _failure(code, log)
-            except subprocess.TimeoutExpired:
-                result.state, result.reason = "stopped", f"not done after {limit:.0f} s"
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
-        result.rows = [json.loads(line) for line in lines if line.endswith("}")]
+    rows, log = results / f"{step.name}.jsonl", results / f"{step.name}.log"
+    words = [step.name, str(rows), str(work), device, size]
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            [python, "-m", "checks.gpu.one_step", *words],
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that what it starts ends with it
+        )
+        try:
+            code = process.wait(max(1.0, limit))
+            if code:
+                result.state, result.reason = "failed", _failure(code, log)
+        except subprocess.TimeoutExpired:
+            result.state, result.reason = "stopped", f"not done after {limit:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
+    result.rows = [json.loads(line) for line in lines if line.endswith("}")]
     result.seconds = time.monotonic() - started
     return result
 

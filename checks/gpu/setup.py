@@ -14,26 +14,23 @@ class Size:
     """How much is measured. ``shapes`` maps names to model types and configs."""
 
     shapes: Mapping[str, tuple[str, Mapping[str, Any]]]
-    tokens: tuple[int, ...] = (8, 32, 128)  # of a text
-    batches: tuple[int, ...] = (1, 8, 32, 128)  # texts in a batch
-    cell_seconds: float = 0.3  # for each length and batch size
+    tokens: tuple[int, ...] = (8, 32, 128, 512)  # of a text
+    batches: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 2048, 8192)  # texts in a batch
+    batch_tokens: int = 65_536  # at most
+    cell_seconds: float = 0.25  # for each length and batch size
     independence_texts: int = 2_000
     parity_texts: int = 100
     new_shapes: int = 2_000
     new_shape_tokens: int = 16_384  # in a batch at most
-    service_texts: int = 8_192
+    service_texts: int = 16_384
     request_texts: tuple[int, ...] = (1, 16, 64)
-    connections: tuple[int, ...] = (64, 256)
+    workers: tuple[int, ...] = (1, 2, 4, 8)
+    connections: int = 64  # of each client; there are as many clients as workers
     load_seconds: float = 4.0
     starts: int = 3  # the first of them without a cache
 
 
-BASE = Size(
-    {
-        "RoBERTa-base": ("roberta", {"vocab_size": 50_265}),
-        "XLM-R-base": ("xlm-roberta", {"vocab_size": 250_002}),
-    }
-)
+BASE = Size({"RoBERTa-base": ("roberta", {"vocab_size": 50_265})})
 _SMALL = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -45,7 +42,8 @@ _SMALL = {
 TINY = Size(
     {"tiny": ("roberta", _SMALL)},
     tokens=(8, 16),
-    batches=(1, 4),
+    batches=(1, 4, 64),
+    batch_tokens=64,
     cell_seconds=0.01,
     independence_texts=60,
     parity_texts=8,
@@ -53,7 +51,8 @@ TINY = Size(
     new_shape_tokens=64,
     service_texts=64,
     request_texts=(1, 4),
-    connections=(2,),
+    workers=(1, 2),
+    connections=2,
     load_seconds=0.3,
     starts=2,
 )
@@ -83,3 +82,11 @@ class Setup:
     def bundle(self, shape: str) -> Path:
         """The bundle of a shape, which the step ``bundles`` makes."""
         return self.work / f"{shape}-bundle"
+
+    def others(self, shape: str) -> Path:
+        """The bundle of a shape with fp32, and with the fp16 graph that keeps padding."""
+        return self.work / f"{shape}-others-bundle"
+
+    def bundles(self, shape: str) -> list[Path]:
+        """Both, of which tests may have one."""
+        return [path for path in (self.bundle(shape), self.others(shape)) if path.exists()]

@@ -2,8 +2,9 @@
 
     python3 pieces/unpack.py [--into DIRECTORY] [options of checks.gpu]
 
-Needs no network and nothing but this Python. The results are in DIRECTORY/results, written anew
-after each step. Run it again for other steps (--only STEP): what is unpacked stays.
+Needs no network and nothing but this Python. The results are in DIRECTORY/results, or where
+--results says, each row as soon as it is found. A command ends within nine minutes; give it again
+for the steps that are left. What is unpacked stays.
 """
 
 import argparse
@@ -24,6 +25,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--into", type=Path, default=Path("gpu-check"), metavar="DIRECTORY")
+    parser.add_argument("--results", type=lambda name: Path(name).resolve(), metavar="DIRECTORY")
     options, others = parser.parse_known_args()
     into: Path = options.into.resolve()
     manifest = json.loads((HERE / "pieces.json").read_text(encoding="utf-8"))
@@ -33,7 +35,9 @@ def main() -> int:
     if not (into / "site").is_dir():
         _unpack(manifest["pieces"], into, parser)
     path = os.pathsep.join(map(str, (into / "site", into)))
-    command = [sys.executable, "-m", "checks.gpu", "--work", str(into / "results"), *others]
+    results = str(options.results or into / "results")
+    command = [sys.executable, "-m", "checks.gpu", "--work", str(into / "work"), *others]
+    command += ["--results", results]
     return subprocess.run(command, cwd=into, env={**os.environ, "PYTHONPATH": path}).returncode
 
 

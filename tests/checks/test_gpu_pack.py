@@ -1,6 +1,8 @@
 """What brings ``checks.gpu`` to a machine without network: packing, unpacking, running."""
 
 import json
+import os
+import signal
 import struct
 import subprocess
 import sys
@@ -8,26 +10,32 @@ from pathlib import Path
 
 import pytest
 
+from checks.gpu.graphs import make
 from checks.gpu.pack import pack, requirements
+from checks.gpu.setup import TINY, Setup
 from checks.gpu.slim import slim
 from checks.support.fatbin import CONTAINER, ENTRY, MAGIC
-from tests.support.serving import run_program
+from tests.support.serving import eventually, run_program
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 # What this environment was made from. It has none of the packages.
 PYTHON_ELSEWHERE = str(Path(sys.base_prefix, "bin", f"python{PYTHON}"))
-PIECE_BYTES = 10 * 2**20
+PIECE_BYTES = 100 * 2**10
+ON_CPU = ("--device", "cpu", "--size", "tiny")
 
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pieces. In the place of unpacked wheels, they name the packages of this environment."""
     base = tmp_path_factory.mktemp("packed")
+    setup = Setup(base / "work", "cpu", TINY)
+    ((shape, (model_type, config)),) = TINY.shapes.items()
+    make(setup.bundle(shape), setup.others(shape), model_type, config)
     site = base / "site"
     site.mkdir()
     here = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "sitecustomize.py").write_text(f"import sys\nsys.path += {here!r}\n")
-    assert len(pack(base / "pieces", site, PYTHON, PIECE_BYTES)) > 1
+    (site / "sitecustomize.py").write_text(f"import sys\nsys.path[:0] = {here!r}\n")
+    assert len(pack(base / "pieces", site, setup, PYTHON, PIECE_BYTES)) > 1
     return base / "pieces"
 
 
@@ -49,6 +57,50 @@ def test_the_steps_run_there_and_say_what_is_missing(pieces: Path, tmp_path: Pat
     assert "the one for CPUs" in machine["rows"][0]["value"]
     assert doctor["state"] == "ok"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+def test_the_graphs_get_their_weights_there(pieces: Path, tmp_path: Path) -> None:
+    """What is packed has none. With them, the graphs compute the same on the device and the CPU."""
+    into = tmp_path / "there"
+    steps = ("--only", "bundles", "--only", "parity", "--only", "speed")
+    done = _run(pieces, into, *ON_CPU, *steps, "--results", str(tmp_path / "kept"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "kept/gpu-check.json").read_text())
+    _, bundles, parity, speed = found["steps"]
+    assert [row["graphs"] for row in bundles["rows"]] == ["there already"]
+    assert {row["within"] for row in parity["rows"]} == {"yes"}
+    assert [row["precision"] for row in parity["rows"]] == ["fp16", "fp32", "fp16"]
+    assert all(row["largest logit"] > 0.01 for row in parity["rows"])
+    assert {row["graph"] for row in speed["rows"]} == {"tiny, flat", "tiny, padded"}
+    assert all(row["TFLOP/s"] > 0 for row in speed["rows"])
+
+
+def test_a_killed_command_leaves_what_it_found_and_the_next_one_continues(
+    pieces: Path, tmp_path: Path
+) -> None:
+    """The rows of the step that was running are in its file; steps that ended are not run again."""
+    kept = tmp_path / "kept"
+    command: list[str | Path] = [PYTHON_ELSEWHERE, pieces / "unpack.py", *ON_CPU]
+    process = subprocess.Popen(
+        [*command, "--into", tmp_path / "there", "--results", kept],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    rows = kept / "doctor.jsonl"
+    try:
+        eventually(lambda: rows.exists() and "\n" in rows.read_text())
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert json.loads(rows.read_text().splitlines()[0])["doctor"]
+    before = json.loads((kept / "gpu-check.json").read_text())["steps"]
+    assert [step["step"] for step in before] == ["machine", "bundles", "refusals"]
+    done = _run(pieces, tmp_path / "there", *ON_CPU, "--only", "doctor")
+    assert done.returncode == 0, done.stderr
+    after = json.loads((tmp_path / "there/results/gpu-check.json").read_text())["steps"]
+    assert after[1:3] == before[1:]
+    assert [step["step"] for step in after[3:]] == ["doctor"]
 
 
 @pytest.mark.parametrize("fault", ["missing", "damaged", "python"])
@@ -73,10 +125,10 @@ def test_a_fault_is_said_before_anything_runs(pieces: Path, tmp_path: Path, faul
 
 
 def test_the_packages_are_those_for_gpus() -> None:
-    """The package for GPUs has the version of the one for CPUs; PyTorch is there already."""
+    """The package for GPUs has the version of the one for CPUs; there are none of the exporter."""
     versions = dict(line.split("==") for line in requirements())
-    assert {"onnxruntime-gpu", "nvidia-ml-py", "transformers", "uvicorn"} <= set(versions)
-    assert not {"onnxruntime", "torch", "pytest"} & set(versions)
+    assert {"onnxruntime-gpu", "nvidia-ml-py", "uvicorn"} <= set(versions)
+    assert not {"onnxruntime", "torch", "transformers", "onnx", "pytest"} & set(versions)
 
 
 def test_machine_code_of_other_gpus_is_emptied(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from app.engine.machine.gpu import cuda_state
 from benchmarks.tables import Row
+from checks.gpu.models import precisions
 from checks.gpu.setup import Setup
 
 LIMIT_S = 50
@@ -18,7 +19,9 @@ def run(setup: Setup) -> Iterator[Row]:
         AssertionError: it found a problem, or no problem where CUDA was asked for and is missing.
     """
     bundle = setup.bundle(next(iter(setup.size.shapes)))
-    flags = ["--model", str(bundle)] if bundle.exists() else []
+    flags = []
+    if bundle.exists():
+        flags = ["--model", str(bundle), "--precision", precisions(bundle)[-1]]
     command = [sys.executable, "-m", "app", "doctor", *flags]
     found = subprocess.run(
         [*command, "--device", setup.device],

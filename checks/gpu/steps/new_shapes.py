@@ -7,6 +7,7 @@ import ctypes
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup
 
 TOKENS = (4, 512)  # of the longest text in a batch
+THREADS = 2  # as the service has runners for a GPU
 NEIGHBOURS = 20  # batches with nearly as many tokens as one, with which it is compared
 GROWTH = 1.05  # by which memory may grow in the second half of the batches
 
@@ -51,14 +53,18 @@ def run(setup: Setup) -> Iterator[Row]:
 
 def _computed(model: Model, setup: Setup) -> tuple[NDArray[np.float64], list[int]]:
     """The milliseconds of each batch, smallest batch first, and the bytes in use after each."""
-    found, memory = [], []
-    for texts, tokens in _shapes(setup.size.new_shapes, setup.size.new_shape_tokens):
+
+    def compute(shape: tuple[int, int]) -> tuple[int, float, int]:
+        texts, tokens = shape
         feeds = model.feeds([Encoding.of([1] * tokens)] * texts)
         started = time.perf_counter()
         model.session.run(None, feeds, SILENT)
-        found.append((texts * tokens, (time.perf_counter() - started) * 1000))
-        memory.append(_memory(setup))
-    return np.array([milliseconds for _, milliseconds in sorted(found)]), memory
+        return texts * tokens, (time.perf_counter() - started) * 1000, _memory(setup)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = [*pool.map(compute, _shapes(setup.size.new_shapes, setup.size.new_shape_tokens))]
+    milliseconds = [took for _, took, _ in sorted(found)]
+    return np.array(milliseconds), [memory for _, _, memory in found]
 
 
 def _shapes(count: int, most: int) -> list[tuple[int, int]]:

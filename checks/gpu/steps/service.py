@@ -1,6 +1,10 @@
-"""Texts per second and latency of the service over HTTP, and the load and memory of the GPU."""
+"""Texts per second and latency of the service over HTTP, and the load and memory of the GPU.
+
+There are as many clients as workers, so that enough is in flight.
+"""
 
 import json
+import time
 from collections.abc import Iterator
 
 from app.cli.bench.load import Load
@@ -11,6 +15,7 @@ from benchmarks.texts import texts_of
 from benchmarks.watched import watched
 from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup
+from checks.gpu.steps.start import plan
 
 
 def run(setup: Setup) -> Iterator[Row]:
@@ -21,25 +26,39 @@ def run(setup: Setup) -> Iterator[Row]:
         model = load(bundle, precision, "cpu")
         lengths = [min(n, model.max_tokens) for n in tweet_lengths(setup.size.service_texts)]
         texts = texts_of(model.tokenizer.library, lengths)
-        flags = ("--device", setup.device, "--precision", precision)
-        with Service(bundle, *flags) as service:
-            plan = next(line for line in service.log.splitlines() if "runners" in line)
-            yield {"shape": shape, "precision": precision, "tuning": json.loads(plan)["message"]}
-            for connections in setup.size.connections:
+        for workers in setup.size.workers:
+            flags = ("--device", setup.device, "--precision", precision, "--workers", str(workers))
+            with Service(bundle, *flags) as service:
+                while workers > 1 and len(service.info()["workers"]) < workers:
+                    time.sleep(0.1)
+                what: Row = {"shape": shape, "workers": workers}
+                yield what | {"tuning": plan(service)}
                 for count in setup.size.request_texts:
-                    what = {"shape": shape, "connections": connections, "texts a request": count}
-                    yield what | _loaded(service, texts, connections, count, setup)
+                    yield (
+                        what
+                        | {"texts a request": count}
+                        | _loaded(service, texts, workers, count, setup)
+                    )
 
 
-def _loaded(service: Service, texts: list[str], connections: int, count: int, setup: Setup) -> Row:
+def _loaded(service: Service, texts: list[str], clients: int, count: int, setup: Setup) -> Row:
     lists = [texts[i : i + count] for i in range(0, len(texts), count)]
     bodies = [json.dumps({"inputs": one[0] if count == 1 else one}) for one in lists]
-    seconds = setup.size.load_seconds
-    load = Load(service.port, "/classify", bodies, connections, seconds, seconds / 4)
-    seen = watched(service, load)
-    texts_done = seen.grown("texts_total")
+    seconds, size = setup.size.load_seconds, -(-len(bodies) // clients)
+    loads = [
+        Load(
+            service.port,
+            "/classify",
+            bodies[at : at + size],
+            setup.size.connections,
+            seconds,
+            seconds / 4,
+        )
+        for at in range(0, len(bodies), size)
+    ]
+    seen = watched(service, *loads)
     row: Row = {
-        "texts/s": texts_done / seen.seconds,
+        "texts/s": seen.grown("texts_total") / seen.seconds,
         "p50 ms": seen.outcome.percentile_ms(50),
         "p99 ms": seen.outcome.percentile_ms(99),
         "not 200": sum(map(len, seen.outcome.latencies.values())) - seen.outcome.ok(),

@@ -1,5 +1,7 @@
-"""Seconds until the service answers, at the first start and at the next ones, and its memory."""
+"""Starts: what tuning chooses each time that it measures, seconds until the service answers, and
+memory."""
 
+import json
 import tempfile
 from collections.abc import Iterator
 
@@ -10,24 +12,31 @@ from checks.gpu.setup import Setup
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Start the service with each shape in its best precision."""
+    """Start the service with each shape in its best precision; the last time with a cache."""
     for shape in setup.shapes:
         bundle = setup.bundle(shape)
         precision = precisions(bundle)[-1]
-        seconds = []
-        with tempfile.TemporaryDirectory() as cache:
-            flags = ("--device", setup.device, "--precision", precision, "--cache-dir", cache)
-            for _ in range(setup.size.starts):
-                with Service(bundle, *flags) as service:
-                    seconds.append(service.start_seconds)
-                    memory, metrics = service.memory_mb()["Rss"], service.metrics()
-        row: Row = {
-            "shape": shape,
-            "precision": precision,
-            "s to serve, first": seconds[0],
-            "s to serve, then": min(seconds[1:]),
-            "RSS MB": memory,
-        }
-        if "gpu_memory_used_bytes" in metrics:
-            row["GPU memory MB, all processes"] = metrics["gpu_memory_used_bytes"] / 1e6
-        yield row
+        for number in range(setup.size.starts):
+            with tempfile.TemporaryDirectory() as cache:
+                flags = ("--device", setup.device, "--precision", precision, "--cache-dir", cache)
+                last = number == setup.size.starts - 1
+                for kept in (False, True) if last else (False,):
+                    with Service(bundle, *flags) as service:
+                        yield {"shape": shape, "measured": "earlier" if kept else "now"} | _seen(
+                            service
+                        )
+
+
+def plan(service: Service) -> str:
+    """What tuning has chosen, as the service logs it."""
+    line = next(line for line in service.log.splitlines() if "runners" in line)
+    return str(json.loads(line)["message"])
+
+
+def _seen(service: Service) -> Row:
+    row: Row = {"s to serve": service.start_seconds, "tuning": plan(service)}
+    row["RSS MB"] = service.memory_mb()["Rss"]
+    metrics = service.metrics()
+    if "gpu_memory_used_bytes" in metrics:
+        row["GPU memory MB, all processes"] = metrics["gpu_memory_used_bytes"] / 1e6
+    return row
