@@ -112,10 +112,6 @@ class Generator:
             process.kill()
             process.communicate()
 
-    def running(self) -> bool:
-        """Whether the load has not ended yet."""
-        return any(process.poll() is None for process in self._processes)
-
     def outcome(self) -> Outcome:
         """Wait for the end and return the outcome.
 

@@ -47,7 +47,8 @@ def _panel(count: int, steps: Sequence[Step], goal_ms: float) -> Iterator[str]:
         ms, rate = goal_ms * CEILING * number / LINES, number * unit
         yield _line(LEFT, y(ms), right, y(ms), "#ddd")
         yield _text(LEFT - 6, y(ms) + 4, f"{ms:g}", 'text-anchor="end"')
-        yield _text(x(rate), bottom + 16, f"{rate:,.0f}", 'text-anchor="middle"')
+        if rate <= most:
+            yield _text(x(rate), bottom + 16, f"{rate:,.0f}", 'text-anchor="middle"')
     yield _text((LEFT + right) / 2, bottom + 34, "requests/s", 'text-anchor="middle"')
     yield _text(LEFT - 6, TOP - 8, "ms", 'text-anchor="end"')
     yield _line(LEFT, y(goal_ms), right, y(goal_ms), "black", 'stroke-dasharray="5 4"')
