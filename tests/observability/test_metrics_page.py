@@ -10,12 +10,12 @@ from tests.conftest import Serve
 from tests.support.serving import ROOT
 
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-ROW = re.compile(r"^\| `(\w+)(?:\{([\w,]+)\})?` \| (\w+) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+ROW = re.compile(r"^- `(\w+)(?:\{([\w,]+)\})?` \((\w+), ([\w ]+)\): \S", re.MULTILINE)
 FAKE_GPUS = ROOT / "tests/support/machines/fake_nvml"
 
 
 def test_the_page_has_each_metric(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name, labels and type of each row are those of a scrape, also on a machine with GPUs.
+    """Name, labels and type of each line are those of a scrape, also on a machine with GPUs.
 
     A name that ends with a unit has this unit.
     """
@@ -34,7 +34,7 @@ def test_the_page_has_each_metric(serve: Serve, monkeypatch: pytest.MonkeyPatch)
         (name, frozenset(filter(None, labels.split(","))), kind) for name, labels, kind, _ in rows
     }
     assert listed == shown
-    assert len(rows) == len(listed) == PAGE.count("\n| `")
+    assert len(rows) == len(listed) == PAGE.count("\n- `")
     for name, _, _, unit in rows:
         if found := re.search(r"_(seconds|bytes)(_total)?$", name):
             assert unit == found[1], name
