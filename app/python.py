@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
-from app.api.openapi.schemas import ClassifyRequest
 from app.cli.exported_models import with_bundles
 from app.cli.sources import load_settings
 from app.engine.predictions import Outcome
@@ -20,7 +19,7 @@ from app.files.run.local import LocalClassifier
 from app.files.run.report import progress_bar
 from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import split_into_chunks
-from app.validation import PAIR, checked, text_or_pair
+from app.validation import PAIR, ClassifyRequest, checked, text_or_pair
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from app.engine.text.encoding import Overflow, Split, TextOptions
 from app.engine.text.input_tokenizer import VISIBLE
 from app.engine.text.pairs import Input, TextPair
 from app.errors import InvalidRequest, plain_words
@@ -225,3 +226,37 @@ LanguageTag = Annotated[
     AfterValidator(_language_tag),
     Field(json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"}),
 ]
+
+
+class ClassifyRequest(RequestBody):
+    """One text, or a list of texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["I love this!", ""]}]})
+
+    inputs: Texts = Field(
+        description="one text, or a list of texts; a list of two strings is two separate texts"
+    )
+    model: str | None = Field(default=None, description="name of a served model")
+    overflow: Overflow = Field(
+        default="truncate",
+        description="what to do with a text of more tokens than the model takes: cut off its end, "
+        "refuse it, or average the logits of overlapping windows, weighted by tokens",
+    )
+    split: Split | None = Field(
+        default=None, description="sentences: classify each sentence as well, by itself"
+    )
+    language: LanguageTag = Field(
+        default="en",
+        description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
+        "no sentence",
+    )
+    threshold: Threshold | None = Field(
+        default=None,
+        description="for multi-label models: the score from which on a label is one of `labels`; "
+        "by default the bundle's, mostly 0.5",
+    )
+
+    @property
+    def options(self) -> TextOptions:
+        """The same for the model."""
+        return TextOptions(self.overflow, self.split, self.language, self.threshold)

@@ -22,11 +22,10 @@ from app.adapters.sagemaker.records import (
 from app.api.body import media_type, read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
 from app.api.openapi.document import ERRORS, documented
-from app.api.openapi.schemas import ClassifyRequest
 from app.api.routes import classify
 from app.errors import UnsupportedMediaType
 from app.limits import Paths, PathSet
-from app.validation import ByField
+from app.validation import ByField, ClassifyRequest
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.

@@ -8,15 +8,12 @@ from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi import examples
 from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.openapi.schemas import (
-    ClassifyRequest,
-    ClassifyResponse,
-    ModelVersion,
-)
+from app.api.openapi.schemas import ClassifyResponse, ModelVersion
 from app.engine.model.model import Model
 from app.engine.predictions import Outcome, item
 from app.engine.text.pairs import Input
 from app.errors import ServiceError
+from app.validation import ClassifyRequest
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
 
