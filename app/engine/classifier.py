@@ -13,7 +13,7 @@ from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHARE
 from app.engine.config import EngineConfig
 from app.engine.health import Health
-from app.engine.lifecycle import Lifecycle
+from app.engine.lifecycle import Lifecycle, LifecycleStage
 from app.engine.model.model import Model, Scored
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome, outcomes_of
@@ -28,7 +28,7 @@ from app.engine.text.encoding import (
 from app.engine.text.pairs import Input
 from app.engine.text.steps import CHARS_PER_TEXT, encode_steps
 from app.engine.tuning.plan import ServingPlan
-from app.errors import DeadlineExceeded, ServiceError, ShuttingDown
+from app.errors import DeadlineExceeded, ServiceError
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
@@ -184,8 +184,8 @@ class Classifier:
         If ``submit`` is given, it submits the texts. It may wait for room in the queue, where other
         requests are refused.
         """
-        if self._lifecycle.stopping:
-            raise ShuttingDown()
+        if self._lifecycle.stage is not LifecycleStage.READY:
+            self._lifecycle.check()
         self.model.check(options)
         self._attempts += 1
         try:
