@@ -29,6 +29,7 @@ from app.engine.batching.batches import (
     Result,
     infer_each,
     out_of_memory,
+    tokens_taken,
 )
 from app.engine.batching.budget import TokenBudget
 from app.engine.batching.fair_queue import Admission, FairQueue
@@ -266,7 +267,7 @@ class MicroBatcher(Generic[Item, Result]):
         report = BatchReport(
             texts=len(batch),
             tokens=sum(lengths),
-            padded_tokens=self._budget.size(lengths),
+            padded_tokens=tokens_taken(self._budget, lengths),
             inference_seconds=took.ended - took.started,
             failed=sum(isinstance(result, ServiceError) for result in results),
             tags=tuple(request.tag for request in requests if request.tag is not None),

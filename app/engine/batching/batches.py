@@ -132,9 +132,14 @@ class BatchObserver(Protocol):
         """A batch takes far longer than predicted."""
 
 
+def tokens_taken(budget: TokenBudget, lengths: Sequence[int]) -> int:
+    """The tokens that texts of these lengths take of the budget, as one batch."""
+    return sum(lengths) if budget.max_padding is None else len(lengths) * max(lengths)
+
+
 def out_of_memory(items: Sequence[Sized], budget: TokenBudget, error: OutOfMemory) -> None:
     """Lower the budget if memory ran out for several items; one long item may go alone."""
-    tokens = budget.size([*map(len, items)])
+    tokens = tokens_taken(budget, [*map(len, items)])
     reason = first_line(error.__cause__ or error)
     if len(items) > 1:
         budget.lower(tokens, reason)

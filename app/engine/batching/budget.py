@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Sequence
 
 # The share of a batch that may be padding. Padding costs time in attention; small batches cost time
 # in loading the weights. With tweets of 5 to 45 tokens, shares of 6 to 15 % lose about the same on
@@ -32,12 +31,8 @@ class TokenBudget:
         """A copy of this budget for another model, whose batches then change only the copy."""
         return TokenBudget(self.tokens, max_padding=self.max_padding, lowered=self.lowered)
 
-    def size(self, lengths: Sequence[int]) -> int:
-        """The tokens that texts of these lengths take of the budget, as one batch."""
-        return sum(lengths) if self.max_padding is None else len(lengths) * max(lengths)
-
     def lower(self, too_large: int, reason: str) -> None:
-        """Take no batches of this ``size`` any more: memory ran out in one.
+        """Take no batches of ``too_large`` tokens any more: memory ran out in one.
 
         The budget is halved until it is smaller. If that changes anything, the log says so, with
         the ``reason``.

@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.engine.batching.batches import tokens_taken
 from app.engine.batching.budget import TokenBudget
 
 
@@ -29,8 +30,8 @@ def test_memory_that_ran_out_lowers_the_budget_for_good(caplog: pytest.LogCaptur
 
 def test_padding_counts_if_it_is_computed() -> None:
     """Three texts take their tokens of the budget, and with padding three times the longest."""
-    assert TokenBudget(512).size([3, 500, 7]) == 1500
-    assert TokenBudget(512, max_padding=None).size([3, 500, 7]) == 510
+    assert tokens_taken(TokenBudget(512), [3, 500, 7]) == 1500
+    assert tokens_taken(TokenBudget(512, max_padding=None), [3, 500, 7]) == 510
 
 
 def test_a_batch_formed_before_memory_ran_out_changes_nothing(

@@ -7,6 +7,7 @@ import pytest
 
 from app.cli.bench.texts import tweet_lengths
 from app.engine.batching.batcher import MicroBatcher
+from app.engine.batching.batches import tokens_taken
 from app.engine.batching.budget import TokenBudget
 from app.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
 from app.engine.tuning.plan import CUDA_MAX_PADDING, RUNNERS_PER_GPU, choose, queue_tokens
@@ -31,7 +32,7 @@ class _Gpu:
         self._free_at = 0.0
 
     def infer(self, texts: Sequence[range]) -> Sequence[int]:
-        now, tokens = self._simulation.now, self._budget.size([*map(len, texts)])
+        now, tokens = self._simulation.now, tokens_taken(self._budget, [*map(len, texts)])
         self._free_at = max(now, self._free_at) + BATCH_S + TOKEN_S * tokens
         self._simulation.work(self._free_at - now)
         return [len(text) for text in texts]
