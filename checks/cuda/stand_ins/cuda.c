@@ -11,6 +11,7 @@ int cuDeviceGetName(char *name, int length, int device) {
   return 0;
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)140 << 30; return 0; }
+int cuMemGetInfo_v2(size_t *left, size_t *total) { *left = *total = (size_t)140 << 30; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = attribute == 75 ? 9 : 0; /* the compute capability is 9.0 */
   return 0;
