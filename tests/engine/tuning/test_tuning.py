@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from time import sleep, thread_time
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import onnxruntime
 import platformdirs
 import pytest
 
+from app.atomic_files import FileLock
 from app.config.settings import Settings
 from app.engine import loading
 from app.engine.config import EngineConfig
@@ -204,7 +205,11 @@ def test_one_process_measures_a_gpu_and_the_others_read(
     model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second start waits while the first measures, and then takes what that has kept."""
-    measuring, go_on = Event(), Event()
+    measuring, go_on, asked = Event(), Event(), Semaphore(0)
+
+    def lock(path: Path, *, wait: bool) -> FileLock:
+        asked.release()
+        return FileLock(path, wait=wait)
 
     def slow(*_: object) -> list[Cost]:
         measuring.set()
@@ -212,13 +217,16 @@ def test_one_process_measures_a_gpu_and_the_others_read(
         return [Cost(2, 1, {1: 0.001}, alone=0.001)]
 
     monkeypatch.setattr(tuning, "measure", slow)
+    monkeypatch.setattr(tuning, "FileLock", lock)
     model.provider = CUDA
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(tune, model, config, 2)
         assert measuring.wait(60)
         monkeypatch.setattr(tuning, "measure", lambda *_: pytest.fail("measured twice"))
         second = pool.submit(tune, model, config, 2)
+        both = [asked.acquire(timeout=60) for _ in range(2)]
         go_on.set()
+    assert both == [True, True]
     assert "measured in" in first.result().reason
     assert "measured earlier" in second.result().reason
 
