@@ -27,7 +27,7 @@ SNIPPET = """\
           type: AverageValue
           averageValue: {ms}m
 # KEDA (deploy/kubernetes/components/keda):
-        query: sum(avg_over_time(sentiment_queue_wait_seconds{{job="sentiment"}}[1m]))
+        query: sum(avg_over_time(sentiment_queue_wait_seconds{{job="sentiment"}}[30s]))
         threshold: "{seconds}"
 # Helm (deploy/helm/sentiment): --set autoscaling.queueWaitMs={ms}"""
 
