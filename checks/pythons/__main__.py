@@ -26,6 +26,7 @@ ELSEWHERE = (
     "tests/checks/test_gpu_pack.py",
     "tests/api/openapi/test_docs.py",
     "tests/api/routes/test_page.py",
+    "tests/api/routes/test_prefix.py",
 )
 
 

@@ -35,7 +35,8 @@ class Target:
             answer = self._ask("/classify", body.encode())
             sound = "results" in json.loads(answer)
         except urllib.error.HTTPError as error:
-            raise UserError(f"{self.url} answers {error.code}{_reason(error)}") from None
+            with error:
+                raise UserError(f"{self.url} answers {error.code}{_reason(error)}") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             why = first_line(reason) if isinstance(reason, Exception) else reason
@@ -67,6 +68,9 @@ class Target:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
                     sums[sample.name.removeprefix("sentiment_")] += sample.value
+        except urllib.error.HTTPError as error:
+            error.close()
+            sums.clear()
         except (OSError, ValueError):
             sums.clear()
         return sums
