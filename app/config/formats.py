@@ -175,11 +175,11 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 RootPath = Annotated[str, AfterValidator(_root_path)]
 Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_networks)]
-Directory = Annotated[Path | None, BeforeValidator(_path)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_path)]
 # SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
 # which are strings.
 KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(_key_digests)]
-KeysFile = Annotated[Directory, AfterValidator(_readable_keys)]
+KeysFile = Annotated[OptionalPath, AfterValidator(_readable_keys)]
 DeviceName = Annotated[str, AfterValidator(_device)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]
 Rate = Annotated[str, AfterValidator(_rate)]

@@ -11,11 +11,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.config.checkpoint_options import CheckpointOptions
 from app.config.formats import (
     DeviceName,
-    Directory,
     KeyDigests,
     KeysFile,
     Names,
     Networks,
+    OptionalPath,
     Origins,
     Paths,
     Rate,
@@ -96,7 +96,7 @@ class Settings(CheckpointOptions, BaseSettings):
         description="maximum tokens in one batch, with padding (texts x longest text) if it is "
         "computed; 0 means: measured at start",
     )
-    cache_dir: Directory = Field(
+    cache_dir: OptionalPath = Field(
         default=None,
         description="directory that keeps exported models, and the measurements for the next start "
         "[default: sentiment-service in the user's cache directory, if there is one]",
@@ -196,12 +196,12 @@ class Settings(CheckpointOptions, BaseSettings):
         description="path that a proxy puts in front of the service's own, such as '/sentiment'; "
         "needed only if the proxy does not remove it",
     )
-    tls_cert: Directory = Field(
+    tls_cert: OptionalPath = Field(
         default=None,
         description="file with the certificate and its chain (PEM), for HTTPS and gRPC on the "
         "service's ports; a port of the metrics stays without; SIGHUP reads it again",
     )
-    tls_key: Directory = Field(
+    tls_key: OptionalPath = Field(
         default=None,
         validate_default=True,
         description="file with the certificate's private key (PEM), not encrypted",

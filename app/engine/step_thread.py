@@ -62,7 +62,7 @@ class StepThread:
 
         Raises:
             DeadlineExceeded: the steps were not done in time.
-            ShuttingDown: the worker is closed.
+            ShuttingDown: this thread is closed.
         """
         job = _Job(steps, asyncio.get_running_loop().create_future())
         with self._condition:

@@ -120,11 +120,22 @@ def rendered(values: dict[str, Any], release: str = "mine") -> list[dict[str, An
     Raises:
         helm_python.HelmError: the values do not fit values.schema.json or a template.
     """
+    files = _files(values, release)
+    manifests = (text for name, text in files.items() if name.endswith(".yaml"))
+    return [one for text in manifests for one in yaml.safe_load_all(text) if one]
+
+
+def notes(values: dict[str, Any]) -> str:
+    """What ``helm install`` would print."""
+    (text,) = (text for name, text in _files(values, "mine").items() if name.endswith("NOTES.txt"))
+    return text
+
+
+def _files(values: dict[str, Any], release: str) -> dict[str, str]:
     import helm_python
 
     with _copied() as folder:
         chart = helm_python.Chart.load(folder)
         chart.validate_schema(values)
-        files = chart.render(values, name=release, namespace="texts")
-    manifests = (text for name, text in files.items() if name.endswith(".yaml"))
-    return [one for text in manifests for one in yaml.safe_load_all(text) if one]
+        files: dict[str, str] = chart.render(values, name=release, namespace="texts")
+    return files

@@ -10,7 +10,7 @@ import pytest
 
 from app.config.checkpoint_options import CheckpointOptions
 from app.config.settings import Settings
-from checks.deploy.chart import CASES, CHART, rendered
+from checks.deploy.chart import CASES, CHART, notes, rendered
 from checks.support.manifests import OVERLAYS, Object, load, only, render
 from deploy.prometheus.operator import prometheus_rule
 from tests.support.serving import ROOT
@@ -185,6 +185,18 @@ def test_an_upgrade_of_the_service_exports_nothing() -> None:
     changed = CASES["model"] | {"image": {"tag": "v9-cpu"}, "autoscaling": {"by": "none"}}
     jobs = [only(rendered(values), "Job") for values in (CASES["model"], changed)]
     assert jobs[0] == jobs[1]
+
+
+def test_weights_that_may_change_are_told() -> None:
+    """A model of the hub without a revision is a warning; one with it, or a directory, is none."""
+
+    def warned(source: str, *arguments: str) -> bool:
+        export = {"source": source, "arguments": [*arguments]}
+        return "WARNING" in notes({"model": {"name": "mine", "export": export}})
+
+    assert warned("team/model")
+    assert not warned("team/model", "--revision", "0123456")
+    assert not warned("/models/checkpoint")
 
 
 def test_a_pod_may_drain_as_long_as_a_request_may_take() -> None:

@@ -13,7 +13,7 @@ from app.adapters.grpc.messages import POOL, SERVICES, Message
 
 
 async def reflect(call: Call) -> AsyncGenerator[Message, None]:
-    """Handlers each question about names in POOL. An unknown name is an error in its answer."""
+    """Answers each question about names in POOL. An unknown name is an error in its answer."""
     async for question in call.messages():
         answer = call.method.response(valid_host=question.host, original_request=question)
         try:

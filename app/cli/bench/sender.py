@@ -1,7 +1,8 @@
 """Sends the share of a load of one process: connections that stay open, and when each sends.
 
 The client is written by hand to save CPU time, because it may share its CPUs with the server:
-requests are made beforehand, and httptools parses the answers.
+requests are made beforehand, and httptools parses the answers. Times are those of
+``time.monotonic``, because the event loop's clock is a millisecond coarse.
 """
 
 import asyncio
@@ -29,7 +30,6 @@ from app.server.process import raise_file_limit
 MAX_CONNECTIONS = 4_000
 TICK_S = 0.001  # between checks for due arrivals; the event loop's timers are no finer
 HURRY = -15  # its priority, if it may have one
-# The clock is that of the event loop, whose own time() is a millisecond coarse.
 GRACE_S = 15  # for requests without an answer when the arrivals end
 
 
