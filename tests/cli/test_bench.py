@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from app.cli.bench.load import PROCESS_RATE, Load, Outcome, run
 from app.cli.bench.search import Measurement, Step
 from app.cli.bench.sender import arrivals
 from app.cli.bench.target import Target
+from app.cli.children import child_command
 from app.cli.command import main
 from tests.support.serving import COMMAND, ROOT, children_of, environment, eventually, runs
 
@@ -150,6 +152,16 @@ def test_a_stall_is_in_the_latency_of_all_who_waited() -> None:
     waited = [latency for latency in outcome.latencies["200"] if latency > 0.1]
     assert outcome.percentile_ms(99) >= 900
     assert len(waited) > outcome.ok() / 5
+
+
+def test_the_wait_for_a_connection_is_in_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no connection is free and no more may be opened, a latency begins when it was due."""
+    one = "from app.cli.bench import sender; sender.MAX_CONNECTIONS = 1; main = sender.main"
+    monkeypatch.setattr("app.cli.bench.load.COMMAND", child_command(one))
+    with fake_service(one_by_one(0.05)) as url:
+        load = Target(url).load(["{}"], 0.5, rate=50.0)
+        outcome = run(replace(load, connections=1, warm_up_seconds=0))
+    assert outcome.percentile_ms(100) >= 400  # it answers 20 of the 50 a second
 
 
 @pytest.mark.parametrize("start", [1.0, 300.0, 40_000.0])
