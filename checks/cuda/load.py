@@ -10,7 +10,6 @@ says more than throughput.
 
 import argparse
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from benchmarks.service import Server, Service
 from benchmarks.subject import Subject
 from benchmarks.tables import Row, conditions, table
 from checks.cuda import graphs, packages, stand_ins
+from checks.support.waiting import wait
 
 LOADS = (Load(64, 16), Load(64, 1))
 SECONDS = 2.0  # of load for each service in a round
@@ -85,8 +85,8 @@ def _serve(
     lock.touch()
     speed = {"STAND_IN_TFLOPS": str(tflops), "STAND_IN_LOCK": str(lock)}
     service = subject.serve(*flags, *LONG_DEADLINE, variables=variables | speed)
-    while workers > 1 and len(service.info()["workers"]) < workers:
-        time.sleep(0.1)
+    if workers > 1:
+        wait(lambda: len(service.info()["workers"]) == workers, 60.0, "all workers serve")
     return service
 
 

@@ -1,17 +1,17 @@
 """Serves a flat graph on the stand-ins: what clients, probes and the log see of a GPU's faults."""
 
 import json
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import httpx2
 
 from app.engine.model.device import CONTEXT_MB
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.service import Service
 from checks.cuda import graphs
+from checks.support.waiting import wait
 
 TEXTS = [f"I love this, and that number {number} is not bad at all" for number in range(1000)]
 MEMORY_MB = 140 * 2**30 // 1_000_000  # of the stand-in
@@ -64,7 +64,8 @@ def _alone(service: Service, fault: Path) -> Iterator[str]:
 
 def _together(service: Service, fault: Path) -> Iterator[str]:
     """Two workers on the GPU share it; one that loses it is replaced."""
-    _until(lambda: [one["stage"] for one in service.info()["workers"]] == ["ready"] * 2)
+    ready = ["ready"] * 2
+    wait(lambda: [one["stage"] for one in service.info()["workers"]] == ready, PATIENCE_S, "ready")
     limit = service.info()["provider_options"].get("gpu_mem_limit")
     if limit != str((MEMORY_MB // 2 - CONTEXT_MB) * 1_000_000):
         yield f"a worker of two may take {limit} bytes"
@@ -74,8 +75,9 @@ def _together(service: Service, fault: Path) -> Iterator[str]:
     if (status := _classify(service)[0]) != 503:
         yield f"a lost GPU gives {status}"
     fault.write_text(NOTHING)
-    _until(lambda: "is replaced" in service.log)
-    _until(lambda: {_classify(service)[0] for _ in range(8)} == {200})
+    wait(lambda: "is replaced" in service.log, PATIENCE_S, "a worker that lost its GPU is replaced")
+    answered = "both workers answer again"
+    wait(lambda: {_classify(service)[0] for _ in range(8)} == {200}, PATIENCE_S, answered)
 
 
 def _not_json(service: Service) -> Iterator[str]:
@@ -89,33 +91,10 @@ def _not_json(service: Service) -> Iterator[str]:
 
 
 def _classify(service: Service) -> tuple[int, Any]:
-    body = json.dumps({"inputs": TEXTS}).encode()
-    asked = urllib.request.Request(  # noqa: S310
-        f"{service.url}/classify", body, {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(asked) as answer:  # noqa: S310
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, {}
+    asked = {"inputs": TEXTS}
+    answer = httpx2.post(f"{service.url}/classify", json=asked, timeout=PATIENCE_S)
+    return answer.status_code, answer.json()
 
 
 def _status(service: Service, path: str) -> int:
-    try:
-        with urllib.request.urlopen(f"{service.url}{path}") as answer:  # noqa: S310
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def _until(reached: Callable[[], bool]) -> None:
-    """Wait for it.
-
-    Raises:
-        TimeoutError: it is not reached in time.
-    """
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.1)
+    return httpx2.get(f"{service.url}{path}", timeout=PATIENCE_S).status_code

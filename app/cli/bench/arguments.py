@@ -8,8 +8,8 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from app.config.formats import POSITIVE
-from app.config.settings import Settings, flag
-from app.files.run.arguments import LOCAL, READ
+from app.config.settings import Settings
+from app.files.run.arguments import LOCAL, input_fault, url_fault
 
 OWN = (*LOCAL, "workers")  # settings for a service that the command starts itself
 
@@ -79,18 +79,10 @@ def add_arguments(bench: ArgumentParser) -> None:
 
 def fault(options: Namespace, settings: Settings) -> str | None:
     """What is wrong with the options; None if they are valid."""
-    if options.url and not options.url.startswith(("http://", "https://")):
-        return "--url must begin with http:// or https://"
-    if options.url and (given := next((name for name in OWN if name in options), None)):
-        return f"--url cannot be combined with {flag(given)}; the service decides"
+    if found := url_fault(options, OWN) or input_fault(options):
+        return found
     if len(settings.model) > 1 and not options.url:
         return "bench measures one model; give --model once"
-    if options.input and not options.input.lower().endswith(READ):
-        return f"{options.input} must end in one of: {' '.join(READ)}"
-    if options.column and (
-        not options.input or options.input.lower().endswith((".txt", ".txt.gz"))
-    ):
-        return "--column needs an --input with columns: CSV, TSV, JSON, JSONL or Parquet"
     if options.picture and not options.picture.lower().endswith(".svg"):
         return f"{options.picture} must end in .svg"
     for name in ("json", "picture"):

@@ -148,10 +148,8 @@ def _model_fault(options: Namespace, settings: Settings) -> str | None:
     """What is wrong with the options for the model or the service; None if they are valid."""
     if options.url and options.engine:
         return "--url cannot be combined with --engine; the nodes load the model themselves"
-    if options.url and not options.url.startswith(("http://", "https://")):
-        return "--url must begin with http:// or https://"
-    if options.url and (given := next((name for name in LOCAL if name in options), None)):
-        return f"--url cannot be combined with {flag(given)}; the service decides"
+    if found := url_fault(options, LOCAL):
+        return found
     if options.engine and options.threshold is not None:
         return "--engine ray uses the threshold in manifest.json; --threshold is for use without it"
     if options.engine and options.overwrite:
@@ -160,6 +158,25 @@ def _model_fault(options: Namespace, settings: Settings) -> str | None:
         return "--engine ray chooses the GPU of each actor; use --device cuda without a number"
     if len(settings.model) > 1 and not options.url:
         return "classify uses one model; give --model once"
+    return None
+
+
+def url_fault(options: Namespace, own: Sequence[str]) -> str | None:
+    """What is wrong with --url, which excludes the settings ``own``; None if it is valid."""
+    if options.url and not options.url.startswith(("http://", "https://")):
+        return "--url must begin with http:// or https://"
+    if options.url and (given := next((name for name in own if name in options), None)):
+        return f"--url cannot be combined with {flag(given)}; the service decides"
+    return None
+
+
+def input_fault(options: Namespace) -> str | None:
+    """What is wrong with --input and --column; None if they are valid."""
+    path = (options.input or "").lower()
+    if options.input is not None and not path.endswith(READ):
+        return f"{Path(options.input)} must end in one of: {' '.join(READ)}"
+    if options.column and (not path or path.endswith((".txt", ".txt.gz"))):
+        return "--column needs an --input with columns: CSV, TSV, JSON, JSONL or Parquet"
     return None
 
 
@@ -188,11 +205,10 @@ def _usage_fault(options: Namespace) -> str | None:
         return "give either texts or --input, not both"
     if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
         return "give texts as arguments, on standard input or with --input"
-    for path, endings in ((given, READ), (made, WRITTEN)):
-        if path and not path.name.lower().endswith(endings):
-            return f"{path} must end in one of: {' '.join(endings)}"
-    if options.column and (not given or given.name.lower().endswith((".txt", ".txt.gz"))):
-        return "--column needs an --input with columns: CSV, TSV, JSON, JSONL or Parquet"
+    if found := input_fault(options):
+        return found
+    if made and not made.name.lower().endswith(WRITTEN):
+        return f"{made} must end in one of: {' '.join(WRITTEN)}"
     if options.resume and not (given and made):
         return "--resume needs the same --input and --output as the interrupted run"
     if options.overwrite and (options.resume or not made):
