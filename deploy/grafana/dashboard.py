@@ -516,8 +516,8 @@ def errors() -> Panels:
             ),
         ).span(THIRD),
         graph(
-            "Lost runners",
-            "Runners whose thread ended and was replaced. The log has the error.",
+            "Runner failures",
+            "Failures of runners outside of inference. They go on; the log has the error.",
             "suffix: runners",
             (
                 f"increase(sentiment_runners_lost_total{{{MODEL}}}[$__rate_interval])",

@@ -56,7 +56,7 @@ CHECKS = (
 CHECKS_OF_RUNNERS = (
     *EVERYWHERE,
     faults.nobody_is_stranded,
-    faults.the_lost_are_replaced,
+    faults.the_failed_go_on,
     faults.the_stuck_are_known,
 )
 

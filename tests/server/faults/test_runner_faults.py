@@ -1,4 +1,4 @@
-"""Runners of a real process hang or die: what clients, probes and metrics show."""
+"""Runners of a real process hang or fail: what clients, probes and metrics show."""
 
 import json
 import signal
@@ -31,18 +31,18 @@ Model.infer = hanging
 """
 
 # Taking a batch raises MemoryError three times, and while `fault` lies in the directory.
-DYING = """
+FAILING = """
 from pathlib import Path
 import app.engine.batching.runners
 from app.engine.batching.fair_queue import FairQueue
 app.engine.batching.runners.PAUSE_S = 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 take_batch, faults = FairQueue.take_batch, iter(range(3))
-def dying(self, **limits):
+def failing(self, **limits):
     if len(self) and (fault.exists() or next(faults, None) is not None):
         raise MemoryError
     return take_batch(self, **limits)
-FairQueue.take_batch = dying
+FairQueue.take_batch = failing
 """
 
 
@@ -111,16 +111,17 @@ def test_runners_that_hang(process: Process, client: httpx2.Client, fault: Path)
     assert _post(client, ["love", "worst"]).status_code == 200
 
 
-@pytest.mark.parametrize("process", [DYING], indirect=True)
-def test_runners_that_die(process: Process, client: httpx2.Client, fault: Path) -> None:
-    """Each lost runner is replaced, counted and logged, and the request is answered.
+@pytest.mark.parametrize("process", [FAILING], indirect=True)
+def test_runners_that_fail(process: Process, client: httpx2.Client, fault: Path) -> None:
+    """Each failure is counted and logged, the runner goes on, and the request is answered.
 
-    If every runner dies again and again, clients get errors and probes fail; the service recovers
+    If every runner fails again and again, clients get errors and probes fail; the service recovers
     by itself.
     """
     assert metric(client, "sentiment_runners_lost_total", **MODEL) == 0
     assert _post(client, ["love", "worst"]).status_code == 200
-    assert metric(client, "sentiment_runners_lost_total", **MODEL) == 3
+    # The other runner may answer before the last failure is logged and counted.
+    eventually(lambda: metric(client, "sentiment_runners_lost_total", **MODEL) == 3)
     eventually(lambda: _codes(client, READY + LIVE) == OK)
 
     fault.touch()

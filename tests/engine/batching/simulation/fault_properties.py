@@ -20,7 +20,7 @@ def nobody_is_stranded(record: Record) -> None:
     """A client without a deadline is answered long before a hanging batch returns.
 
     It waits at most for all texts that are computed, for hanging batches until they are given up,
-    and for the replacement of each lost thread.
+    and for the pause after each failure.
     """
     texts = [text for batch in record.batches for text in batch.texts]
     hanging = sum(text.fate == "hangs" for text in texts)
@@ -57,9 +57,9 @@ def each_text_is_answered_or_told_why(record: Record) -> None:
                 assert hung >= runners or record.losses >= HOPELESS_AFTER * runners
 
 
-def the_lost_are_replaced(record: Record) -> None:
-    """Each lost thread is reported once, and the number of threads stays the same."""
-    assert record.replaced == record.faults
+def the_failed_go_on(record: Record) -> None:
+    """Each failure is reported once, and the number of threads stays the same."""
+    assert record.reported == record.faults
     assert record.threads == record.scenario.runners
 
 

@@ -262,7 +262,7 @@ class Record:
         self.threads = len(self.simulation.threads) - self.simulation.ended_threads
         self.stuck, self.complete = batcher.runners.stuck, batcher.runners.complete
         self.hanging = len(self._running)
-        self.replaced = self.losses
+        self.reported = self.losses
         self.faults = self.queue.raised + sum(batch.lost for batch in self.batches)
         await self._drain(loop.time(), ENOUGH_S)
         await self._visit(Ask(loop.time(), (Text(-1, 0, 1, "good"),), ENOUGH_S, math.inf))
