@@ -16,7 +16,6 @@ from app.errors import UserError, first_line, system_error
 from model_export.export_command import SOURCE, export_command, source
 from model_export.labelled_commands import calibrate_command, evaluate_command
 from model_export.training.command import finetune_command
-from model_export.training.emoji_command import add_emoji_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "describe": _describe,
         "evaluate": evaluate_command,
         "calibrate": calibrate_command,
-        "add-emoji": add_emoji_command,
         "finetune": finetune_command,
     }
     # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.

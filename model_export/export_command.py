@@ -23,7 +23,6 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
   sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
   sentiment-export finetune BASE ...       train a classifier on labelled texts
-  sentiment-export add-emoji BASE ...      prepare a training that teaches it emoji
   sentiment-export COMMAND --help          all options of a command
 """
 SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"

@@ -36,7 +36,7 @@ def finetune_command(words: list[str]) -> None:
         "--output", type=local_path, required=True, help="checkpoint directory to write"
     )
     parser.add_argument(
-        "--epochs", type=count, default=2, help="passes over the texts (default: %(default)s)"
+        "--epochs", type=_count, default=2, help="passes over the texts (default: %(default)s)"
     )
     parser.add_argument(
         "--seeds",
@@ -52,13 +52,13 @@ def finetune_command(words: list[str]) -> None:
         help="highest learning rate (default: %(default)s)",
     )
     parser.add_argument(
-        "--batch-size", type=count, default=32, help="texts per step (default: %(default)s)"
+        "--batch-size", type=_count, default=32, help="texts per step (default: %(default)s)"
     )
     parser.add_argument(
         "--tokens-from",
-        type=count,
+        type=_count,
         metavar="ID",
-        help="train only the word embeddings from this token id on, such as those of add-emoji; "
+        help="train only the word embeddings from this token id on, such as those of added tokens; "
         "the answers to texts without these tokens stay the same to the last bit",
     )
     parser.add_argument(
@@ -81,7 +81,7 @@ def finetune_command(words: list[str]) -> None:
     print(f"wrote {output}")
 
 
-def count(value: str) -> int:
+def _count(value: str) -> int:
     """A whole number of at least 1, for argparse."""
     if not value.isdecimal() or int(value) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {value!r}")

@@ -24,8 +24,6 @@ from tests.support.checkpoints import CORPUS, Exported, make_checkpoint
 ROOT = Path(__file__).parents[2]
 LABELS = ["negative", "neutral", "positive"]
 FINETUNE = ["finetune", "base", "--train", "t.tsv", "--validation", "v.tsv", "--output", "out"]
-ADD_EMOJI = ["add-emoji", "base", "--ranking", "r.csv", "--train", "t.tsv", "--texts", "9"]
-ADD_EMOJI += ["--output", "out", "--composed", "c.tsv"]
 
 
 @pytest.fixture
@@ -245,9 +243,6 @@ def test_a_failure_is_one_line(
         (["calibrate", "bundle"], "required: file"),
         (["calibrate", "bundle", "file", "--loss", "hinge"], "there is no 'hinge'"),
         (["finetune", "base"], "required: --train, --validation, --output"),
-        (["add-emoji", "base"], "required: --ranking, --train, --texts, --output, --composed"),
-        ([*ADD_EMOJI, "--turned", "nan"], "--turned: must be a number from 0 to 1"),
-        ([*ADD_EMOJI, "--texts", "0"], "--texts: must be a whole number of at least 1, not '0'"),
         ([*FINETUNE, "--batch-size", "-1"], "must be a whole number of at least 1, not '-1'"),
         ([*FINETUNE, "--epochs", "0"], "--epochs: must be a whole number of at least 1, not '0'"),
         ([*FINETUNE, "--epochs", "1.5"], "must be a whole number of at least 1, not '1.5'"),
@@ -348,7 +343,6 @@ except SystemExit as exit:
         (["evaluate", "--help"], 0),
         (["calibrate", "--help"], 0),
         (["finetune", "--help"], 0),
-        (["add-emoji", "--help"], 0),
         (["describe", "--help"], 0),
         (["checkpoint", "--output", "out", "--precision", "int4"], 2),
     ],
