@@ -91,12 +91,6 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         action="store_true",
         help="compare every layer with PyTorch and name the first that differs too much",
     )
-    parser.add_argument(
-        "--push",
-        metavar="ORG/NAME",
-        help="put the bundle into this repository of the hub, with the token of HF_TOKEN; it is "
-        "made if there is none",
-    )
     add_version(parser)
     misspelt = nearest(words[0], commands) if words and "--output" not in " ".join(words) else ""
     if misspelt:
@@ -111,11 +105,6 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     if not _fetched(options, reading):
         _export_checkpoint(options, reading)
     print(f"wrote {options.output}")
-    if options.push:
-        from model_export.hub_bundle import push_bundle
-
-        commit = push_bundle(options.output, options.push)
-        print(f"pushed to {options.push} at {commit}")
 
 
 def _fetched(options: argparse.Namespace, reading: CheckpointOptions) -> bool:

@@ -1,4 +1,4 @@
-"""Bundles in repositories of a model hub: fetched as they are, and pushed there."""
+"""Bundles in repositories of a model hub: fetched as they are."""
 
 import shutil
 from collections.abc import Sequence
@@ -94,29 +94,3 @@ def _fetch(
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         check_bundle_output(output)  # something may have been put there meanwhile
     return True
-
-
-def push_bundle(bundle: Path, repo_id: str) -> str:
-    """Put the bundle into a repository of the hub, which is made if there is none; its commit.
-
-    Raises:
-        UserError: the hub refuses it or cannot be reached.
-    """
-    api = HfApi()
-    try:
-        with_retries(lambda: api.create_repo(repo_id, exist_ok=True))
-        pushed = with_retries(
-            lambda: api.upload_folder(
-                repo_id=repo_id,
-                folder_path=bundle,
-                allow_patterns=sorted(BUNDLE_FILES),
-                commit_message="A bundle of sentiment-service",
-            )
-        )
-    except FAILURES as error:
-        why = explain(error, repo_id, constants.DEFAULT_REVISION)
-        raise UserError(
-            f"{bundle} was written, but not pushed to {repo_id}: {why}; pushing needs a token "
-            "that may write, in HF_TOKEN"
-        ) from error
-    return pushed.oid

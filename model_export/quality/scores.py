@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from model_export.quality.labelled import Labels
 
 Marks = NDArray[np.bool_]  # [texts, labels]: whether a text has a label
-WIDEST = 120  # characters of a line; a wider matrix has the labels' numbers over its columns
+WIDEST = 120  # characters of a line; a wider confusion matrix is not shown, but in JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +103,14 @@ class Scores(Figures):
         return [f"{'':<{width}}  precision  recall      F1  texts", *rows, macro]
 
     def _matrix(self) -> list[str]:
-        if self.confusion is None:
+        cell = max(map(len, [*self.labels, str(self.samples)])) + 2
+        if self.confusion is None or cell * (len(self.labels) + 1) > WIDEST:
             return []
-        named = [*self.labels]
-        width = max(map(len, named)) + 2
-        columns = named
-        if width * (len(named) + 1) > WIDEST:
-            columns = [str(number) for number in range(len(named))]
-            named = [f"{number} {label}" for number, label in enumerate(named)]
-        first, cell = max(map(len, named)), max(map(len, [*columns, str(self.samples)])) + 2
+        rows = zip(self.labels, self.confusion, strict=True)
         return [
             "rows: gold, columns: predicted",
-            " " * first + "".join(f"{column:>{cell}}" for column in columns),
-            *(
-                f"{label:<{first}}" + "".join(f"{count:>{cell}}" for count in counts)
-                for label, counts in zip(named, self.confusion, strict=True)
-            ),
+            " " * cell + "".join(f"{label:>{cell}}" for label in self.labels),
+            *(f"{label:<{cell}}" + "".join(f"{n:>{cell}}" for n in row) for label, row in rows),
         ]
 
 

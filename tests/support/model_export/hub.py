@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
-from tests.support.model_export.hub_uploads import Uploads
-
 # Large files are handed out by another host, after a redirect.
 LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".model")
 PIECE = 1 << 20
@@ -75,7 +73,6 @@ class Hub:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[HubRequest] = []
         self.tokens: set[str] = set()  # others are refused
-        self.uploads: Uploads | None = None  # without it, nobody may push
         self._faults: list[HubFault] = []
         self._cuts: list[Cut] = []
         self._lock = threading.Lock()
@@ -108,11 +105,6 @@ class Hub:
         repository.commits[digest.hexdigest()] = directory
         repository.refs[ref] = digest.hexdigest()
         return digest.hexdigest()
-
-    def accept_uploads(self, directory: Path) -> "Uploads":
-        """Keep from now on what clients push, in this directory, and serve it."""
-        self.uploads = Uploads(self.url, directory, self.add)
-        return self.uploads
 
     def fail(
         self,
@@ -180,20 +172,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._do()
-
-    def do_POST(self) -> None:
-        hub = cast(_Server, self.server).hub
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
-        if hub.uploads is None or (token not in hub.tokens and "/uploads/" not in self.path):
-            return self._refuse(401, **{"X-Error-Message": "Invalid username or password."})
-        answer = hub.uploads.answer(urlsplit(self.path).path, body)
-        if answer is None:
-            return self._refuse(404)
-        return self._send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
-
-    def do_PUT(self) -> None:
-        self.do_POST()
 
     def _do(self) -> None:
         try:
