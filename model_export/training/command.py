@@ -22,9 +22,9 @@ def finetune_command(words: list[str]) -> None:
         description=(
             "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
             f"trained one after another, and their weights are averaged. Files have {LABELLED}. "
-            f"A text is cut to {MAX_TOKENS} tokens. Run the same command again to resume after an "
-            "interruption: until the end, OUTPUT.training has a file for each seed, three times as "
-            "large as the weights."
+            f"A text is cut to {MAX_TOKENS} tokens. Run the same command again to resume after the "
+            "last whole epoch: until the end, OUTPUT.training has a file for each seed, three "
+            "times as large as the weights."
         ),
     )
     parser.add_argument("base", type=local_path, help="local checkpoint directory of the encoder")

@@ -26,14 +26,14 @@ from model_export.output import check_new_output
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
 from model_export.training.recipe import MAX_TOKENS, Recipe, remove_saves, start_or_resume
-from model_export.training.seed_run import SeedRun, evaluate, load_base
+from model_export.training.seed_run import evaluate, load_base, train_seed
 from model_export.training.training_data import Tokenised, tokenise, without_leaks
 
 
 def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -> Scores:
     """Train with every seed, average the weights and write a checkpoint to ``output``.
 
-    After an interruption, the same call resumes from the last save and gives the same
+    After an interruption, the same call resumes after the last whole epoch and gives the same
     weights as an uninterrupted run. The saves are in ``<output>.training`` until then.
 
     Returns:
@@ -142,9 +142,9 @@ def _train_every_seed(
     averaged: dict[str, torch.Tensor] = {}
     runs = []
     for seed in recipe.seeds:
-        run = SeedRun(recipe, seed, train_set, validation_set, work / f"seed-{seed}.pt", say)
-        model = run.train()
-        runs.append({"seed": seed, "epochs": run.history})
+        saves = work / f"seed-{seed}.pt"
+        model, epochs = train_seed(recipe, seed, train_set, validation_set, saves, say)
+        runs.append({"seed": seed, "epochs": epochs})
         for name, tensor in model.state_dict().items():
             share = tensor.double() / len(recipe.seeds)
             averaged[name] = averaged[name] + share if name in averaged else share

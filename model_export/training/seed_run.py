@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,108 +23,61 @@ from model_export.training.training_data import (
     collate,
 )
 
-STEPS_BETWEEN_SAVES = 500
-# A save has the weights, and two moments of AdamW for each of them.
-STATE_PER_WEIGHTS = 3
 
+def train_seed(
+    recipe: Recipe,
+    seed: int,
+    train_set: Tokenised,
+    validation_set: Tokenised,
+    state_path: Path,
+    say: Callable[[str], None],
+) -> tuple[Any, list[dict[str, Any]]]:
+    """Train with one seed; the model, and its validation scores after each epoch.
 
-class SeedRun:
-    """The training with one seed: saved every few hundred steps, resumed from the last save."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        seed: int,
-        train_set: Tokenised,
-        validation_set: Tokenised,
-        state_path: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        torch.manual_seed(seed)
-        self._recipe, self._seed, self._say = recipe, seed, say
-        self._train_set, self._validation_set = train_set, validation_set
-        self._state_path = state_path
-        self._model = load_base(recipe.base)
-        self._optimizer = torch.optim.AdamW(
-            _parameter_groups(self._model, recipe.tokens_from), lr=recipe.learning_rate, fused=True
-        )
-        self._steps_per_epoch = -(-len(train_set.ids) // recipe.batch_size)
-        total = self._steps_per_epoch * recipe.epochs
-        self._schedule = get_linear_schedule_with_warmup(
-            self._optimizer, round(total * WARMUP_SHARE), total
-        )
-        self._loss = torch.nn.CrossEntropyLoss(
-            weight=balanced_weights(train_set.labels), label_smoothing=LABEL_SMOOTHING
-        )
-        parameters = sum(parameter.nbytes for parameter in self._model.parameters())
-        say(
-            f"seed {seed}: until the end of the training, {state_path} takes "
-            f"{STATE_PER_WEIGHTS * parameters / 1e6:,.1f} MB"
-        )
-        self._step = 0
-        self.history: list[dict[str, Any]] = []
-        self._resume()
-
-    def train(self) -> Any:
-        """Train the remaining epochs and return the model."""
-        for epoch in range(self._step // self._steps_per_epoch, self._recipe.epochs):
-            self._train_epoch(epoch)
-            scores = evaluate(self._model, self._validation_set, self._recipe.batch_size)
-            self.history.append(scores.as_dict())
-            self._save()
-            self._say(f"seed {self._seed}, epoch {epoch + 1}\n{scores.table()}")
-        return self._model
-
-    def _train_epoch(self, epoch: int) -> None:
-        self._model.train()
-        order = random.Random(f"{self._seed}/{epoch}")
-        epoch_batches = bucketed_batches(self._train_set.ids, self._recipe.batch_size, order)
-        done = self._step - epoch * self._steps_per_epoch
-        bar = tqdm(
-            epoch_batches[done:],
-            initial=done,
-            total=len(epoch_batches),
-            unit="batch",
-            mininterval=1,
-        )
-        bar.set_description(f"seed {self._seed}, epoch {epoch + 1}/{self._recipe.epochs}")
-        for rows in bar:
-            inputs, labels = collate(self._train_set, rows)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = self._model(**inputs).logits
-            loss = self._loss(logits.float(), labels)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-            self._optimizer.step()
-            self._schedule.step()
-            self._optimizer.zero_grad(set_to_none=True)
-            self._step += 1
-            # The save at the end of an epoch waits for the epoch's scores.
-            if self._step % STEPS_BETWEEN_SAVES == 0 and self._step % self._steps_per_epoch:
-                self._save()
-                bar.set_postfix(loss=f"{loss.item():.3f}")
-
-    def _save(self) -> None:
-        state = {
-            "step": self._step,
-            "history": self.history,
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "rng": torch.get_rng_state(),
-        }
-        write_atomically(self._state_path, lambda partial: torch.save(state, partial))
-
-    def _resume(self) -> None:
-        if not self._state_path.exists():
-            return
-        state = torch.load(self._state_path, weights_only=True)
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
+    Each epoch is saved to ``state_path``; what is there is resumed.
+    """
+    torch.manual_seed(seed)
+    model = load_base(recipe.base)
+    optimizer = torch.optim.AdamW(
+        _parameter_groups(model, recipe.tokens_from), lr=recipe.learning_rate, fused=True
+    )
+    total = -(-len(train_set.ids) // recipe.batch_size) * recipe.epochs
+    schedule = get_linear_schedule_with_warmup(optimizer, round(total * WARMUP_SHARE), total)
+    weight = balanced_weights(train_set.labels)
+    loss_of = torch.nn.CrossEntropyLoss(weight=weight, label_smoothing=LABEL_SMOOTHING)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    history: list[dict[str, Any]] = []
+    if state_path.exists():
+        state = torch.load(state_path, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
         torch.set_rng_state(state["rng"])
-        self._step, self.history = state["step"], state["history"]
-        self._say(f"seed {self._seed}: resuming after step {self._step}")
+        history = state["history"]
+        say(f"seed {seed}: resuming after epoch {len(history)}")
+    for epoch in range(len(history), recipe.epochs):
+        model.train()
+        order = random.Random(f"{seed}/{epoch}")
+        epoch_batches = bucketed_batches(train_set.ids, recipe.batch_size, order)
+        title = f"seed {seed}, epoch {epoch + 1}"
+        bar = tqdm(epoch_batches, f"{title}/{recipe.epochs}", unit="batch", mininterval=1)
+        for rows in bar:
+            inputs, labels = collate(train_set, rows)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = model(**inputs).logits
+            loss = loss_of(logits.float(), labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+        scores = evaluate(model, validation_set, recipe.batch_size)
+        history.append(scores.as_dict())
+        state = {name: part.state_dict() for name, part in parts.items()}
+        state |= {"history": history, "rng": torch.get_rng_state()}
+        write_atomically(state_path, partial(torch.save, state))
+        say(f"{title}\n{scores.table()}")
+    return model, history
 
 
 def load_base(base: Path) -> Any:

@@ -16,7 +16,6 @@ from app.engine.text.input_tokenizer import preprocess
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.quality.labelled import Example
-from model_export.training import seed_run as run_module
 from model_export.training.finetune import finetune, training_preprocessing
 from model_export.training.recipe import Recipe
 from model_export.training.training_data import tokenise, without_leaks
@@ -28,8 +27,6 @@ Weights = dict[str, torch.Tensor]
 WORDS = {"negative": ["bad", "worse", "late"], "neutral": ["bus", "desk", "soup"]}
 WORDS["positive"] = ["love", "lovely", "lago"]
 FILLERS = ["the", "on", "my", "by", "again", "and", "le", "der", "что", "8"]
-# 8 steps an epoch, 16 in all.
-SAVED_EVERY = 3
 
 
 def _examples(count: int, offset: int) -> list[Example]:
@@ -63,11 +60,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
         learning_rate=3e-3,
         batch_size=8,
     )
-
-
-@pytest.fixture(autouse=True)
-def _frequent_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "STEPS_BETWEEN_SAVES", SAVED_EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -206,43 +198,22 @@ def _interrupt(recipe: Recipe, output: Path, step: int) -> None:
             finetune(recipe, output, say=silent)
 
 
-@pytest.mark.parametrize("steps", [(2,), (5,), (9,), (12,), (16,), (5, 4, 8)])
+@pytest.mark.parametrize("steps", [(2,), (9,), (16,), (12, 3, 8)])
 def test_interrupted_and_resumed_gives_the_same_weights(
     recipe: Recipe, trained: Path, tmp_path: Path, steps: tuple[int, ...]
 ) -> None:
-    """Before the first save, between saves, at an epoch's end or often: equal to the bit."""
+    """In the first of two epochs of eight steps, in the second, or often: equal to the bit."""
     output = tmp_path / "checkpoint"
     for step in steps:
         _interrupt(recipe, output, step)
     assert not output.exists()
     said: list[str] = []
     finetune(recipe, output, say=said.append)
-    assert any("resuming after step" in line for line in said) == (steps != (2,))
+    assert ("seed 0: resuming after epoch 1" in said) == (steps != (2,))
     _assert_equal(output, trained)
     assert json.loads((output / "training.json").read_text()) == json.loads(
         (trained / "training.json").read_text()
     )
-
-
-@pytest.mark.parametrize("every", [4, 8])
-def test_no_epochs_scores_are_lost(
-    recipe: Recipe, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
-    """Stopped while the validation texts are scored, just where a save is due as well."""
-    monkeypatch.setattr(run_module, "STEPS_BETWEEN_SAVES", every)
-    output = tmp_path / "checkpoint"
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "evaluate", _stop)
-        with pytest.raises(KeyboardInterrupt):
-            finetune(recipe, output, say=silent)
-    finetune(recipe, output, say=silent)
-    _assert_equal(output, trained)
-    (run,) = json.loads((output / "training.json").read_text())["runs"]
-    assert len(run["epochs"]) == recipe.epochs
-
-
-def _stop(*arguments: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_save_that_was_cut_off_is_never_resumed(
@@ -253,7 +224,7 @@ def test_a_save_that_was_cut_off_is_never_resumed(
 
     def half(state: object, path: Path) -> None:
         save(state, path)
-        if next(saves) == 2:
+        if next(saves) == 1:
             path.write_bytes(path.read_bytes()[:1000])
             raise KeyboardInterrupt
 
@@ -302,7 +273,7 @@ def test_the_saves_of_another_training_are_not_resumed(
 ) -> None:
     """Other data, another base or other settings are refused, and the saves stay as they are."""
     output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
-    _interrupt(copied, output, 4)
+    _interrupt(copied, output, 9)
     before = {path.name: path.read_bytes() for path in saves.iterdir()}
     if changed == "rate":
         copied = dataclasses.replace(copied, learning_rate=1e-3)
@@ -328,17 +299,13 @@ def test_a_directory_of_saves_that_is_not_described_is_refused(
 
 
 def test_the_saves_are_removed_at_the_end(recipe: Recipe, tmp_path: Path) -> None:
-    """What they take is said before. Half a save, left by a kill while it was written, goes too."""
+    """Half a save, left by a kill while it was written, goes too."""
     output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
-    _interrupt(recipe, output, 4)
-    size = (saves / "seed-0.pt").stat().st_size
+    _interrupt(recipe, output, 9)
+    assert (saves / "seed-0.pt").exists()
     (saves / "seed-0.pt.0123abcd.tmp").write_text("half a save")
-    said: list[str] = []
-    finetune(recipe, output, say=said.append)
+    finetune(recipe, output, say=silent)
     assert not saves.exists()
-    (line,) = [line for line in said if " MB" in line]
-    assert str(saves / "seed-0.pt") in line
-    assert float(line.split()[-2]) == pytest.approx(size / 1e6, rel=0.3)
 
 
 @pytest.mark.parametrize("kilobytes", [10_000, 22_000])
