@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from app.errors import UserError, first_line
-from app.files.run.directory import LocalDirectory, RunDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.parts import InputFile
 
 # The stores in which people keep texts, of those that ``FileSystem.from_uri`` knows.
@@ -122,7 +122,7 @@ def open_directory(address: str) -> RunDirectory:
     if filesystem.get_file_info(path).type == fs.FileType.File:
         raise UserError(f"{address} is a file; --output must be a directory")
     if isinstance(filesystem, fs.LocalFileSystem):
-        return LocalDirectory(Path(path))  # absolute: workers have another working directory
+        return RunDirectory(path)  # absolute: workers have another working directory
     return StoreDirectory(filesystem, path, address)
 
 
