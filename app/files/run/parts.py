@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Self
+from typing import Protocol, Self
 
 from app.errors import CannotContinue, UserError
 from app.files.tables.formats import open_table
-from app.files.tables.table import START, Chunk, Place, Table, TableSource
+from app.files.tables.table import START, Chunk, Place, Readable, Table
 from app.files.tables.text_tables import JsonlTable, common_type
 
 # A part on a cluster has about so many rows of a larger file: several chunks, so that reading and
@@ -22,22 +22,32 @@ from app.files.tables.text_tables import JsonlTable, common_type
 PART_ROWS = 20_000
 
 
+class StoredFile(Readable, Protocol):
+    """A file of an object store."""
+
+    def status(self) -> tuple[int, int]:
+        """Its size in bytes, and the time of its last change in nanoseconds."""
+
+
 @dataclass(frozen=True)
 class InputFile:
     """A file of texts. A file whose ``size`` and ``mtime_ns`` are the same has not changed."""
 
-    source: TableSource
+    source: Path | StoredFile
     size: int
     mtime_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> Self:
+    def of(cls, source: Path | StoredFile) -> Self:
         """The file as it is now.
 
         Raises:
             OSError: it does not exist.
         """
-        return cls(path, *_status(path))
+        if not isinstance(source, Path):
+            return cls(source, *source.status())
+        status = source.stat()
+        return cls(source, status.st_size, status.st_mtime_ns)
 
     def check_is_unchanged(self) -> None:
         """Check that the file is still as it was.
@@ -46,20 +56,13 @@ class InputFile:
             CannotContinue: it has changed.
         """
         try:
-            size, mtime_ns = _status(self.source)
+            changed = InputFile.of(self.source) != self
         except FileNotFoundError:
-            size = mtime_ns = -1
-        if (size, mtime_ns) != (self.size, self.mtime_ns):
+            changed = True
+        if changed:
             raise CannotContinue(
                 f"{self.source} has changed since the start, so this run cannot be continued"
             )
-
-
-def _status(source: TableSource) -> tuple[int, int]:
-    if not isinstance(source, Path):
-        return source.status()
-    status = source.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,9 +23,6 @@ INPUT_FACTS = ("inputs", "rows of parts")
 READERS = 16
 
 logger = logging.getLogger(__name__)
-
-# Reads what was saved with a part: its counts and the digest of its plan. None if it is damaged.
-ReadRecord = Callable[[str], dict[str, Any] | None]
 
 
 class RunPlan:
@@ -69,47 +66,24 @@ class RunPlan:
             saved = json.loads(content)
         except ValueError:
             saved = {}
+        if plan_digest(saved) == self.digest:
+            return
         before, now = saved.get("inputs", {}), self.document["inputs"]
-        faults = [
-            f"{path} {_difference(before.get(path), now.get(path))}"
+        changes = [
+            f"{path} was added, removed or changed"
             for path in sorted({*before, *now})
             if before.get(path) != now.get(path)
         ]
-        advice = "choose another --output, or delete the directory to start anew"
-        if saved and not faults:
-            faults = [
-                f"{name} was {saved.get(name)!r} and is {value!r} now"
-                for name, value in self.document.items()
-                if name not in INPUT_FACTS and saved.get(name) != value
-            ]
-            advice = "repeat the first command, or delete the directory"
-        if faults or plan_digest(saved) != self.digest:
-            why = faults[0] if faults and saved else "its plan is damaged"
-            raise UserError(f"{directory.address} cannot be continued: {why}; {advice}")
-
-    def done(self, directory: RunDirectory, read_record: ReadRecord) -> dict[str, Tally]:
-        """The tallies of the parts that are done, by their names.
-
-        A file that is damaged or of another plan does not count; a warning is logged.
-        """
-        names = directory.names()
-        existing = [part for part in self.parts if part.name in names]
-        with ThreadPoolExecutor(READERS) as pool:
-            records = pool.map(read_record, [part.name for part in existing])
-            tallies = {}
-            for part, saved in zip(existing, records, strict=True):
-                if saved and saved.pop("plan", "") == self.digest and saved["rows"] == part.rows:
-                    tallies[part.name] = Tally(**saved)
-                else:
-                    path = f"{directory.address}/{part.name}"
-                    logger.warning("%s is damaged; its rows are classified again", path)
-        return tallies
-
-
-def _difference(before: Any, now: Any) -> str:
-    if before is None:
-        return "was added"
-    return "is no longer an input" if now is None else "has changed"
+        changes += [
+            f"{name} was {saved.get(name)!r} and is {value!r} now"
+            for name, value in self.document.items()
+            if name not in INPUT_FACTS and saved.get(name) != value
+        ]
+        why = changes[0] if saved and changes else "its plan is damaged, or of another version"
+        raise UserError(
+            f"{directory.address} cannot be continued: {why}; choose another --output, or delete "
+            "the directory to start anew"
+        )
 
 
 def check_output(directory: RunDirectory, *, resume: bool) -> None:
@@ -143,8 +117,11 @@ def plan_digest(document: dict[str, Any]) -> str:
 class ResumableRun(ABC):
     """Classifies the parts of ``plan`` into files of ``directory``.
 
-    A subclass says where: in this process, or on a cluster.
+    A subclass says where: in this process, or on a cluster. A part is done when there is a file
+    with its name and ``record_suffix``.
     """
+
+    record_suffix = ""
 
     def __init__(self, plan: RunPlan, directory: RunDirectory) -> None:
         self.plan = plan
@@ -174,21 +151,37 @@ class ResumableRun(ABC):
             raise
         except CannotContinue:
             raise
-        except UserError as error:
-            raise UserError(f"{error}; {self.saved()}") from error
-        except OSError as error:
-            raise UserError(f"{system_error(error)}; {self.saved()}") from error
+        except (UserError, OSError) as error:
+            why = system_error(error) if isinstance(error, OSError) else error
+            raise UserError(f"{why}; {self.saved()}") from error
         rows = total.rows - Tally.total(before.values()).rows
         print(summary(total, rows, time.monotonic() - started), file=sys.stderr)
 
     def done(self) -> dict[str, Tally]:
-        """The tallies of the parts that are done, by their names."""
-        return self.plan.done(self.directory, self.read_record)
+        """The tallies of the parts that are done, by their names.
+
+        A part that is damaged or of another plan does not count; a warning is logged.
+        """
+        names = self.directory.names()
+        recorded = [part for part in self.plan.parts if f"{part.name}{self.record_suffix}" in names]
+        with ThreadPoolExecutor(READERS) as pool:
+            records = list(pool.map(self.read_record, [part.name for part in recorded]))
+        tallies = {}
+        for part, saved in zip(recorded, records, strict=True):
+            if saved and saved.pop("plan", "") == self.plan.digest and saved["rows"] == part.rows:
+                tallies[part.name] = Tally(**saved)
+            else:
+                path = f"{self.directory.address}/{part.name}"
+                logger.warning("%s is damaged; its rows are classified again", path)
+        return tallies
+
+    def rows_done(self) -> int:
+        """The rows of the parts that are done."""
+        return Tally.total(self.done().values()).rows
 
     def saved(self) -> str:
         """What a user can do with what has been done so far."""
-        rows = Tally.total(self.done().values()).rows
-        return f"{rows} rows are saved; add --resume to continue"
+        return f"{self.rows_done()} rows are saved; add --resume to continue"
 
     @abstractmethod
     def classify(self, parts: Sequence[Part]) -> None:

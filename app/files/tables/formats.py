@@ -14,8 +14,8 @@ from app.files.tables.outputs import (
     ResultColumns,
 )
 from app.files.tables.table import Table, TableSource
-from app.files.tables.text_files import Unpacked
-from app.files.tables.text_tables import JsonlTable, JsonTable, LinesTable
+from app.files.tables.text_files import Unpacked, check_is_utf8
+from app.files.tables.text_tables import JsonList, JsonlTable, LinesTable
 
 
 def open_table(source: TableSource, column: str) -> Table:
@@ -36,7 +36,8 @@ def open_table(source: TableSource, column: str) -> Table:
         case ".csv" | ".tsv":
             return CsvTable(source, column)
         case ".json":
-            return JsonTable(source, column)
+            check_is_utf8(source)
+            return JsonlTable(JsonList(source), column)
         case ".parquet":
             from app.files.tables.parquet import ParquetTable
 

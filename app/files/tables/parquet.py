@@ -198,7 +198,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _writable(kind: pa.DataType) -> pa.DataType:
-    """The type with text for dates and times, and numbers for durations, also inside of others."""
+    """The type with text for dates and times, and numbers for durations."""
     types = pa.types
     if types.is_dictionary(kind):
         return _writable(kind.value_type)
@@ -206,12 +206,6 @@ def _writable(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if types.is_duration(kind):
         return pa.int64()
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.large_list(_writable(kind.value_type))
-    if types.is_map(kind):
-        return pa.map_(_writable(kind.key_type), _writable(kind.item_type))
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _writable(field.type)) for field in kind])
     return kind
 
 

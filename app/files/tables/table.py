@@ -56,8 +56,8 @@ class Chunk:
 ClassifiedChunk = tuple[Chunk, list[ResultItem]]
 
 
-class StoredFile(Protocol):
-    """A file of an object store."""
+class Readable(Protocol):
+    """A file of an object store, or what another file holds."""
 
     @property
     def suffix(self) -> str:
@@ -70,12 +70,9 @@ class StoredFile(Protocol):
             OSError: it cannot be read.
         """
 
-    def status(self) -> tuple[int, int]:
-        """Its size in bytes, and the time of its last change in nanoseconds."""
-
 
 # A file to read.
-TableSource = Path | StoredFile
+TableSource = Path | Readable
 
 
 class Table(ABC):

@@ -32,27 +32,13 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-UNPACK = "unpack it, for example with:"
-# How files of other kinds begin, and what to do with them; {0} is the quoted path, {1} its
-# ending.
-OTHER_KINDS = {
-    b"\x1f\x8b": "is compressed with gzip; rename it so that it ends in {1}.gz",
-    b"BZh91AY&SY": f"is compressed with bzip2; {UNPACK} bunzip2 -c {{0}} > unpacked{{1}}",
-    b"\x28\xb5\x2f\xfd": f"is compressed with zstd; {UNPACK} zstd -dc {{0}} > unpacked{{1}}",
-    b"PAR1": "is a Parquet file; rename it so that it ends in .parquet",
-    b"PK\x03\x04": "is a ZIP archive; unpack it, and name a file that was in it",
-}
-# What an archive begins with if it is a document of Excel.
-OFFICE_DOCUMENT = b"[Content_Types].xml"
 BLOCK_BYTES = 1 << 20
-# After so many bytes and characters outside of ASCII, the encoding is known.
-ENOUGH = 1_000
 NOT_ASCII = re.compile("[^\0-\x7f]")
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What a file holds that is compressed with gzip. See ``StoredFile``."""
+    """What a file holds that is compressed with gzip. See ``Readable``."""
 
     path: Path
 
@@ -66,40 +52,27 @@ class Unpacked:
     def open(self, mode: Literal["rb"]) -> gzip.GzipFile:
         return gzip.open(self.path, mode)
 
-    def status(self) -> tuple[int, int]:
-        status = self.path.stat()
-        return status.st_size, status.st_mtime_ns
-
 
 def check_is_utf8(path: TableSource) -> None:
-    """Refuse a file of another kind or encoding, by its beginning.
+    """Refuse a file of another encoding, or one that is not text, by its beginning.
 
     Raises:
         OSError: the file cannot be read.
-        UserError: it is not text, or most of its text outside of ASCII is not UTF-8.
+        UserError: most of its text outside of ASCII is not UTF-8.
     """
     with path.open("rb") as file:
         start = file.read(BLOCK_BYTES)
-        for magic, advice in OTHER_KINDS.items():
-            if start.startswith(magic):
-                if OFFICE_DOCUMENT in start:
-                    advice = "is an Excel workbook; save it as CSV in UTF-8"
-                raise UserError(f"{path} {advice.format(shlex.quote(str(path)), path.suffix)}")
-        for mark, name in BYTE_ORDER_MARKS.items():
-            if start.startswith(mark):
-                raise UserError(f"{path} is {name}, not UTF-8; {_how_to_convert(path, name)}")
-        if start.count(0) > len(start) // 4:
-            convert = _how_to_convert(path, "UTF-16BE" if start[0] == 0 else "UTF-16LE")
-            raise UserError(f"{path} is not UTF-8 text; if it is UTF-16, {convert}")
+    for mark, encoding in BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            raise UserError(f"{path} is {encoding}, not UTF-8; {_how_to_convert(path, encoding)}")
     text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(start)
-    _check_share(path, len(NOT_UTF8.findall(text)), len(NOT_ASCII.findall(text)))
-
-
-def _check_share(path: TableSource, bad: int, special: int) -> None:
-    """Check the number of bytes that are not UTF-8 among the characters outside of ASCII."""
-    if bad > special / 2:
-        convert = _how_to_convert(path, "WINDOWS-1252")
-        raise UserError(f"{path} is not UTF-8; if it is Windows-1252 or Latin-1, {convert}")
+    bad, special = len(NOT_UTF8.findall(text)), len(NOT_ASCII.findall(text))
+    is_utf16 = start.count(0) > len(start) // 4
+    if is_utf16 or bad > special / 2:
+        encoding = "UTF-16LE" if is_utf16 else "WINDOWS-1252"
+        raise UserError(
+            f"{path} is not text in UTF-8; if it is {encoding}, {_how_to_convert(path, encoding)}"
+        )
 
 
 def _how_to_convert(path: TableSource, encoding: str) -> str:
@@ -115,8 +88,7 @@ class TextFile:
     """The lines of a file of UTF-8 text, and where the next one begins.
 
     A byte that is not UTF-8 becomes a lone surrogate, so that only the text with this byte fails.
-    If most characters outside of ASCII are such bytes, reading ends with an error. ``newline`` is
-    what it is for ``open()``.
+    ``newline`` is what it is for ``open()``.
     """
 
     def __init__(self, source: TableSource, newline: str, start: Place = START) -> None:
@@ -125,12 +97,9 @@ class TextFile:
         Raises:
             OSError: the file cannot be read.
         """
-        self._source = source
-        self._bad = 0
         file = source.open("rb")
         mark = codecs.BOM_UTF8
-        self._special = int(file.read(len(mark)) == mark)
-        self._bytes = start.bytes or self._special * len(mark)
+        self._bytes = start.bytes or (len(mark) if file.read(len(mark)) == mark else 0)
         file.seek(self._bytes)
         self._lines = start.lines
         self._line_ends = "\n" if newline == "\n" else ("\n", "\r")
@@ -147,21 +116,9 @@ class TextFile:
             yield line
 
     def readline(self, limit: int = -1) -> str:
-        """The next line with its end, at most ``limit`` characters of it; "" at the file's end.
-
-        Raises:
-            UserError: the file has ended, and is not UTF-8.
-        """
+        """The next line with its end, at most ``limit`` characters of it; "" at the file's end."""
         line = self._text.readline(limit)
-        if line.isascii():
-            self._bytes += len(line)
-        else:
-            self._bytes += len(line.encode("utf-8", "surrogateescape"))
-            if self._special < ENOUGH:
-                self._bad += len(NOT_UTF8.findall(line))
-                self._special += len(NOT_ASCII.findall(line))
-        if not line:
-            _check_share(self._source, self._bad, self._special)
+        self._bytes += len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
         self._lines += line.endswith(self._line_ends)
         return line
 
@@ -180,12 +137,8 @@ class TextTable(Table):
     def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[Any, TextOrError, int]]:
         """Each row, its text and its number of characters; ``lines`` lines are before them."""
 
-    def open(self, start: Place = START) -> TextFile:
-        """The file from ``start`` on."""
-        return TextFile(self.path, self.newline, start)
-
     def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        with self.open(start) as file:
+        with TextFile(self.path, self.newline, start) as file:
             rows = self.read_rows(file, start.lines)
             yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
 

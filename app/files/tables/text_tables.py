@@ -1,9 +1,12 @@
 """Tables from lines of text: plain lines, JSONL, JSON and streams."""
 
+import codecs
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -73,12 +76,11 @@ class JsonlTable(TextTable):
     The file is read twice: all columns must be known before the first row is written.
     """
 
-    row = "line"  # what errors call a row
-
     def __init__(self, path: TableSource, column: str) -> None:
         check_is_utf8(path)
         self.path = path
         self._column = column
+        self._row = "item" if isinstance(path, JsonList) else "line"  # what errors call a row
         types: dict[str, type] = {}
         first, objects = "", 0
 
@@ -92,9 +94,13 @@ class JsonlTable(TextTable):
                     types[name] = common_type(types.get(name, NoneType), _type_of(value))
                 yield None, "", len(line)
 
-        with self.open() as file:
+        with TextFile(path, self.newline) as file:
             ends = [chunk.end for chunk in split_into_chunks(rows(), file.place) if chunk.end]
-        _check_is_json_lines(path, first, objects)
+        if first and (not objects or first.lstrip().startswith("[")):
+            raise UserError(
+                f"{path} is not JSON lines, which have an object in each line; a JSON list must be "
+                "in a file that ends in .json"
+            )
         super().__init__(list(types), types, ends)
         if self.columns:
             check_names(self.columns, path)
@@ -124,78 +130,50 @@ class JsonlTable(TextTable):
     def _text(self, number: int, line: str) -> TextOrError:
         record = _json_object(line)
         if record is None:
-            return InvalidRequest(f"{self.row} {number} is not a JSON object")
+            return InvalidRequest(f"{self._row} {number} is not a JSON object")
         text = record.get(self._column)
         if isinstance(text, str):
             return text
         if text is None:
-            return EmptyText(f"{self.row} {number} has no {self._column!r}")
-        return InvalidRequest(f"{self.row} {number}: {self._column!r} is not text")
+            return EmptyText(f"{self._row} {number} has no {self._column!r}")
+        return InvalidRequest(f"{self._row} {number}: {self._column!r} is not text")
 
 
-class JsonTable(JsonlTable):
-    """A file with a JSON list of texts or objects, which is read as a whole."""
+@dataclass(frozen=True)
+class JsonList:
+    """A file with a JSON list, as a line of JSONL for each item. See ``Readable``.
 
-    row = "item"
+    A text becomes ``{"text": …}``. The file is read as a whole.
+    """
 
-    def open(self, start: Place = START) -> TextFile:
-        return _JsonItems(self.path, start)
+    source: TableSource
+    suffix = ".jsonl"
 
+    def __str__(self) -> str:
+        return str(self.source)
 
-class _JsonItems(TextFile):
-    """The items of a JSON list, each as a line of JSONL: a text becomes ``{"text": …}``."""
-
-    def __init__(self, source: TableSource, start: Place) -> None:
-        """Read the file.
+    def open(self, mode: Literal["rb"]) -> io.BytesIO:
+        """See ``Readable``.
 
         Raises:
-            OSError: it cannot be read.
             CannotContinue: it is not a JSON list.
         """
-        super().__init__(source, "\n")
-        with self._text:
-            content = self._text.buffer.read()
+        with self.source.open(mode) as file:
+            content = file.read().removeprefix(codecs.BOM_UTF8)
         try:
             items = msgspec.json.decode(content, type=list[msgspec.Raw])
         except msgspec.DecodeError as error:
             raise CannotContinue(
-                f"{source} is not a JSON list of texts or objects ({error}); a file with an object "
+                f"{self} is not a JSON list of texts or objects ({error}); a file with an object "
                 "in each line must end in .jsonl"
             ) from None
-        self._items = iter(items[start.rows :])
-
-    def readline(self, limit: int = -1) -> str:
-        """The next item, whole whatever the limit."""
-        if (item := next(self._items, None)) is None:
-            return ""
-        # A line break can only be between the parts of an item.
-        line = bytes(item).decode("utf-8", "surrogateescape").replace("\n", " ").replace("\r", " ")
-        return f"{line}\n" if line.startswith("{") else f'{{"text": {line}}}\n'
-
-    def place(self, rows: int) -> Place:
-        """Where the next item is, after ``rows`` rows."""
-        return Place(rows, 0, rows)
+        return io.BytesIO(b"".join(map(_json_line, items)))
 
 
-def _check_is_json_lines(path: TableSource, first: str, objects: int) -> None:
-    """Refuse JSON that was only named as JSON lines: an array, or an object on several lines.
-
-    ``first`` is the first line that is not blank, and ``objects`` the number of lines with an
-    object. The lines of an array may be objects, if its brackets have lines of their own.
-    """
-    if first and (not objects or (first.lstrip().startswith("[") and not _is_json(first))):
-        raise UserError(
-            f"{path} is not JSON lines, which have an object in each line; a JSON list must be in "
-            "a file that ends in .json"
-        )
-
-
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _json_line(item: msgspec.Raw) -> bytes:
+    # A line break can only be between the parts of an item.
+    line = bytes(item).replace(b"\n", b" ").replace(b"\r", b" ")
+    return b"%b\n" % line if line.startswith(b"{") else b'{"text": %b}\n' % line
 
 
 def _refuse(constant: str) -> None:
