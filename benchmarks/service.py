@@ -8,22 +8,48 @@ import os
 import re
 import socket
 import sys
+import time
 import urllib.request
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
+from typing import IO, Any
 
 from app.cli.bench import server
+from app.cli.bench.target import sums
 
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Server(server.Server):
-    """A server whose CPU time and memory are read."""
+    """A server whose log is kept, and whose CPU time and memory are read."""
+
+    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
+        started = time.perf_counter()
+        self._lines: list[str] = []  # of its log, after the first ones
+        self._taken = 0
+        super().__init__(*command, environment=environment)
+        self.start_seconds = time.perf_counter() - started
+        self.pid = self._process.pid
+
+    def _read(self, log: IO[str]) -> None:
+        with log:
+            self._lines.extend(log)
+
+    @property
+    def log(self) -> str:
+        """What it has logged until now."""
+        return self.first_lines + "".join(self._lines)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        self._process.send_signal(number)
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for the end; the exit code, and what was logged after the first lines."""
+        code = self._process.wait(server.WAIT_S)
+        self._reading.join()
+        return code, "".join(self._lines[self._taken :])
 
     def processes(self) -> list[int]:
         """The process and its workers, by their ids."""
@@ -72,13 +98,9 @@ class Service(Server):
         found: dict[str, Any] = json.loads(self._get("/info"))
         return found
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Mapping[str, float]:
         """The value of each metric, summed over its labels."""
-        sums: dict[str, float] = defaultdict(float)
-        for family in text_string_to_metric_families(self._get("/metrics")):
-            for sample in family.samples:
-                sums[sample.name.removeprefix("sentiment_")] += sample.value
-        return sums
+        return sums(self._get("/metrics"))
 
     def _get(self, path: str) -> str:
         with urllib.request.urlopen(f"{self.url}{path}") as answer:  # noqa: S310

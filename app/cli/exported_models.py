@@ -6,38 +6,32 @@ A bundle of a hub repository is downloaded in the same way.
 import hashlib
 import json
 import logging
-import os
 import re
-import threading
-import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from app.cli.export_process import Say, export_once
 from app.config.settings import Settings, cache_directory
 from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
-from app.errors import UserError
+from app.errors import UserError, first_line
 
 # The layout of the cache. The second number counts what an export decides by itself: models that
 # earlier versions have exported are exported again, with the labels of today.
 LAYOUT = f"format-{FORMAT_VERSION}.1"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
-HUB, HUB_TIMEOUT_S = "https://huggingface.co", 5.0
+HUB_TIMEOUT_S = 5.0
 # Every checkpoint has these. A damaged bundle has no weights of its own.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
 
 logger = logging.getLogger(__name__)
 
 
-def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = False) -> Settings:
+def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
     """The settings with a bundle in the place of each checkpoint directory and hub id.
 
-    What is not exported yet is exported now. ``say`` gets lines about the progress. With ``watch``,
-    a thread asks the hub whether the revisions of its models have moved, and logs it.
+    What is not exported yet is exported now. ``say`` gets lines about the progress.
 
     Raises:
         UserError: a model does not exist, or cannot be exported; there are options for a
@@ -51,8 +45,6 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
     if settings.refresh and not any(source and source.revision for source in sources):
         raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
     kept = [source and _kept(source, settings, say) for source in sources]
-    if watch and (named := [source for source in sources if source and source.revision]):
-        threading.Thread(target=_tell_moves, args=(named,), name="hub", daemon=True).start()
     bundles = tuple(one or path for one, path in zip(kept, settings.model, strict=True))
     return settings.model_copy(update={"model": bundles})
 
@@ -110,15 +102,11 @@ def _source(path: Path, settings: Settings) -> _Source | None:
 
 def _kept(source: _Source, settings: Settings, say: Say) -> Path:
     """The bundle of this source, exported now if it is not kept, or must be refreshed."""
-    newest = None
-    if settings.refresh and source.revision and _manifest(source.bundle):
-        newest = _newest_commit(source.place, source.revision)
-        if newest is None:
-            raise UserError(f"{source.name} cannot be refreshed: the hub does not answer")
+    refresh = settings.refresh and source.revision and _manifest(source.bundle)
+    newest = _newest_commit(source) if refresh else None
 
     def needed() -> bool:
-        held = _manifest(source.bundle)
-        return not held or (newest is not None and source.commit.revision != newest.revision)
+        return not _manifest(source.bundle) or newest not in (None, source.commit.revision)
 
     if needed():
         export_once(source.words, source.bundle, source.name, needed, say)
@@ -126,33 +114,27 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
         for note in _manifest(source.bundle).get("notes", ()):
             if note.startswith("warning"):
                 say(f"{source.name}: {note}")
-    logger.info(
-        "%s%s is kept in %s; %s",
-        source.name,
-        f", {_described(source.commit)}," if source.commit.revision else "",
-        source.bundle,
-        "--refresh fetches it again if it has moved"
-        if source.revision
-        else "delete that directory to export it again",
-    )
+    commit, cure = source.commit, "delete that directory to export it again"
+    if source.revision:
+        cure = "--refresh fetches it again if it has moved"
+    which = f", commit {commit.revision}," if commit.revision else ""
+    logger.info("%s%s is kept in %s; %s", source.name, which, source.bundle, cure)
     return source.bundle
 
 
-def _tell_moves(sources: Sequence[_Source]) -> None:
-    """Log which of the revisions are another commit on the hub than the one that is kept."""
-    for source in sources:
-        newest = _newest_commit(source.place, source.revision)
-        if newest is not None and newest.revision != source.commit.revision:
-            logger.warning(
-                "%s of %s has moved to %s; --refresh fetches it",
-                source.revision,
-                source.place,
-                _described(newest),
-            )
+def _newest_commit(source: _Source) -> str:
+    """The commit of its branch or tag on the hub.
 
+    Raises:
+        UserError: the hub does not tell.
+    """
+    from huggingface_hub import HfApi
 
-def _described(commit: HubCommit) -> str:
-    return f"commit {commit.revision}" + (f" of {commit.date[:10]}" if commit.date else "")
+    try:
+        info = HfApi().model_info(source.place, revision=source.revision, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # its versions raise the errors of different libraries
+        raise UserError(f"{source.name} cannot be refreshed: {first_line(error)}") from None
+    return info.sha or ""
 
 
 def _manifest(bundle: Path) -> dict[str, Any]:
@@ -186,28 +168,3 @@ def _digest(checkpoint: Path) -> str:
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
     facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def _newest_commit(repository: str, revision: str) -> HubCommit | None:
-    """The commit of a branch or tag on the hub; None if the hub does not answer, or is not asked.
-
-    The extra ``hub`` is not needed. As in the hub's own client, HF_ENDPOINT is its address,
-    HF_TOKEN a token, and HF_HUB_OFFLINE forbids to ask.
-    """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return None
-    hub = os.environ.get("HF_ENDPOINT", "").rstrip("/") or HUB
-    address = f"{hub}/api/models/{repository}/revision/{quote(revision, safe='')}"
-    if not address.startswith(("https://", "http://")):
-        return None
-    token = os.environ.get("HF_TOKEN", "").strip()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(address, headers=headers)  # noqa: S310 - checked above
-    try:
-        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as answer:  # noqa: S310
-            told = json.load(answer)
-            return HubCommit(
-                repo_id=repository, revision=told["sha"], date=told.get("lastModified")
-            )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None

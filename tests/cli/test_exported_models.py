@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -384,48 +383,36 @@ def test_what_an_export_had_to_guess_is_said_at_each_start(
     assert capsys.readouterr().out == "acme/gone: warning: it has no names\n"
 
 
-def test_a_moved_branch_is_told_and_fetched(
+def test_a_moved_branch_is_fetched(
     fake: Path,
     hub: Hub,
     checkpoint: Exported,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A start names the commit that is kept and its date, and one to which main has moved.
+    """A start names the commit that is kept. --refresh fetches the one to which main has moved.
 
-    --refresh fetches that one, and nothing if main has not moved. A commit cannot move.
+    It fetches nothing if main has not moved, and an error says why the hub does not tell.
     """
     caplog.set_level("INFO")
-    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     commit = hub.add(REPO, checkpoint.source)
     monkeypatch.setenv("COMMIT", "0" * 40)
-
-    def start(model: str = REPO, **settings: Any) -> Path:
-        caplog.clear()
-        hub.requests.clear()
-        values = {"model": model, "cache_dir": str(fake), **settings}
-        (bundle,) = with_bundles(load_settings(values), watch=True).model
-        for thread in threading.enumerate():
-            if thread.name == "hub":
-                thread.join()
-        return bundle
-
-    bundle = start()
-    assert f"{REPO}, commit {'0' * 40} of 2022-09-21, is kept in {bundle}" in caplog.text
-    assert f"main of {REPO} has moved to commit {commit} of 2022-09-21; --refresh f" in caplog.text
+    (bundle,) = _used(fake, REPO)
+    assert f"{REPO}, commit {'0' * 40}, is kept in {bundle}; --refresh fetches it" in caplog.text
     monkeypatch.setenv("COMMIT", commit)
-    assert start(refresh=True) == bundle
-    assert f"exporting {REPO}" in caplog.text
-    assert "has moved to" not in caplog.text
-    start(refresh=True)
-    assert "exporting" not in caplog.text
-    start(f"{REPO}@{commit}")
+    _used(fake, REPO)
     assert hub.requests == []
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    start()
-    assert hub.requests == []
-    with pytest.raises(UserError, match=f"{REPO} cannot be refreshed: the hub does not answer"):
-        start(refresh=True)
+    capsys.readouterr()
+    assert _used(fake, REPO, refresh=True) == [bundle]
+    assert f"exporting {REPO}" in capsys.readouterr().out
+    assert f"{REPO}, commit {commit}, is kept in" in caplog.text
+    _used(fake, REPO, refresh=True)
+    assert "exporting" not in capsys.readouterr().out
+    hub.fail(503)
+    with pytest.raises(UserError, match=f"{REPO} cannot be refreshed: 503 Server Error"):
+        _used(fake, REPO, refresh=True)
 
 
 def test_only_a_branch_or_tag_is_refreshed(fake: Path, checkpoint: Exported) -> None:

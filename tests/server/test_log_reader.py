@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import httpx2
 import pytest
@@ -43,11 +44,10 @@ class Unread(Process):
         flags = ["--model", str(bundle), *FLAGS, "--access-log", "on", *more]
         super().__init__(*flags, command=SMALL_QUEUE)
 
-    def _read_log(self) -> None:
-        assert self._process.stderr is not None
+    def _read(self, log: IO[str]) -> None:
         self.reader.wait()
-        with self._process.stderr as lines:
-            for line in lines:
+        with log:
+            for line in log:
                 self._lines.append(line)
                 self.reader.wait()
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import httpx2
@@ -117,15 +116,10 @@ class Process(service.Server):
         )
         self.client = httpx2.Client(base_url=self.url, timeout=30)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.client.close()
         self.signal(signal.SIGKILL)
-        super().__exit__(kind, error, traceback)
+        super().__exit__(*exception)
 
     def terminate(self) -> str:
         """Send SIGTERM; what is logged until the process has ended, which it does in order."""

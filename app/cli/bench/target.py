@@ -5,7 +5,10 @@ import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,17 +35,20 @@ class Target:
             UserError: there is no answer, or it is not that of the service.
         """
         try:
-            answer = self._ask("/classify", body.encode())
-            sound = "results" in json.loads(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise UserError(f"{self.url} answers {error.code}{_reason(error)}") from None
-        except (OSError, ValueError) as error:
+            status, answer = self._ask("/classify", body.encode())
+        except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             why = first_line(reason) if isinstance(reason, Exception) else reason
             raise UserError(f"{self.url} does not answer: {why}") from None
-        if not sound:
-            raise UserError(f"{self.url} is not the sentiment service")
+        if status == 401:
+            raise UserError(f"{self.url} answers 401: set SENTIMENT_API_KEY to a key it accepts")
+        found: Any = None
+        with suppress(ValueError):
+            found = json.loads(answer)
+        if not isinstance(found, dict) or (status == 200 and "results" not in found):
+            raise UserError(f"{self.url} is not the sentiment service: it answers {status}")
+        if status != 200:
+            raise UserError(f"{self.url} answers {status}: {found.get('detail')}")
 
     def load(self, bodies: Sequence[str], seconds: float, rate: float | None) -> Load:
         """Requests with these bodies: at a rate per second, or one after the other."""
@@ -61,36 +67,32 @@ class Target:
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """The value of each metric, summed over its labels; 0 of those that cannot be read."""
-        sums: dict[str, float] = defaultdict(float)
+        """The ``sums`` of its metrics; zeros if they cannot be read."""
         try:
-            text = self._ask("/metrics").decode()
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    sums[sample.name.removeprefix("sentiment_")] += sample.value
-        except urllib.error.HTTPError as error:
-            error.close()
-            sums.clear()
-        except (OSError, ValueError):
-            sums.clear()
-        return sums
+            status, scrape = self._ask("/metrics")
+            return sums(scrape.decode() if status == 200 else "")
+        except (OSError, HTTPException, ValueError):
+            return sums("")
 
-    def _ask(self, path: str, body: bytes | None = None) -> bytes:
+    def _ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body of an answer."""
         headers = {"content-type": "application/json"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         url = self.url.rstrip("/") + path
         request = urllib.request.Request(url, body, headers)  # noqa: S310 - http or https
-        with OPENER.open(request, timeout=TIMEOUT_S) as answer:
-            content: bytes = answer.read()
-        return content
+        try:
+            answer = OPENER.open(request, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            return answer.status, answer.read()
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """What the service says of an error, and what helps."""
-    if error.code == 401:
-        return ": set SENTIMENT_API_KEY to a key that it accepts"
-    try:
-        return f": {json.load(error)['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return ""
+def sums(scrape: str) -> Mapping[str, float]:
+    """The value of each metric without our prefix, summed over its labels; 0 of others."""
+    found: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(scrape):
+        for sample in family.samples:
+            found[sample.name.removeprefix("sentiment_")] += sample.value
+    return found
