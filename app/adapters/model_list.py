@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from app.adapter import Adapter
 from app.api.http_exchange import HttpRequest, Route
 from app.api.openapi import examples
-from app.api.openapi.document import documented, example, path_parameters
+from app.api.openapi.document import NAME_IN_PATH, documented, example
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service
 
@@ -75,7 +75,7 @@ async def models(request: HttpRequest) -> Response:
         **example(STATUS),
         **documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown),
     },
-    openapi_extra=path_parameters("name"),
+    openapi_extra=NAME_IN_PATH,
 )
 async def model(request: HttpRequest) -> ModelStatus:
     """Succeeds while you can send traffic for this model."""
