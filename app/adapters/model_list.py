@@ -2,8 +2,7 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -53,19 +52,14 @@ class ModelStatus(ServedModel):
 @router.get(
     "",
     operation_id="listModelsV1",
-    response_model=ServedModels,
     responses={**example(LISTED), **documented(Unauthorized, RateLimited)},
 )
-async def models(request: HttpRequest) -> Response:
+async def models(request: HttpRequest) -> ServedModels:
     """The served models, in the format that OpenAI's clients read."""
     service = request.exchange.service
     names = [*service.models.classifiers]
-    listed: ServedModels = {
-        "object": "list",
-        "data": [served_model(service, name) for name in names],
-        "models": names,
-    }
-    return JSONResponse(listed)
+    listed = [served_model(service, name) for name in names]
+    return {"object": "list", "data": listed, "models": names}
 
 
 @router.get(
