@@ -25,7 +25,7 @@ ADAPTERS = (
     "app.adapters.huggingface",
     "app.adapters.kserve",
     "app.adapters.model_list",
-    "app.adapters.open_inference.routes",
+    "app.adapters.open_inference",
     "app.adapters.sagemaker.routes",
     "app.adapters.stream.routes",
     "app.adapters.tei",

@@ -2,15 +2,14 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
 from app.api.http_exchange import HttpRequest, Route
 from app.api.openapi import examples
-from app.api.openapi.document import documented, example, path_parameters
+from app.api.openapi.document import NAME_IN_PATH, documented, example
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service
 
@@ -53,19 +52,14 @@ class ModelStatus(ServedModel):
 @router.get(
     "",
     operation_id="listModelsV1",
-    response_model=ServedModels,
     responses={**example(LISTED), **documented(Unauthorized, RateLimited)},
 )
-async def models(request: HttpRequest) -> Response:
+async def models(request: HttpRequest) -> ServedModels:
     """The served models, in the format that OpenAI's clients read."""
     service = request.exchange.service
     names = [*service.models.classifiers]
-    listed: ServedModels = {
-        "object": "list",
-        "data": [served_model(service, name) for name in names],
-        "models": names,
-    }
-    return JSONResponse(listed)
+    listed = [served_model(service, name) for name in names]
+    return {"object": "list", "data": listed, "models": names}
 
 
 @router.get(
@@ -75,7 +69,7 @@ async def models(request: HttpRequest) -> Response:
         **example(STATUS),
         **documented(Unauthorized, ModelNotFound, RateLimited, NotReady, ShuttingDown),
     },
-    openapi_extra=path_parameters("name"),
+    openapi_extra=NAME_IN_PATH,
 )
 async def model(request: HttpRequest) -> ModelStatus:
     """Succeeds while you can send traffic for this model."""

@@ -1,7 +1,5 @@
 """POST /predict, compatible with text-embeddings-inference (TEI) and with Vertex AI."""
 
-import time
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, cast
 
 from fastapi import APIRouter, Response
@@ -9,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, W
 from pydantic_core import PydanticCustomError
 
 from app.adapter import Adapter
-from app.adapters.forms.common import RANKED, LabelScore, ranking, tokens_computed
+from app.adapters.forms.common import RANKED, LabelScore, ranking
 from app.adapters.forms.instances import (
     PREDICTIONS,
     InstancesRequest,
@@ -19,9 +17,7 @@ from app.adapters.forms.instances import (
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
-from app.engine.classifier import Classification
-from app.engine.machine.gpu import CUDA
-from app.engine.predictions import Prediction, every_prediction
+from app.engine.predictions import every_prediction
 from app.engine.text.encoding import TextOptions
 from app.engine.text.pairs import Input
 from app.errors import (
@@ -146,36 +142,12 @@ async def predict(request: HttpRequest) -> Response:
     if isinstance(body, InstancesRequest):
         return await answer_instances(request, body)
     body = cast(PredictRequest, body)
-    started = time.perf_counter()
     texts = as_list(body.inputs)
     options = TextOptions("error" if body.truncate is False else "truncate")
     done = await request.exchange.classify(texts, model=None, options=options)
     predictions = every_prediction(done.outcomes)
     batch = [ranking(p["logits" if body.raw_scores else "scores"]) for p in predictions]
-    response = JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], done.server_timing)
-    response.headers.update(_headers(done, texts, predictions, started))
-    return response
-
-
-def _headers(
-    done: Classification, texts: Sequence[Input], predictions: Sequence[Prediction], started: float
-) -> dict[str, str]:
-    """TEI's headers: the device, the amount of text, and the times in milliseconds.
-
-    ``started`` is when the request began, on the clock ``time.perf_counter``.
-    """
-    seconds = {
-        "x-compute-time": time.perf_counter() - started,
-        "x-total-time": time.perf_counter() - started,
-        "x-tokenization-time": done.stages["tokenize"],
-        "x-queue-time": done.stages["queue"],
-        "x-inference-time": done.stages["inference"],
-    }
-    return {
-        "x-compute-type": "gpu" if done.model.provider == CUDA else "cpu",
-        "x-compute-characters": str(sum(map(len, texts))),
-        "x-compute-tokens": str(tokens_computed(done.model, predictions)),
-    } | {name: str(round(value * 1000)) for name, value in seconds.items()}
+    return JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], done.server_timing)
 
 
 ADAPTER = Adapter(router.routes, instances=frozenset({"/predict"}))

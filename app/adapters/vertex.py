@@ -7,19 +7,13 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Response
 
 from app.adapter import Adapter
-from app.adapters.forms.instances import (
-    PREDICTIONS,
-    InstancesRequest,
-    InstancesResponse,
-    answer_instances,
-)
+from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.api.application import OWN_PATHS
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, Route, TextRoute
-from app.api.openapi.document import ERRORS, documented, documented_body, example
-from app.api.routes import operations
+from app.api.openapi.document import ERRORS, documented
 from app.config.settings import Settings
-from app.errors import NotReady, ShuttingDown, UserError
+from app.errors import UserError
 from app.limits import Paths, PathSet
 
 ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
@@ -27,7 +21,7 @@ ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
 
 async def health(request: HttpRequest) -> Response:
     """Succeeds while you can send traffic."""
-    await operations.ready(request)
+    await request.exchange.service.check_ready()
     return Response()
 
 
@@ -47,30 +41,22 @@ def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
     if predict_path in OWN_PATHS.admin:
         raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict")
     probes = [OWN_PATHS.probes, *(other.paths.probes for other in others)]
-    health_router = APIRouter(tags=["compatibility"], route_class=Route)
-    predict_router = APIRouter(tags=["compatibility"], route_class=TextRoute)
+    # Not in our OpenAPI document: the platform has its own description.
+    hidden = APIRouter(include_in_schema=False)
     if health_path and not any(health_path in known for known in probes):
-        health_router.add_api_route(
-            health_path,
-            health,
-            name="AIP_HEALTH_ROUTE",
-            operation_id="checkVertex",
-            responses=documented(NotReady, ShuttingDown),
-            response_class=Response,
+        hidden.add_api_route(
+            health_path, health, name="AIP_HEALTH_ROUTE", route_class_override=Route
         )
     if predict_path and not any(predict_path in other.instances for other in others):
-        predict_router.add_api_route(
+        hidden.add_api_route(
             predict_path,
             predict,
             methods=["POST"],
             name="AIP_PREDICT_ROUTE",
-            operation_id="predictVertex",
-            response_model=InstancesResponse,
-            responses={**example(PREDICTIONS), **documented(*ERRORS)},
-            openapi_extra=documented_body(InstancesRequest),
+            responses=documented(*ERRORS),
+            route_class_override=TextRoute,
         )
-    paths = Paths(probes=PathSet({health_path} if health_path else ()))
-    return Adapter([*health_router.routes, *predict_router.routes], paths)
+    return Adapter(hidden.routes, Paths(probes=PathSet({health_path} if health_path else ())))
 
 
 def _path(variable: str) -> str:

@@ -8,7 +8,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
-from app.adapters.forms.common import INPUTS, AllTexts, tokens_computed
+from app.adapters.forms.common import INPUTS, AllTexts
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi import examples
@@ -16,6 +16,7 @@ from app.api.openapi.document import ERRORS, documented, documented_body, exampl
 from app.engine.predictions import every_prediction
 from app.errors import ServiceError
 from app.problems import Problem
+from app.validation import as_list
 
 
 class ClassificationRequest(BaseModel):
@@ -140,10 +141,9 @@ async def classify(request: HttpRequest) -> Response:
     error of the first bad text.
     """
     body = await read_body(request, ClassificationRequest)
-    texts = body.input if isinstance(body.input, list) else [body.input]
-    done = await request.exchange.classify(texts, model=body.model)
+    done = await request.exchange.classify(as_list(body.input), model=body.model)
     predictions = every_prediction(done.outcomes)
-    tokens = tokens_computed(done.model, predictions)
+    tokens = sum(min(prediction["tokens"], done.model.max_tokens) for prediction in predictions)
     response: ClassificationResponse = {
         "id": f"classify-{request.exchange.request_id}",
         "object": "list",

@@ -164,17 +164,12 @@ def test_a_binary_tensor_by_hand(url: str) -> None:
     assert logits["data"] == FLAT
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"parameters": {}}, "inputs.0.parameters.binary_data_size is required"),
-        ({"data": ["a"]}, "inputs.0.data must be left out"),
-    ],
-)
-def test_texts_are_in_the_json_or_behind_it(url: str, changes: Any, says: str) -> None:
+@pytest.mark.parametrize("changes", [{"parameters": {}}, {"data": ["a"]}])
+def test_texts_are_in_the_json_or_behind_it(url: str, changes: Any) -> None:
     """Bytes without a size, and texts in both places, are refused."""
     answer = _binary(url, struct.pack("<I", 4) + b"love", **changes)
-    assert (answer.status_code, answer.json()["error"]) == (422, says)
+    assert answer.status_code == 422
+    assert "in data, or behind the JSON" in answer.json()["error"]
 
 
 def test_the_path_chooses_the_model(serve: Serve, bundle: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ ASKED = {
     "app.adapters.huggingface": "POST /",
     "app.adapters.kserve": "POST /v1/models/tiny:predict",
     "app.adapters.model_list": "GET /v1/models",
-    "app.adapters.open_inference.routes": "POST /v2/models/tiny/infer",
+    "app.adapters.open_inference": "POST /v2/models/tiny/infer",
     "app.adapters.sagemaker.routes": "POST /invocations",
     "app.adapters.stream.routes": "POST /classify/stream",
     "app.adapters.tei": "POST /predict",

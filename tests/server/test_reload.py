@@ -18,7 +18,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.adapters.forms.open_inference.request import EXAMPLE
 from app.engine import loading
 from app.engine.classifier import Classifier
 from app.engine.model.load import load_model
@@ -253,7 +252,8 @@ def test_what_was_begun_ends_with_the_old_model(stuck: Callable[..., Stuck], bun
         assert reloaded.result(30).status_code == 200
 
 
-TENSOR = {"inputs": EXAMPLE["inputs"]}  # with all outputs
+TEXTS = ["I love this!", "worst service ever"]
+TENSOR = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2], "data": TEXTS}]}
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """What the protocols of other servers have in common."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BaseModel, Field, PlainValidator
 from typing_extensions import TypedDict
 
-from app.engine.model.model import Model
-from app.engine.predictions import Prediction
 from app.engine.text.encoding import Overflow, TextOptions
 from app.engine.text.pairs import Input
 from app.validation import NonEmpty, PairObject, Text, Threshold, parse_texts
@@ -54,8 +52,3 @@ def ranking(values: Mapping[str, float]) -> list[LabelScore]:
     """Labels and their scores or logits, highest first."""
     ranked = sorted(values.items(), key=lambda item: -item[1])
     return [{"label": label, "score": value} for label, value in ranked]
-
-
-def tokens_computed(model: Model, predictions: Iterable[Prediction]) -> int:
-    """The number of tokens that the model saw, including special tokens."""
-    return sum(min(prediction["tokens"], model.max_tokens) for prediction in predictions)

@@ -30,7 +30,7 @@ Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 
 # Fields of a message, its parts' included, beside one for each text. Decoding a million of them
 # would hold the event loop.
-FIELDS = 10_000
+FIELDS = 1_000
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
 # A stream whose client is silent for this long is ended.
 IDLE_S = 300.0

@@ -2,8 +2,8 @@
 
 import csv
 import io
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import Response
@@ -17,6 +17,7 @@ from app.engine.step_thread import Steps, finish
 from app.engine.text.pairs import Input
 from app.errors import InvalidRequest, ServiceError, TooManyTexts
 
+Reader = Callable[[bytes, int], Input]  # of a line and its number, from 1
 # The most records that are classified together.
 GROUP_RECORDS = 128
 # A text with such an error could be answered later or elsewhere. So the whole request fails, and
@@ -24,84 +25,66 @@ GROUP_RECORDS = 128
 TRY_AGAIN = (503, 504)
 
 
-class Format(ABC):
-    """A format of records. ``join`` puts between the answers, ``ends`` around all of them."""
+def read_json(line: bytes, number: int) -> Input:
+    """The text or pair of a JSON value: a string, or an object with a text. Blank is empty.
+
+    Raises:
+        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
+    """
+    if not line.strip():
+        return ""
+    text = text_of(parse(line, f"line {number}"))
+    if text is None:
+        raise InvalidRequest(f"line {number} must be {ACCEPTED}")
+    return text
+
+
+def read_csv(line: bytes, number: int) -> Input:
+    """The text of a line of CSV, which has one column and no header.
+
+    Raises:
+        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
+    """
+    try:
+        (columns,) = csv.reader([line.decode()], strict=True)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"line {number} is not UTF-8") from None
+    except (csv.Error, ValueError):
+        raise InvalidRequest(f"line {number} is not valid CSV in one line") from None
+    if len(columns) > 1:
+        raise InvalidRequest(
+            f"line {number} has {len(columns)} columns; send one, and quote texts with commas"
+        )
+    return columns[0] if columns else ""
+
+
+def write_json(outcome: Outcome) -> bytes:
+    """The result or the error, as ``results`` of POST /classify has it."""
+    return msgspec.json.encode(item(outcome))
+
+
+def write_csv(outcome: Outcome) -> bytes:
+    """Three columns: label, score, and the code of the error."""
+    if isinstance(outcome, ServiceError):
+        columns = ["", "", outcome.code]
+    else:
+        columns = [outcome["label"], repr(outcome["score"]), ""]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(columns)
+    return line.getvalue().encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A form of answers: one for each line, ``join`` between them, ``ends`` around all of them."""
 
     media_type: str
-    join = b"\n"
-    ends = (b"", b"\n")
-
-    @abstractmethod
-    def text(self, line: bytes, number: int) -> Input:
-        """The text or pair of a line; empty if the line is blank. ``number`` is for errors, from 1.
-
-        Raises:
-            InvalidRequest: the line is not in this format.
-        """
-
-    @abstractmethod
-    def answer(self, outcome: Outcome) -> bytes:
-        """The answer to a line, without its end."""
+    write: Callable[[Outcome], bytes]
+    join: bytes = b"\n"
+    ends: tuple[bytes, bytes] = (b"", b"\n")
 
 
-class JsonLines(Format):
-    """A JSON value per line: a string, or an object with a text."""
-
-    media_type = "application/jsonlines"
-
-    def text(self, line: bytes, number: int) -> Input:
-        """The text or pair of a line."""
-        if not line.strip():
-            return ""
-        text = text_of(parse(line, f"line {number}"))
-        if text is None:
-            raise InvalidRequest(f"line {number} must be {ACCEPTED}")
-        return text
-
-    def answer(self, outcome: Outcome) -> bytes:
-        """The result or the error, as ``results`` of POST /classify has it."""
-        return msgspec.json.encode(item(outcome))
-
-
-class JsonList(JsonLines):
-    """The same answers as JSON lines, as items of one list. It is for answers only."""
-
-    media_type = "application/json"
-    join = b","
-    ends = (b"[", b"]")
-
-
-class CsvRecords(Format):
-    """One column without a header: the text. The answer has three: label, score, error code."""
-
-    media_type = "text/csv"
-
-    def text(self, line: bytes, number: int) -> Input:
-        """The text of a line."""
-        try:
-            (columns,) = csv.reader([line.decode()], strict=True)
-        except UnicodeDecodeError:
-            raise InvalidRequest(f"line {number} is not UTF-8") from None
-        except (csv.Error, ValueError):
-            raise InvalidRequest(f"line {number} is not valid CSV in one line") from None
-        if len(columns) > 1:
-            raise InvalidRequest(
-                f"line {number} has {len(columns)} columns; send one, and quote texts with commas"
-            )
-        return columns[0] if columns else ""
-
-    def answer(self, outcome: Outcome) -> bytes:
-        """Label and score, or the code of the error."""
-        if isinstance(outcome, ServiceError):
-            columns = ["", "", outcome.code]
-        else:
-            columns = [outcome["label"], repr(outcome["score"]), ""]
-        line = io.StringIO()
-        csv.writer(line, lineterminator="").writerow(columns)
-        return line.getvalue().encode()
-
-
-async def answer_records(request: HttpRequest, reads: Format, writes: Format) -> Response:
+async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -> Response:
     """Classify the lines of the body. Blank and bad lines have their errors in their places.
 
     Raises:
@@ -118,21 +101,21 @@ async def answer_records(request: HttpRequest, reads: Format, writes: Format) ->
     classifier = service.models.classifier(None)
     # So that no group has more tokens than one request may queue.
     size = max(1, min(GROUP_RECORDS, classifier.request_tokens // classifier.model.max_tokens))
-    answers: list[bytes] = []
+    written: list[bytes] = []
     for start in range(0, len(lines), size):
-        outcomes = await _classified(request, reads, lines[start : start + size], start + 1)
-        group = [writes.answer(outcome) for outcome in outcomes]
+        outcomes = await _classified(request, read, lines[start : start + size], start + 1)
+        group = [answers.write(outcome) for outcome in outcomes]
         request.exchange.hold(sum(map(len, group)))
-        answers += group
-    before, after = writes.ends
-    return Response(before + writes.join.join(answers) + after, media_type=writes.media_type)
+        written += group
+    before, after = answers.ends
+    return Response(before + answers.join.join(written) + after, media_type=answers.media_type)
 
 
-def _texts(reads: Format, lines: Sequence[bytes], first: int) -> Steps[list[Input | ServiceError]]:
+def _texts(read: Reader, lines: Sequence[bytes], first: int) -> Steps[list[Input | ServiceError]]:
     texts: list[Input | ServiceError] = []
     for number, line in enumerate(lines, first):
         try:
-            texts.append(reads.text(line.removesuffix(b"\r"), number))
+            texts.append(read(line.removesuffix(b"\r"), number))
         except InvalidRequest as error:
             texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
         yield
@@ -140,10 +123,10 @@ def _texts(reads: Format, lines: Sequence[bytes], first: int) -> Steps[list[Inpu
 
 
 async def _classified(
-    request: HttpRequest, reads: Format, lines: Sequence[bytes], first: int
+    request: HttpRequest, read: Reader, lines: Sequence[bytes], first: int
 ) -> list[Outcome]:
     """The outcome of each line. ``first`` is the number of the first line."""
-    steps = _texts(reads, lines, first)
+    steps = _texts(read, lines, first)
     if sum(map(len, lines)) <= INLINE_BYTES:
         texts = finish(steps)
     else:

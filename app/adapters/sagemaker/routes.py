@@ -13,11 +13,13 @@ from app.adapter import Adapter
 from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.adapters.forms.pipeline import TextClassification, best_labels
 from app.adapters.sagemaker.records import (
-    CsvRecords,
-    Format,
-    JsonLines,
-    JsonList,
+    Answers,
+    Reader,
     answer_records,
+    read_csv,
+    read_json,
+    write_csv,
+    write_json,
 )
 from app.api.body import media_type, read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
@@ -34,14 +36,19 @@ text_router = APIRouter(include_in_schema=False, route_class=TextRoute)
 
 # The requests of a transform job may together have at most this many megabytes.
 JOB_MEGABYTES = 100
-JSON_LINES, CSV = JsonLines(), CsvRecords()
-READS: dict[str, Format] = {
-    "application/jsonlines": JSON_LINES,
-    "application/jsonl": JSON_LINES,
-    "application/x-ndjson": JSON_LINES,
-    "text/csv": CSV,
+JSON_LINES = Answers("application/jsonlines", write_json)
+# By content type: how a line is read, and how lines are answered that ask for no other form.
+RECORDS: dict[str, tuple[Reader, Answers]] = {
+    "application/jsonlines": (read_json, JSON_LINES),
+    "application/jsonl": (read_json, JSON_LINES),
+    "application/x-ndjson": (read_json, JSON_LINES),
+    "text/csv": (read_csv, Answers("text/csv", write_csv)),
 }
-WRITES: dict[str, Format] = {**READS, "application/json": JsonList()}
+# By the header Accept.
+ANSWERS = {
+    **{media_type: answers for media_type, (_, answers) in RECORDS.items()},
+    "application/json": Answers("application/json", write_json, join=b",", ends=(b"[", b"]")),
+}
 # A body in JSON has the form of the first of these fields that it has. ``inputs`` alone is answered
 # as by Hugging Face's containers; with one of our own fields, as by POST /classify.
 FORMS: dict[str, type[BaseModel]] = {
@@ -88,13 +95,13 @@ async def invocations(request: HttpRequest) -> Response:
     `inputs` with a field of `POST /classify` as there, and `instances` as by Vertex AI.
     """
     content_type = media_type(request, b"content-type")
-    if content_type in READS:
-        accepted = media_type(request, b"accept")
+    if content_type in RECORDS:
+        read, answers = RECORDS[content_type]
         return await answer_records(
-            request, READS[content_type], WRITES.get(accepted, READS[content_type])
+            request, read, ANSWERS.get(media_type(request, b"accept"), answers)
         )
     if content_type != "application/json":
-        raise UnsupportedMediaType(f"send one of: application/json, {', '.join(READS)}")
+        raise UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
     body = await read_body(request, ByField(FORMS))
     match body:
         case InstancesRequest():

@@ -45,6 +45,7 @@ ACCEPTED = (
 WAITING_GROUPS = 2
 IDLE_S = 300.0  # the longest silence of a client that has not ended its body
 LAST_LINE_S = 0.1  # to send the last line to a client that may not read
+SEND_AGAIN = "the service is shutting down; send the rest again"
 
 
 class StreamRoute(TextRoute):
@@ -82,24 +83,16 @@ _DOCUMENTED = {
         },
     },
     "parameters": [
-        {
-            "name": "model",
-            "in": "query",
-            "description": "name of a served model",
-            "schema": {"type": "string"},
-        },
-        {
-            "name": "overflow",
-            "in": "query",
-            "description": "as in POST /classify",
-            "schema": {"type": "string", "enum": get_args(Overflow), "default": "truncate"},
-        },
-        {
-            "name": "threshold",
-            "in": "query",
-            "description": "as in POST /classify",
-            "schema": {"type": "number", "minimum": 0, "maximum": 1},
-        },
+        {"name": name, "in": "query", "description": description, "schema": schema}
+        for name, description, schema in (
+            ("model", "name of a served model", {"type": "string"}),
+            (
+                "overflow",
+                "as in POST /classify",
+                {"type": "string", "enum": get_args(Overflow), "default": "truncate"},
+            ),
+            ("threshold", "as in POST /classify", {"type": "number", "minimum": 0, "maximum": 1}),
+        )
     ],
 }
 
@@ -135,11 +128,7 @@ class StreamedAnswers(Response):
     """Reads the request and sends the answers at the same time."""
 
     def __init__(
-        self,
-        exchange: HttpExchange,
-        model: str | None,
-        options: TextOptions,
-        body: Decoder,
+        self, exchange: HttpExchange, model: str | None, options: TextOptions, body: Decoder
     ) -> None:
         super().__init__(
             media_type=MEDIA_TYPE,
@@ -153,22 +142,24 @@ class StreamedAnswers(Response):
         self._decoder = body
         self._lines = LineReader(service.settings.max_body_bytes, service.stream_inflight)
         self._gate = service.models.stream_gate(model)  # may raise: no answer has begun yet
-        self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
         self._failure: ServiceError | None = None  # why not everything was answered
         self._ended = False
+        self._patience = asyncio.timeout(None)  # of the reader, with a silent client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._respond(receive, send)
+            await self._exchange.while_connected(self._respond(receive, send))
+        except ClientDisconnected as error:  # all work is cancelled
+            self._failure = error
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
                 raise
             # The time for accepted work is over. Some answers are missing, but a client that reads
             # still gets the last line.
             if not self._ended:
-                self._failure = _shutting_down()
+                self._failure = ShuttingDown(SEND_AGAIN)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_LINE_S):
                         await self._send_last(send)
@@ -178,61 +169,34 @@ class StreamedAnswers(Response):
                 self._exchange.code = self._failure.code
 
     async def _respond(self, receive: Receive, send: Send) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                watching = [
-                    tasks.create_task(self._receive(receive)),
-                    tasks.create_task(self._watch_shutdown()),
-                ]
-                tasks.create_task(self._read(tasks))
-                # Let the tasks ask for the body first: the server then sends "100 Continue" to a
-                # client that waits for it. Once the answer has begun, it would not.
-                await asyncio.sleep(0)
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                )
-                while (group := await self._groups.get()) is not None:
-                    body = await group
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-                await self._send_last(send)
-                self._ended = True
-                for task in watching:
-                    task.cancel()
-        except* ClientDisconnected:
-            # All work is cancelled, and the client no longer waits for the end.
-            self._failure = ClientDisconnected("before its answers")
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch_shutdown())
+            tasks.create_task(self._read(receive, tasks))
+            # Let the reader ask for the body first: the server then sends "100 Continue" to a
+            # client that waits for it. Once the answer has begun, it would not.
+            await asyncio.sleep(0)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while (group := await self._groups.get()) is not None:
+                body = await group
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._send_last(send)
+            self._ended = True
+            watching.cancel()
 
     async def _send_last(self, send: Send) -> None:
         line = answer_line(Line(None, self._failure), self._failure) if self._failure else b""
         await send({"type": "http.response.body", "body": line})
 
-    async def _receive(self, receive: Receive) -> None:
-        """Read one message ahead, and end the stream when the client disconnects."""
-        more = True
-        while True:
-            try:
-                async with asyncio.timeout(IDLE_S if more else None):
-                    message = await receive()
-            except TimeoutError:
-                message = _end(DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s"))
-            except ServiceError as error:  # the body is not valid HTTP
-                message = _end(error)
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected("before its answers")
-            more = message.get("more_body", False)
-            await self._messages.join()  # so that at most one message is read ahead
-            await self._messages.put(message)
-
     async def _watch_shutdown(self) -> None:
         """When streams must end, stop reading, and let no group wait for its turn any longer."""
         await self._service.lifecycle.closing.wait()
         self._gate.close()
-        with suppress(asyncio.QueueFull):  # if full, the reader sees the shutdown by itself
-            self._messages.put_nowait(_end(_shutting_down()))
+        with suppress(RuntimeError):  # the reader waits for no message
+            self._patience.reschedule(0)
 
-    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+    async def _read(self, receive: Receive, tasks: asyncio.TaskGroup) -> None:
         try:
-            async for lines in self._arriving():
+            async for lines in self._arriving(receive):
                 if lines:
                     group = StreamGroup(lines, self._exchange, self._model, self._options)
                     await self._groups.put(tasks.create_task(self._answer(group)))
@@ -251,34 +215,36 @@ class StreamedAnswers(Response):
         finally:
             self._lines.answered(group.lines)
 
-    async def _arriving(self) -> AsyncIterator[list[Line]]:
+    async def _arriving(self, receive: Receive) -> AsyncIterator[list[Line]]:
         more = True
         while more:
-            self._check_shutdown()
-            message = await self._messages.get()
-            if "error" in message:
-                raise message["error"]
+            message = await self._message(receive)
             for piece in self._decoder.decode(message.get("body", b"")):
                 self._check_shutdown()
                 for lines in self._lines.feed(piece, lambda: self._gate.group_bytes):
                     yield lines
                 yield []
             more = message.get("more_body", False)
-            self._messages.task_done()
         self._decoder.end()
         yield self._lines.end()
 
+    async def _message(self, receive: Receive) -> Message:
+        """The next part of the body."""
+        self._check_shutdown()
+        self._patience = asyncio.timeout(IDLE_S)
+        try:
+            async with self._patience:
+                message = await receive()
+        except TimeoutError:
+            self._check_shutdown()
+            raise DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected("before its answers")
+        return message
+
     def _check_shutdown(self) -> None:
         if self._service.lifecycle.stopping:
-            raise _shutting_down()
-
-
-def _end(error: ServiceError) -> Message:
-    return {"type": "end", "error": error}
-
-
-def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("the service is shutting down; send the rest again")
+            raise ShuttingDown(SEND_AGAIN)
 
 
 ADAPTER = Adapter(router.routes)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from app.api.openapi import examples
 from app.api.openapi.components import JSON, REFERENCE, encoded
 from app.errors import (
     DeadlineExceeded,
@@ -48,9 +49,18 @@ ERRORS = (
     ShuttingDown,
     DeadlineExceeded,
 )
-_PATH_PARAMETERS = {
-    "name": ("name of a served model", "minilm-l6-tweet-sentiment"),
-    "version": ("version of the model; there is only 1", "1"),
+# The ``openapi_extra`` of a route with a model's name in its path.
+NAME_IN_PATH: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "name",
+            "in": "path",
+            "required": True,
+            "description": "name of a served model",
+            "schema": {"type": "string"},
+            "example": examples.MODEL,
+        }
+    ]
 }
 
 
@@ -64,24 +74,6 @@ def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[s
     else:
         content = {"schema": schemas[0], "example": shown[schema.__name__]["value"]}
     return {"requestBody": {"required": True, "content": {JSON: content}}}
-
-
-def path_parameters(*names: str) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route whose path has these parameters."""
-    return {
-        "parameters": [
-            {
-                "name": name,
-                "in": "path",
-                "required": True,
-                "description": description,
-                "schema": {"type": "string"},
-                "example": value,
-            }
-            for name in names
-            for description, value in [_PATH_PARAMETERS[name]]
-        ]
-    }
 
 
 def example(value: Any) -> dict[int | str, Any]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 
 from app.api.http_exchange import HttpRequest, Route
 from app.api.openapi import examples
-from app.api.openapi.document import documented, example, path_parameters
+from app.api.openapi.document import NAME_IN_PATH, documented, example
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
 from app.engine.machine.cpu import cpu_name, vector_flags
 from app.errors import (
@@ -145,7 +145,7 @@ async def models(request: HttpRequest) -> Models:
             Unauthorized, ModelNotFound, InvalidBundle, OutOfMemory, NotReady, ShuttingDown
         ),
     },
-    openapi_extra=path_parameters("name"),
+    openapi_extra=NAME_IN_PATH,
 )
 async def reload(request: HttpRequest) -> Status:
     """Load a model's bundle again. Needs an admin key.

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.adapters.forms.open_inference.tensors import pack, unpack
+from app.adapters.forms.open_inference import pack, unpack
 from app.adapters.grpc.messages import METHODS
 from checks.soak.calls.call import Call, tensors
 from checks.soak.calls.truth import Truth

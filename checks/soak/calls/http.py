@@ -11,7 +11,7 @@ from typing import Any
 import brotli
 import numpy as np
 
-from app.adapters.forms.open_inference.tensors import pack, unpack
+from app.adapters.forms.open_inference import pack, unpack
 from app.engine.text.encoding import DEFAULTS, TextOptions
 from checks.soak.calls.call import Call, as_fp32, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls
