@@ -99,8 +99,8 @@ class Classifier:
                 config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            queue_texts=lambda: self._batcher.queued_texts,
-            queue_tokens=lambda: self._batcher.queued_tokens,
+            queue_texts=lambda: len(self._batcher.queue),
+            queue_tokens=lambda: self._batcher.queue.tokens,
             queue_wait_seconds=lambda: self._batcher.queue_wait_s,
             runners_stuck=lambda: self._batcher.runners.stuck,
             device_lost=lambda: self._batcher.device_lost is not None,

@@ -6,7 +6,7 @@ The engine itself does not depend on metrics or traces.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from app.engine.batching.batches import BatchObserver
+from app.engine.batching.runners import BatchObserver
 from app.engine.predictions import Outcome
 
 # The stages of a request in the engine, in their order.

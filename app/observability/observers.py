@@ -170,7 +170,7 @@ class ModelObserver(Observer):
 
     def batch(self, report: BatchReport) -> None:
         with self._batch_lock:
-            self._batch_texts.observe(report.texts)
+            self._batch_texts.observe(report.items)
             self._batch_tokens.observe(report.padded_tokens)
             self._padding_ratio.observe(1 - report.tokens / report.padded_tokens)
             self._out_of_memory.value += report.out_of_memory

@@ -84,10 +84,10 @@ class Tracer:
             "batch",
             trace.set_span_in_context(trace.INVALID_SPAN),
             links=links,
-            start_time=now_ns - int(report.inference_seconds * 1e9),
+            start_time=now_ns - int(report.seconds * 1e9),
             attributes={
                 "sentiment.model": model,
-                "sentiment.texts": report.texts,
+                "sentiment.texts": report.items,
                 "sentiment.padded_tokens": report.padded_tokens,
             },
         )

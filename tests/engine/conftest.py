@@ -38,6 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The batcher's clock."""
     clock = Clock()
     monkeypatch.setattr("app.engine.batching.batcher.time", clock)
+    monkeypatch.setattr("app.engine.batching.batches.time", clock)
     return clock
 
 
@@ -46,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set short times, so that hanging runners are found, and failed ones go on, within a test."""
     monkeypatch.setattr("app.engine.batching.runners.PAUSE_S", 0.01)
     monkeypatch.setattr("app.engine.batching.runners.STUCK_LEAST_S", 0.3)
-    monkeypatch.setattr("app.engine.batching.batcher.WATCH_S", 0.05)
+    monkeypatch.setattr("app.engine.batching.runners.LOOK_S", 0.05)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Recorder:
         pass
 
     def batch(self, report: BatchReport) -> None:
-        self.batches.append(report.texts)
+        self.batches.append(report.items)
 
 
 def label_or_code(outcome: Outcome) -> str:

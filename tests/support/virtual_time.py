@@ -21,6 +21,7 @@ from unittest.mock import patch
 # Where `threading` and `time` are replaced by what stands under virtual time.
 PATCHED = {
     "app.engine.batching.batcher": ("threading", "time"),
+    "app.engine.batching.batches": ("time",),
     "app.engine.batching.runners": ("threading", "time"),
 }
 

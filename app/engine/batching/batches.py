@@ -5,13 +5,12 @@ If a batch fails, it is computed again in parts, so that only bad items fail.
 
 import asyncio
 import logging
-import math
+import time
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from app.engine.batching.budget import TokenBudget
-from app.engine.batching.fair_queue import Entry
 from app.errors import (
     DeviceLost,
     InferenceFailed,
@@ -23,6 +22,8 @@ from app.errors import (
 
 Item = TypeVar("Item", bound=Sized)
 Result = TypeVar("Result")
+# May raise any error. One that it returns in the place of a result fails only that item.
+Infer = Callable[[Sequence[Item]], Sequence[Result | ServiceError]]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Answer(Generic[Result]):
     """The results of a request's items, in their order. A failed item has its error as result.
 
-    ``inference_seconds`` is the time in which a batch with at least one of the items was computed.
+    ``inference_seconds`` is the time in which a batch that gave one of the results was computed.
     ``queue_seconds`` is the rest of the time until the last item was done.
     """
 
@@ -41,34 +42,28 @@ class Answer(Generic[Result]):
 
 
 @dataclass(slots=True, eq=False)
-class ComputeTime:
-    """When the computation of a batch started and ended."""
-
-    started: float
-    ended: float = math.inf
-
-
-@dataclass(slots=True, eq=False)
-class PendingRequest(Generic[Result]):
-    """A request that waits for the results of its items, and the times of its batches.
-
-    Only the event loop uses it, except that the runners append to ``batches``.
-    """
+class PendingRequest:
+    """A request that waits for the results of its items. Only the event loop uses it."""
 
     size: int  # number of items
     done: asyncio.Future[None]
     queued_at: float
     tag: object = None
-    results: dict[int, Result | ServiceError] = field(default_factory=dict)
-    batches: list[ComputeTime] = field(default_factory=list)
+    results: dict[int, Any] = field(default_factory=dict)  # by the item's place
+    batches: set[tuple[float, float]] = field(default_factory=set)  # when they started and ended
     ended_at: float = 0.0
 
-    def settle(self, index: int, result: Result | ServiceError, at: float) -> None:
-        """Give an item its result. If it already has one, the first result stays."""
+    def settle(self, index: int, result: Any, ended: float, started: float | None = None) -> None:
+        """Give an item its result or error. If it already has one, the first stays.
+
+        If the result is of a batch, this was computed from ``started`` to ``ended``.
+        """
         if self.done.done():
             return
+        if started is not None:
+            self.batches.add((started, ended))
         self.results.setdefault(index, result)
-        self.ended_at = max(self.ended_at, at)
+        self.ended_at = max(self.ended_at, ended)
         if len(self.results) == self.size:
             self.done.set_result(None)
 
@@ -77,92 +72,95 @@ class PendingRequest(Generic[Result]):
         for index in range(self.size):
             self.settle(index, error, at)
 
-    def answer(self) -> Answer[Result]:
+    def answer(self) -> Answer[Any]:
         """The results in the order of the items. Every item must have one."""
-        results = [self.results[index] for index in range(self.size)]
         # The time that the batches cover. Time in which they overlap counts once.
         seconds, covered = 0.0, self.queued_at
-        for batch in sorted(self.batches, key=lambda batch: batch.started):
-            # A batch may still run when its request has expired.
-            ended = min(batch.ended, self.ended_at)
-            seconds += max(0.0, ended - max(covered, batch.started))
+        for started, ended in sorted(self.batches):
+            seconds += max(0.0, ended - max(covered, started))
             covered = max(covered, ended)
-        return Answer(results, max(0.0, self.ended_at - self.queued_at - seconds), seconds)
+        waited = max(0.0, self.ended_at - self.queued_at - seconds)
+        return Answer([self.results[index] for index in range(self.size)], waited, seconds)
 
 
 @dataclass(slots=True, eq=False)
-class QueuedItem(Entry, Generic[Item, Result]):
-    """An item in the queue. ``index`` is the place of its result in the request."""
+class QueuedItem:
+    """An item of a request, from its admission to its result. The queue sets the last two."""
 
-    item: Item
-    request: PendingRequest[Result]
-    index: int
+    tokens: int
+    deadline: float  # a time of time.monotonic
+    item: Any
+    request: PendingRequest
+    index: int  # the place of its result in the request
+    turn: tuple[int, int] = (0, 0)  # virtual start, then order of arrival
+    waiting: bool = False
 
 
-Batch = Sequence[QueuedItem[Item, Result]]
+Batch = Sequence[QueuedItem]
 
 
 @dataclass(slots=True)
 class BatchReport:
-    """What one batch contained, and how long it took."""
+    """What one batch contained, and how it was computed. Times are of time.monotonic."""
 
-    texts: int
+    items: int
     tokens: int
     padded_tokens: int  # with padding, if the model computes it
-    inference_seconds: float
-    failed: int  # number of texts that failed
+    started: float
+    ended: float
+    failed: int  # number of items that failed
     tags: tuple[object, ...] = ()  # of the requests in the batch
-    retried: bool = False  # whether it was computed again in parts, after an error
-    out_of_memory: bool = False  # whether memory ran out
+    raised: list[BaseException] = field(
+        default_factory=list
+    )  # by the whole batch, then by its parts
+
+    @property
+    def seconds(self) -> float:
+        """How long it was computed."""
+        return self.ended - self.started
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory ran out."""
+        return any(isinstance(error, OutOfMemory) for error in self.raised)
 
 
-class BatchObserver(Protocol):
-    """Gets the reports of a batcher, on its event loop unless they say otherwise."""
-
-    def batch(self, report: BatchReport) -> None:
-        """A batch is done. Its runner's thread calls this before the results are delivered."""
-
-    def lag(self, seconds: float) -> None:
-        """The results of a batch waited this many seconds for the event loop."""
-
-    def runner_lost(self) -> None:
-        """A runner failed outside of inference, and goes on."""
-
-    def batch_stalled(self) -> None:
-        """A batch takes far longer than predicted."""
-
-
-def tokens_taken(budget: TokenBudget, lengths: Sequence[int]) -> int:
-    """The tokens that texts of these lengths take of the budget, as one batch."""
-    return sum(lengths) if budget.max_padding is None else len(lengths) * max(lengths)
-
-
-def out_of_memory(items: Sequence[Sized], budget: TokenBudget, error: OutOfMemory) -> None:
-    """Lower the budget if memory ran out for several items; one long item may go alone."""
-    tokens = tokens_taken(budget, [*map(len, items)])
-    reason = first_line(error.__cause__ or error)
-    if len(items) > 1:
-        budget.lower(tokens, reason)
-    else:
-        logger.error("the memory ran out for a single text of %d tokens: %s", tokens, reason)
+def compute(
+    infer: Infer[Any, Any], batch: Batch, budget: TokenBudget
+) -> tuple[list[Any], BatchReport]:
+    """A result or an error for each item of the batch, and the report of it."""
+    started = time.monotonic()
+    results, raised = infer_each(infer, [queued.item for queued in batch], budget)
+    ended = time.monotonic()
+    # One line with a traceback is enough for a batch and its parts.
+    if raised and not isinstance(raised[0], DeviceLost | OutOfMemory):
+        logger.error("inference raised on a batch of %d", len(batch), exc_info=raised[0])
+    lengths = [queued.tokens for queued in batch]
+    requests = {id(queued.request): queued.request for queued in batch}.values()
+    return results, BatchReport(
+        items=len(batch),
+        tokens=sum(lengths),
+        padded_tokens=tokens_taken(budget, lengths),
+        started=started,
+        ended=ended,
+        failed=sum(isinstance(result, ServiceError) for result in results),
+        tags=tuple(request.tag for request in requests if request.tag is not None),
+        raised=raised,
+    )
 
 
 def infer_each(
-    infer: Callable[[Sequence[Item]], Sequence[Result | ServiceError]],
-    items: Sequence[Item],
-    *,
-    on_failure: Callable[[Sequence[Item], BaseException], None],
-) -> list[Result | ServiceError]:
-    """Return a result or an error for each item, even if ``infer`` raises.
+    infer: Infer[Item, Result], items: Sequence[Item], budget: TokenBudget
+) -> tuple[list[Result | ServiceError], list[BaseException]]:
+    """A result or an error for each item, even if ``infer`` raises; and all that it raised.
 
     If ``infer`` raises on a batch, each half of the batch is computed separately, and so on with
-    the halves of a half. Only the items that cause the failure fail. After ``DeviceLost``, no call
-    can succeed: the items that have no result fail at once.
-
-    ``on_failure`` is called after each call of ``infer`` that raised, with the items and the
-    exception. What it raises is not caught.
+    the halves of a half. Only the items that cause the failure fail. After ``OutOfMemory``, the
+    budget is lowered. After ``DeviceLost``, no call can succeed: the items that have no result fail
+    at once.
     """
     results: list[Result | ServiceError] = []
+    raised: list[BaseException] = []
     parts = [items]  # the last one is computed next
     while parts:
         part = parts.pop()
@@ -172,21 +170,35 @@ def infer_each(
                 raise RuntimeError(f"infer gave {len(computed)} results for {len(part)} items")
             results += computed
         except BaseException as error:
-            # SystemExit and MemoryError too: they fail texts, not the runner.
-            on_failure(part, error)
+            # SystemExit and MemoryError too: they fail items, not the runner.
+            raised.append(error)
             if isinstance(error, DeviceLost):
                 # One error each: they are raised in different requests.
-                return results + [NotReady(str(error)) for _ in items[len(results) :]]
-            if len(part) == 1:
-                results.append(_error_of_one(error))
-            else:
+                results += [NotReady(str(error)) for _ in items[len(results) :]]
+                break
+            if isinstance(error, OutOfMemory):
+                _lower(budget, part, error)
+            if len(part) > 1:
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
-    return results
+            elif isinstance(error, OutOfMemory):
+                # Without the traceback, which keeps the batch in memory.
+                results.append(OutOfMemory(error.detail))
+            else:
+                results.append(InferenceFailed("inference failed on this text"))
+    return results, raised
 
 
-def _error_of_one(error: BaseException) -> ServiceError:
-    """The error of an item that failed alone."""
-    if isinstance(error, OutOfMemory):
-        return OutOfMemory(error.detail)  # without the traceback, which keeps the batch in memory
-    return InferenceFailed("inference failed on this text")
+def tokens_taken(budget: TokenBudget, lengths: Sequence[int]) -> int:
+    """The tokens that items of these lengths take of the budget, as one batch."""
+    return sum(lengths) if budget.max_padding is None else len(lengths) * max(lengths)
+
+
+def _lower(budget: TokenBudget, items: Sequence[Sized], error: OutOfMemory) -> None:
+    """Lower the budget if memory ran out for several items; one long item may go alone."""
+    tokens = tokens_taken(budget, [*map(len, items)])
+    reason = first_line(error.__cause__ or error)
+    if len(items) > 1:
+        budget.lower(tokens, reason)
+    else:
+        logger.error("the memory ran out for a single text of %d tokens: %s", tokens, reason)

@@ -1,24 +1,23 @@
-"""The queue of texts that wait for inference: their order, and who is admitted to it. It uses no
+"""The queue of items that wait for inference: their order, and who is admitted to it. It uses no
 threads, no locks, no clock and no event loop.
 
 The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request is its own flow.
-In virtual time, an entry starts when the earlier entries of its own request would have ended. So
-the hundredth text of a list waits for as many tokens of newcomers as of its own list. Requests of
-a single text are served in the order in which they arrived.
+In virtual time, an item starts when the earlier items of its own request would have ended. So the
+hundredth item of a request waits for as many tokens of newcomers as of its own request. Requests
+of a single item are served in the order in which they arrived.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
 
+from app.engine.batching.batches import QueuedItem
 from app.engine.batching.budget import TokenBudget
 from app.errors import RETRY_AFTER_S, Overloaded, TooManyTexts
 
 # How many tokens are considered for a batch, as a multiple of those that it may take. This is
-# enough to find tweets of similar length, and so few that texts taken out of turn do not delay
+# enough to find tweets of similar length, and so few that items taken out of turn do not delay
 # others for long.
 LOOK_AHEAD = 4
 
@@ -35,29 +34,18 @@ SPEED_DECAY = 0.9
 CAUTION = 1.15
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One waiting text: its length in tokens, and its deadline on the caller's clock."""
-
-    tokens: int
-    deadline: float
-    turn: tuple[int, int] = field(init=False)  # virtual start, then order of arrival
-    waiting: bool = field(init=False, default=False)
-
-
 _turn = attrgetter("turn")
-E = TypeVar("E", bound=Entry)
 
 
-class FairQueue(Generic[E]):
-    """Entries in the order of their turns. Batches are taken from near the front.
+class FairQueue:
+    """Items in the order of their turns. Batches are taken from near the front.
 
-    ``tokens`` is the number of tokens of the waiting entries, without padding.
+    ``tokens`` is the number of tokens of the waiting items, without padding.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._order: list[E] = []  # sorted by turn
+        self._order: list[QueuedItem] = []  # sorted by turn
         self._virtual_time = 0
         self._arrivals = 0
 
@@ -68,66 +56,66 @@ class FairQueue(Generic[E]):
         """Tokens that are served before a new request of ``tokens`` tokens has its last turn."""
         order = self._order
         ahead = bisect_left(order, (self._virtual_time + tokens, 0), key=_turn)
-        # When a long list waits, few entries are ahead; else, few or none are behind.
+        # When a long list waits, few items are ahead; else, few or none are behind.
         if ahead <= len(order) // 2:
             return _tokens_of(islice(order, ahead))
         return self.tokens - _tokens_of(islice(order, ahead, None))
 
-    def add(self, request: Iterable[E]) -> None:
-        """Queue the entries of one request, in their order."""
+    def add(self, request: Iterable[QueuedItem]) -> None:
+        """Queue the items of one request, in their order."""
         start = self._virtual_time
         order = self._order
-        for entry in request:
-            entry.turn = (start, self._arrivals)
-            if order and entry.turn < order[-1].turn:
-                insort(order, entry, key=_turn)
+        for item in request:
+            item.turn = (start, self._arrivals)
+            if order and item.turn < order[-1].turn:
+                insort(order, item, key=_turn)
             else:  # most come last
-                order.append(entry)
-            entry.waiting = True
-            start += entry.tokens
-            self.tokens += entry.tokens
+                order.append(item)
+            item.waiting = True
+            start += item.tokens
+            self.tokens += item.tokens
             self._arrivals += 1
 
-    def remove(self, entries: Iterable[E]) -> None:
-        """Remove those of the entries that still wait."""
-        for entry in entries:
-            if entry.waiting:
-                del self._order[bisect_left(self._order, entry.turn, key=_turn)]
-                entry.waiting = False
-                self.tokens -= entry.tokens
+    def remove(self, items: Iterable[QueuedItem]) -> None:
+        """Remove those of the items that still wait."""
+        for item in items:
+            if item.waiting:
+                del self._order[bisect_left(self._order, item.turn, key=_turn)]
+                item.waiting = False
+                self.tokens -= item.tokens
 
-    def clear(self) -> list[E]:
-        """Remove all waiting entries and return them."""
+    def clear(self) -> list[QueuedItem]:
+        """Remove all waiting items and return them."""
         cleared = [*self._order]
         self.remove(reversed(cleared))
         return cleared
 
     def take_batch(
         self, *, max_tokens: int, max_padding: float | None, share: float, now: float
-    ) -> list[E]:
-        """Remove and return the next batch: the entry whose turn it is, and others of like length.
+    ) -> list[QueuedItem]:
+        """Remove and return the next batch: the item whose turn it is, and others of like length.
 
-        Number of entries × longest stays within ``max_tokens``, of which ``max_padding``, as a
-        share, may be padding; a longer entry goes alone. Without ``max_padding``, padding does not
-        count, and the entries are taken in their order. A batch takes no more entries once they
-        have ``share`` tokens: the rest is for other idle runners. Entries that are found to have a
-        deadline of ``now`` or earlier are dropped. The batch is empty if no entry is left.
+        Number of items × longest stays within ``max_tokens``, of which ``max_padding``, as a
+        share, may be padding; a longer item goes alone. Without ``max_padding``, padding does not
+        count, and the items are taken in their order. A batch takes no more items once they
+        have ``share`` tokens: the rest is for other idle runners. Items that are found to have a
+        deadline of ``now`` or earlier are dropped. The batch is empty if no item is left.
 
-        If an error is raised, such as MemoryError, no entry is lost and the counts stay correct.
+        If an error is raised, such as MemoryError, no item is lost and the counts stay correct.
         """
-        near: list[E] = []  # the next entries
-        leaving: set[E] = set()
+        near: list[QueuedItem] = []  # the next items
+        leaving: set[QueuedItem] = set()
         looks = 1 if max_padding is None else LOOK_AHEAD
         considered, unseen = 0, looks * min(max_tokens, share)
-        for entry in self._order:
+        for item in self._order:
             if unseen <= 0:
                 break
             considered += 1
-            if now < entry.deadline:
-                near.append(entry)
-                unseen -= entry.tokens
+            if now < item.deadline:
+                near.append(item)
+                unseen -= item.tokens
             else:
-                leaving.add(entry)
+                leaving.add(item)
         batch = near
         virtual_time = self._virtual_time
         if near:
@@ -143,41 +131,43 @@ class FairQueue(Generic[E]):
         tokens = self.tokens - _tokens_of(leaving)
         self._order[:considered] = [e for e in self._order[:considered] if e not in leaving]
         # Everything before this line may fail, and changes nothing then; what follows cannot.
-        for entry in leaving:
-            entry.waiting = False
+        for item in leaving:
+            item.waiting = False
         self.tokens, self._virtual_time = tokens, virtual_time
         return batch
 
 
-def _fill(entries: Sequence[E], max_tokens: int, max_padding: float, share: float) -> list[E]:
-    """The first entry, and those nearest to it in length that fit in its batch.
+def _fill(
+    items: Sequence[QueuedItem], max_tokens: int, max_padding: float, share: float
+) -> list[QueuedItem]:
+    """The first item, and those nearest to it in length that fit in its batch.
 
-    Entries of equal length keep their order.
+    Items of equal length keep their order.
     """
-    near: dict[int, list[E]] = {}  # by length
-    for entry in entries:
-        near.setdefault(entry.tokens, []).append(entry)
-    leader = entries[0]
+    near: dict[int, list[QueuedItem]] = {}  # by length
+    for item in items:
+        near.setdefault(item.tokens, []).append(item)
+    leader = items[0]
     batch = [leader]
     tokens = longest = leader.tokens
     for length in sorted(near, key=lambda one: (abs(one - leader.tokens), one)):
         new_longest = max(longest, length)
-        for entry in near[length]:
-            if entry is leader:
+        for item in near[length]:
+            if item is leader:
                 continue
             padded_tokens = new_longest * (len(batch) + 1)
             least = (1 - max_padding) * padded_tokens
             if tokens >= share or padded_tokens > max_tokens or tokens + length < least:
                 break
-            batch.append(entry)
+            batch.append(item)
             tokens, longest = tokens + length, new_longest
         if tokens >= share or longest * (len(batch) + 1) > max_tokens:
             break
     return batch
 
 
-def _tokens_of(entries: Iterable[Entry]) -> int:
-    return sum(entry.tokens for entry in entries)
+def _tokens_of(items: Iterable[QueuedItem]) -> int:
+    return sum(item.tokens for item in items)
 
 
 class Admission:
@@ -189,9 +179,7 @@ class Admission:
     queue.
     """
 
-    def __init__(
-        self, queue: FairQueue[Any], *, budget: TokenBudget, max_queue_tokens: int
-    ) -> None:
+    def __init__(self, queue: FairQueue, *, budget: TokenBudget, max_queue_tokens: int) -> None:
         self._queue = queue
         self._budget = budget
         self._max_queue_tokens = max_queue_tokens

@@ -1,7 +1,7 @@
 """The threads that compute batches. One that fails goes on, and one that hangs is detected.
 
 A thread records what it does in plain attributes of its runner, because setting them cannot fail.
-The event loop reads them when a thread tells it to, and regularly while a batch is computed.
+The event loop reads them when a thread tells it to, and regularly.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic
+from typing import Protocol
 
-from app.engine.batching.batches import Batch, BatchObserver, Item, Result
+from app.engine.batching.batches import Batch, BatchReport
 
 # Seconds in which a runner rests after a failure. Without them, a fault that comes back at once
 # would keep a CPU and the log busy.
@@ -24,6 +24,9 @@ PAUSE_S = 0.5
 # After this many failures per runner, with no batch done in between, the runners count as unable to
 # answer.
 HOPELESS_AFTER = 3
+
+# Seconds between two looks at the runners.
+LOOK_S = 0.5
 
 # A batch counts as hung when it takes this many times the predicted time ...
 STUCK_FACTOR = 20
@@ -39,14 +42,30 @@ NICE = 5
 logger = logging.getLogger(__name__)
 
 
+class BatchObserver(Protocol):
+    """Gets the reports of a batcher, on its event loop unless they say otherwise."""
+
+    def batch(self, report: BatchReport) -> None:
+        """A batch is done. Its runner's thread calls this before the results are delivered."""
+
+    def lag(self, seconds: float) -> None:
+        """The results of a batch waited this many seconds for the event loop."""
+
+    def runner_lost(self) -> None:
+        """A runner failed outside of inference, and goes on."""
+
+    def batch_stalled(self) -> None:
+        """A batch takes far longer than predicted."""
+
+
 @dataclass(slots=True, eq=False)
-class Runner(Generic[Item, Result]):
+class Runner:
     """Computes batches on its thread."""
 
     name: str
     end: asyncio.Future[None]  # done when its thread has ended
     # Written by its thread:
-    batch: Batch[Item, Result] = ()  # the items that it has taken, until their results are sent
+    batch: Batch = ()  # the items that it has taken, until their results are sent
     expected_s: float = 0.0  # the seconds that the batch should take
     idle: bool = True  # it can take a batch
     running: bool = False  # the thread has not ended
@@ -54,12 +73,12 @@ class Runner(Generic[Item, Result]):
     failed: bool = False  # something raised, and the batch will have no results
     # Written by the event loop:
     started: bool = False  # it has a thread, or had one
-    watched: Batch[Item, Result] = ()  # the batch at the latest look ...
+    watched: Batch = ()  # the batch at the latest look ...
     looks: int = 0  # ... and how many looks ago it was first seen
     stuck: bool = False
 
 
-class Runners(Generic[Item, Result]):
+class Runners:
     """``count`` runners. The thread of each calls ``serve``, which returns when it should end.
 
     ``on_failure`` is called on the event loop with the batch of a runner that failed or hangs: the
@@ -70,8 +89,8 @@ class Runners(Generic[Item, Result]):
         self,
         count: int,
         *,
-        serve: Callable[[Runner[Item, Result]], None],
-        on_failure: Callable[[Batch[Item, Result]], None],
+        serve: Callable[[Runner], None],
+        on_failure: Callable[[Batch], None],
         observer: BatchObserver,
     ) -> None:
         self._serve = serve
@@ -79,8 +98,7 @@ class Runners(Generic[Item, Result]):
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self.all = [
-            Runner[Item, Result](f"runner-{number}", self._loop.create_future())
-            for number in range(count)
+            Runner(f"runner-{number}", self._loop.create_future()) for number in range(count)
         ]
         self.stuck = 0  # number of runners that hang
         self.working = count  # number of runners that do not hang; at least 1
@@ -103,7 +121,18 @@ class Runners(Generic[Item, Result]):
         return self.all_stuck or self.failures >= HOPELESS_AFTER * len(self.all)
 
     def start(self) -> None:
-        """Start the threads. Those that cannot be started now are started by ``look``."""
+        """Start the threads and look at them regularly. Called on the event loop."""
+        self._look_again = self._loop.call_later(LOOK_S, self._look)
+        self._start_threads()
+
+    async def join(self, timeout_s: float) -> None:
+        """Wait until all threads have ended, for at most ``timeout_s`` seconds."""
+        if ends := [runner.end for runner in self.all if runner.started]:
+            await asyncio.wait(ends, timeout=timeout_s)
+        self._look_again.cancel()
+
+    def _start_threads(self) -> None:
+        """Start those threads that do not run yet. The next look tries again with the others."""
         for runner in self.all:
             if runner.started:
                 continue
@@ -117,24 +146,15 @@ class Runners(Generic[Item, Result]):
                 logger.exception("no thread can be started for %s", runner.name)
                 runner.started = runner.running = False
 
-    async def join(self, timeout_s: float) -> None:
-        """Wait until all threads have ended, for at most ``timeout_s`` seconds."""
-        if ends := [runner.end for runner in self.all if runner.started]:
-            await asyncio.wait(ends, timeout=timeout_s)
-
-    def look(self, seconds: float) -> bool:
-        """Find out which runners hang, have failed or have recovered.
-
-        ``seconds`` have passed since the last look. Returns whether another look is needed, though
-        no request may be waiting.
-        """
+    def _look(self) -> None:
+        """Find out which runners hang, have failed or have recovered."""
+        self._look_again = self._loop.call_later(LOOK_S, self._look)
         for runner in self.all:
-            self._look_at(runner, seconds)
+            self._look_at(runner)
             self._note_failure(runner)  # if there was no memory to tell the event loop
-        self.start()
-        return any(runner.batch or not runner.started for runner in self.all)
+        self._start_threads()
 
-    def _run(self, runner: Runner[Item, Result]) -> None:
+    def _run(self, runner: Runner) -> None:
         """What each thread runs, from its start to its end."""
         if sys.platform == "linux":  # elsewhere, the whole process would be nicer
             with suppress(OSError):  # a sandbox may forbid it
@@ -156,7 +176,7 @@ class Runners(Generic[Item, Result]):
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(runner.end.set_result, None)
 
-    def _note_failure(self, runner: Runner[Item, Result]) -> None:
+    def _note_failure(self, runner: Runner) -> None:
         """Fail the batch of a runner that has failed. May be called repeatedly."""
         if runner.failed:
             batch, runner.batch, runner.failed = runner.batch, (), False
@@ -164,7 +184,7 @@ class Runners(Generic[Item, Result]):
             self._observer.runner_lost()
             self._on_failure(batch)
 
-    def _look_at(self, runner: Runner[Item, Result], look_s: float) -> None:
+    def _look_at(self, runner: Runner) -> None:
         batch = runner.batch
         if not batch or batch is not runner.watched:
             if runner.stuck:
@@ -175,7 +195,7 @@ class Runners(Generic[Item, Result]):
         # Looks are counted, not seconds: time in which the whole process stood still does not
         # count for the batch.
         runner.looks += 1
-        seconds = runner.looks * look_s
+        seconds = runner.looks * LOOK_S
         limit = max(STUCK_LEAST_S, STUCK_FACTOR * runner.expected_s)
         if not runner.stuck and seconds > limit:
             runner.stuck = True

@@ -15,7 +15,7 @@ from typing import Any
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 
 from app.config.settings import Settings
-from app.engine.batching.batches import infer_each, out_of_memory
+from app.engine.batching.batches import infer_each
 from app.engine.batching.budget import TokenBudget
 from app.engine.loading import load_as_set
 from app.engine.machine.cpu import available_cpus, ways_to_share
@@ -27,7 +27,7 @@ from app.engine.step_thread import finish
 from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding, TextOptions, encodings
 from app.engine.text.steps import encode_steps
 from app.engine.tuning.plan import RUNNERS_PER_GPU, tune
-from app.errors import OutOfMemory, ServiceError, UserError, first_line
+from app.errors import ServiceError, UserError, first_line
 from app.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
 from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import Chunk, ClassifiedChunk
@@ -155,14 +155,11 @@ class LocalClassifier:
         return _TokenizedChunk(encoded, order, batches)
 
     def _infer(self, batch: Sequence[Encoding]) -> BatchResults:
-        def on_failure(part: Sequence[Encoding], error: BaseException) -> None:
-            if isinstance(error, OutOfMemory):
-                out_of_memory(part, self._budget, error)
-            if part is batch:
-                self._check_model()
-
         with self._free:
-            return infer_each(self._model.compute, batch, on_failure=on_failure)
+            results, raised = infer_each(self._model.compute, batch, self._budget)
+            if raised:
+                self._check_model()
+        return results
 
     def _check_model(self) -> None:
         """Stop the run if the model fails on a plain text, too, and not only on some texts."""

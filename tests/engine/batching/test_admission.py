@@ -22,7 +22,7 @@ async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back(clock: C
             await ask(batcher, "x" * 15, "x" * 5)
         assert refusal.value.rejection == "queue_full"
         assert refusal.value.retry_after_s == pytest.approx(1.0)
-        assert (batcher.queued_texts, batcher.queued_tokens) == (2, 30)
+        assert (len(batcher.queue), batcher.queue.tokens) == (2, 30)
         tasks += [await queued(batcher, "x" * 10)]
         gate.open()
         expected = [["X" * tokens] for tokens in (1, 15, 15, 10)]
@@ -88,7 +88,7 @@ async def test_a_single_text_is_admitted_beside_a_long_list(clock: Clock) -> Non
         running = await begun(batcher, gate, "x")
         bulk = await queued(batcher, *["x" * 10] * 40)  # 40 s of work
         single = await queued(batcher, "x", timeout_s=25)
-        assert batcher.queued_texts == 41
+        assert len(batcher.queue) == 41
         gate.open()
         assert await single == ["X"]
         bulk.cancel()  # on this clock its deadline has passed, but no timer will tell

@@ -28,8 +28,8 @@ async def test_a_batch_is_reported(clock: Clock) -> None:
         gate.open()
         await asyncio.gather(*tasks)
     assert reports == [
-        BatchReport(1, 10, 10, inference_seconds=4.0, failed=0),
-        BatchReport(2, 40, 42, inference_seconds=4.0, failed=0),
+        BatchReport(1, 10, 10, started=1000.0, ended=1004.0, failed=0),
+        BatchReport(2, 40, 42, started=1004.0, ended=1008.0, failed=0),
     ]
 
 

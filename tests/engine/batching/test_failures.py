@@ -96,7 +96,8 @@ async def test_a_batch_that_does_not_fit_is_computed_in_parts(
         assert not batcher.failing
     assert calls == [160, 80, 40, 40, 80, 40, 40]
     [report] = reports
-    assert (report.retried, report.out_of_memory, report.failed) == (True, True, 0)
+    assert [type(error) for error in report.raised] == [OutOfMemory] * 3
+    assert (report.out_of_memory, report.failed) == (True, 0)
     assert caplog.messages[0].endswith("CUDA failure 2: out of memory")
     assert len(caplog.messages) == 2  # for 160 tokens and for 80, not again for the other 80
 

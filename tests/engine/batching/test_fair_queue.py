@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from app.engine.batching.batches import QueuedItem
 from app.engine.batching.budget import MAX_PADDING
-from app.engine.batching.fair_queue import LOOK_AHEAD, Entry, FairQueue
+from app.engine.batching.fair_queue import LOOK_AHEAD, FairQueue
 
 LONGEST = 20
 
@@ -19,30 +20,34 @@ requests = st.lists(st.lists(lengths, min_size=1, max_size=30), max_size=8)
 budgets = st.integers(min_value=1, max_value=5 * LONGEST)
 
 
-def entries(*tokens: int, deadline: float = math.inf) -> list[Entry]:
-    return [Entry(count, deadline) for count in tokens]
+# The queue reads nothing of an item but its tokens and its deadline.
+REQUEST: Any = None
+
+
+def items_of(*tokens: int, deadline: float = math.inf) -> list[QueuedItem]:
+    return [QueuedItem(count, deadline, None, REQUEST, 0) for count in tokens]
 
 
 def take(
-    queue: FairQueue[Entry],
+    queue: FairQueue,
     *,
     max_tokens: int = 10_000,
     share: float = math.inf,
     now: float = 0.0,
     max_padding: float | None = MAX_PADDING,
-) -> list[Entry]:
+) -> list[QueuedItem]:
     return queue.take_batch(max_tokens=max_tokens, max_padding=max_padding, share=share, now=now)
 
 
-def take_all(queue: FairQueue[Entry], *, max_tokens: int = 10_000) -> list[list[Entry]]:
+def take_all(queue: FairQueue, *, max_tokens: int = 10_000) -> list[list[QueuedItem]]:
     batches = []
     while batch := take(queue, max_tokens=max_tokens):
         batches.append(batch)
     return batches
 
 
-def queue_of(*requests: list[Entry]) -> FairQueue[Entry]:
-    queue: FairQueue[Entry] = FairQueue()
+def queue_of(*requests: list[QueuedItem]) -> FairQueue:
+    queue = FairQueue()
     for request in requests:
         queue.add(request)
     return queue
@@ -51,39 +56,39 @@ def queue_of(*requests: list[Entry]) -> FairQueue[Entry]:
 @anytime
 @given(requests, budgets)
 @example([[2, 3, 1, 3, 1]], 21)  # two lengths equally far from the leader's
-def test_entries_of_one_length_keep_their_turns(lists: list[list[int]], budget: int) -> None:
-    """Entries of equal length come out in turn; only another length may overtake."""
-    queue = queue_of(*(entries(*request) for request in lists))
-    taken = [entry for batch in take_all(queue, max_tokens=budget) for entry in batch]
+def test_items_of_one_length_keep_their_turns(lists: list[list[int]], budget: int) -> None:
+    """Items of equal length come out in turn; only another length may overtake."""
+    queue = queue_of(*(items_of(*request) for request in lists))
+    taken = [item for batch in take_all(queue, max_tokens=budget) for item in batch]
     for tokens in range(1, LONGEST + 1):
-        turns = [entry.turn for entry in taken if entry.tokens == tokens]
+        turns = [item.turn for item in taken if item.tokens == tokens]
         assert turns == sorted(turns)
 
 
 def test_lists_take_turns() -> None:
     """Two equal requests are served alternately, whichever came first."""
-    first, second = entries(*[10] * 5), entries(*[10] * 5)
+    first, second = items_of(*[10] * 5), items_of(*[10] * 5)
     taken = [batch[0] for batch in take_all(queue_of(first, second), max_tokens=10)]
-    assert taken == [entry for pair in zip(first, second, strict=True) for entry in pair]
+    assert taken == [item for pair in zip(first, second, strict=True) for item in pair]
 
 
 def test_the_batch_is_filled_with_the_nearest_lengths() -> None:
     """The batch is filled with the texts whose lengths are nearest to the leader's."""
-    leader, *_ = request = entries(100, 90, 98, 80, 101, 110, 97)
+    leader, *_ = request = items_of(100, 90, 98, 80, 101, 110, 97)
     batch = take(queue_of(request), max_tokens=4 * 101)
     assert batch[0] is leader
-    assert sorted(entry.tokens for entry in batch) == [97, 98, 100, 101]
+    assert sorted(item.tokens for item in batch) == [97, 98, 100, 101]
 
 
 def test_the_look_ahead_is_bounded() -> None:
     """Only a limited number of next turns are considered, even if better matches stand behind."""
-    far, near = entries(10, *[1000] * LOOK_AHEAD, 10), entries(10, *[1000] * (LOOK_AHEAD - 1), 10)
+    far, near = items_of(10, *[1000] * LOOK_AHEAD, 10), items_of(10, *[1000] * (LOOK_AHEAD - 1), 10)
     assert len(take(queue_of(far), max_tokens=1000)) == 1
     assert len(take(queue_of(near), max_tokens=1000)) == 2
 
 
-class Fragile(Entry):
-    """An entry that raises once all such entries were read a given number of times."""
+class Fragile(QueuedItem):
+    """An item that raises once all such items were read a given number of times."""
 
     reads_left = math.inf
 
@@ -95,13 +100,18 @@ class Fragile(Entry):
 
 
 def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error during take, all entries still wait and count, and the next take works."""
+    """After an error during take, all items still wait and count, and the next take works."""
     monkeypatch.setattr(Fragile, "reads_left", math.inf)
     faults = 0
     while True:
-        waiting: list[Entry] = [Fragile(tokens, 9.0) for tokens in (3, 5, 4, 5, 20)]
-        behind: list[Entry] = [Fragile(3, 9.0), Fragile(3, 1.0)]
-        expired: list[Entry] = [Fragile(tokens, 1.0) for tokens in (2, 5)]
+        waiting: list[QueuedItem] = [
+            Fragile(tokens, 9.0, None, REQUEST, 0) for tokens in (3, 5, 4, 5, 20)
+        ]
+        behind: list[QueuedItem] = [
+            Fragile(3, 9.0, None, REQUEST, 0),
+            Fragile(3, 1.0, None, REQUEST, 0),
+        ]
+        expired: list[QueuedItem] = [Fragile(tokens, 1.0, None, REQUEST, 0) for tokens in (2, 5)]
         queue = queue_of(expired, [*waiting, *behind])
         Fragile.reads_left = faults
         try:
@@ -121,8 +131,8 @@ def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert faults > 20
 
 
-class Counted(Entry):
-    """An entry that counts how often any of its attributes is read."""
+class Counted(QueuedItem):
+    """An item that counts how often any of its attributes is read."""
 
     reads = 0
 
@@ -136,9 +146,9 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_queue(share: float) -> None:
     """However many texts wait, each take reads some times as many as it may take, and no more."""
     generator = random.Random(0)
     lengths = range(5, 46)
-    queue: FairQueue[Entry] = FairQueue()
+    queue = FairQueue()
     for _ in range(8_000):
-        queue.add([Counted(generator.choice(lengths), math.inf)])
+        queue.add([Counted(generator.choice(lengths), math.inf, None, REQUEST, 0)])
     considered = LOOK_AHEAD * min(8_192, share) / statistics.mean(lengths)
     while len(queue) > 4_000:
         Counted.reads = 0
@@ -151,19 +161,19 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_queue(share: float) -> None:
 
 def test_a_removed_list_leaves_the_others_in_their_turns() -> None:
     """Texts that give up in the middle of the queue take no room in it any more."""
-    front, late, behind = entries(*[10] * 3), entries(*[7] * 3), entries(*[10] * 3)
+    front, late, behind = items_of(*[10] * 3), items_of(*[7] * 3), items_of(*[10] * 3)
     queue = queue_of(front, late, behind)
     queue.remove(late)
     queue.remove(late)
     assert (len(queue), queue.tokens) == (6, 60)
     pairs = zip(front, behind, strict=True)
-    assert queue.clear() == [entry for pair in pairs for entry in pair]
+    assert queue.clear() == [item for pair in pairs for item in pair]
     assert (len(queue), queue.tokens, take(queue)) == (0, 0, [])
 
 
 def test_expired_entries_are_dropped() -> None:
-    """An entry is taken only before its deadline; others around it are."""
-    expired, live = entries(10, 10, deadline=5.0), entries(10, 10, deadline=5.1)
+    """An item is taken only before its deadline; others around it are."""
+    expired, live = items_of(10, 10, deadline=5.0), items_of(10, 10, deadline=5.1)
     queue = queue_of([expired[0], live[0], expired[1], live[1]])
     assert take(queue, now=5.0) == live
     assert (len(queue), queue.tokens) == (0, 0)
@@ -174,21 +184,21 @@ def test_expired_entries_are_dropped() -> None:
 def test_all_come_out_in_good_batches(
     lists: list[list[int]], budget: int, data: st.DataObject
 ) -> None:
-    """Each entry that still waits, whatever was taken and removed before, comes out once. Each
-    batch keeps the budget, unless it is a single entry, and the limit of padding. The entry with
+    """Each item that still waits, whatever was taken and removed before, comes out once. Each
+    batch keeps the budget, unless it is a single item, and the limit of padding. The item with
     the earliest turn leads it, so none is passed over for ever."""
-    added = [entries(*request) for request in lists]
+    added = [items_of(*request) for request in lists]
     queue = queue_of(*added)
-    everything = [entry for request in added for entry in request]
-    removed = {entry for entry in everything if data.draw(st.booleans())}
+    everything = [item for request in added for item in request]
+    removed = {item for item in everything if data.draw(st.booleans())}
     waiting = set(everything) - set(take(queue, max_tokens=budget)) - removed
     queue.remove(removed)
     while batch := take(queue, max_tokens=budget):
-        assert batch[0] is min(waiting, key=lambda entry: entry.turn)
+        assert batch[0] is min(waiting, key=lambda item: item.turn)
         assert waiting.issuperset(batch)
         waiting.difference_update(batch)
         assert (len(queue), queue.tokens) == (len(waiting), sum(one.tokens for one in waiting))
-        tokens = [entry.tokens for entry in batch]
+        tokens = [item.tokens for item in batch]
         padded = len(batch) * max(tokens)
         assert len(batch) == 1 or padded <= budget
         assert padded - sum(tokens) <= MAX_PADDING * padded
@@ -196,8 +206,8 @@ def test_all_come_out_in_good_batches(
 
 
 def test_a_newcomer_does_not_wait_for_a_long_list() -> None:
-    """At most the entries that start no later than a single text come before it."""
-    queue = queue_of(entries(*[10] * 100))
+    """At most the items that start no later than a single text come before it."""
+    queue = queue_of(items_of(*[10] * 100))
     assert queue.tokens_before(10) == 10
     assert queue.tokens_before(1000) == 1000
 
@@ -205,10 +215,10 @@ def test_a_newcomer_does_not_wait_for_a_long_list() -> None:
 @anytime
 @given(requests, lengths)
 def test_tokens_before_are_those_served_before(lists: list[list[int]], newcomer: int) -> None:
-    """The predicted tokens before a single text are those served before it, one entry at a time."""
-    queue = queue_of(*(entries(*request) for request in lists))
+    """The predicted tokens before a single text are those served before it, one item at a time."""
+    queue = queue_of(*(items_of(*request) for request in lists))
     predicted = queue.tokens_before(newcomer)
-    (last,) = entries(newcomer)
+    (last,) = items_of(newcomer)
     queue.add([last])
 
     before = 0
@@ -227,27 +237,27 @@ def test_without_padding_texts_of_any_lengths_come_in_their_order(
 
     It ends with the text that reaches its share. A longer text goes alone.
     """
-    queue = queue_of(*(entries(*request) for request in lists))
+    queue = queue_of(*(items_of(*request) for request in lists))
     turns = []
     while batch := take(queue, max_tokens=budget, share=share, max_padding=None):
-        tokens = [entry.tokens for entry in batch]
+        tokens = [item.tokens for item in batch]
         assert len(batch) == 1 or sum(tokens) <= budget
         assert sum(tokens[:-1]) < share
         rest = take_one(queue)
         assert sum(tokens) >= share or rest is None or sum(tokens) + rest > budget
-        turns += [entry.turn for entry in batch]
+        turns += [item.turn for item in batch]
     assert turns == sorted(turns)
     assert len(turns) == sum(map(len, lists))
     assert queue.tokens == 0
 
 
-def take_one(queue: FairQueue[Entry]) -> int | None:
-    """The tokens of the entry whose turn is next, which stays; None if there is none."""
+def take_one(queue: FairQueue) -> int | None:
+    """The tokens of the item whose turn is next, which stays; None if there is none."""
     return queue._order[0].tokens if len(queue) else None
 
 
 def test_unlike_lengths_share_a_batch_where_padding_is_not_computed() -> None:
     """510 tokens fit into a budget of 512, though four times the longest would not."""
-    queue = queue_of(entries(5, 480, 20, 5, 8))
+    queue = queue_of(items_of(5, 480, 20, 5, 8))
     batch = take(queue, max_tokens=512, max_padding=None)
-    assert [entry.tokens for entry in batch] == [5, 480, 20, 5]
+    assert [item.tokens for item in batch] == [5, 480, 20, 5]

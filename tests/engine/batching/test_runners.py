@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.engine.batching.batcher import WATCH_S
 from app.engine.batching.fair_queue import CAUTION, Admission, FairQueue
 from app.engine.batching.runners import HOPELESS_AFTER, NICE
 from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
@@ -19,7 +18,6 @@ from tests.support.batching import (
     Clock,
     Gate,
     ask,
-    batcher_of,
     batching,
     begun,
     kinds,
@@ -28,7 +26,6 @@ from tests.support.batching import (
     raising,
     until,
 )
-from tests.support.virtual_time import Simulation, Stuck
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ async def test_a_runner_that_fails_while_it_waits_goes_on(
         assert await ask(batcher, "a", "b") == ["A", "B"]
         await until(lambda: batcher.runners.complete)
         assert not batcher.failing
-        assert (batcher.queued_texts, batcher.queued_tokens) == (0, 0)
+        assert (len(batcher.queue), batcher.queue.tokens) == (0, 0)
     assert len(lost) == 2
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [error] * 2
 
@@ -228,19 +225,6 @@ async def test_a_hang_tells_nothing_of_the_speed(quick: None, clock: Clock) -> N
         tasks += [await queued(batcher, "x"), await queued(batcher, "x")]  # or it refuses
         gate.open()
         assert await asyncio.gather(*tasks) == [["X"]] * 3
-
-
-def test_an_idle_batcher_sets_no_timer() -> None:
-    """When the last request has its answer, no timer wakes the event loop any more."""
-
-    async def scenario() -> None:
-        batcher = batcher_of(runners=2)
-        assert await ask(batcher, "a") == ["A"]
-        await asyncio.sleep(2 * WATCH_S)
-        await asyncio.get_running_loop().create_future()  # with a timer, this would be endless
-
-    with pytest.raises(Stuck, match="2 threads idle"):
-        Simulation().run(scenario())
 
 
 # Shutdown

@@ -17,9 +17,9 @@ READY = ("/health", "/health/ready", "/v2/health/ready", "/v2/models/tiny/ready"
 # Inference on "worst" does not return while a file named `fault` lies in the directory.
 HANGING = """
 from pathlib import Path
-from app.engine.batching import batcher, runners
+from app.engine.batching import runners
 from app.engine.model.model import Model
-runners.STUCK_LEAST_S, batcher.WATCH_S = 0.5, 0.1
+runners.STUCK_LEAST_S, runners.LOOK_S = 0.5, 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 infer = Model.infer
 def hanging(self, encodings):

@@ -71,13 +71,21 @@ def what_came_in_time_is_kept(record: Record) -> None:
 
 
 def the_seconds_add_up(record: Record) -> None:
-    """Inference time is the time in which a text of the request is computed; the rest is queue."""
+    """Inference time is that of the batches that gave results in time; the rest is queue."""
     for visit in record.admitted:
         if visit.answer is None:
             continue
         left = visit.left.time
-        batches = {id(b): b for text in visit.ask.texts if (b := record.batch_of.get(text))}
-        spans = [(b.started.time, min(b.finished.time, left)) for b in batches.values()]
+        came = [
+            record.batch_of[text]
+            for text, result in zip(visit.ask.texts, visit.answer.results, strict=True)
+            if text in record.batch_of and not isinstance(result, DeadlineExceeded | ShuttingDown)
+        ]
+        spans = [
+            (batch.started.time, batch.finished.time)
+            for batch in came
+            if batch.finished.time <= left and not batch.lost
+        ]
         moments = sorted({moment for span in spans for moment in span})
         computed = sum(
             until - since
@@ -217,14 +225,14 @@ def runners_share_what_waits(record: Record) -> None:
 def no_runner_idles_while_a_text_waits(record: Record) -> None:
     """Whenever time passes while texts are in the queue, every runner is at work."""
     for pause in record.pauses:
-        assert not (pause.resting_runners and pause.queued_texts)
+        assert not (pause.resting_runners and pause.queued_items)
 
 
 def the_queue_holds_what_waits(record: Record) -> None:
     """Whenever time passes, the queue counts exactly the texts with a client but no batch."""
     for pause in record.pauses:
         waiting = record.waiting(pause.at)
-        assert (pause.queued_texts, pause.queued_tokens) == (len(waiting), sum(map(len, waiting)))
+        assert (pause.queued_items, pause.queued_tokens) == (len(waiting), sum(map(len, waiting)))
 
 
 def only_culprits_fail(record: Record) -> None:
@@ -317,14 +325,15 @@ def the_reports(record: Record) -> None:
         outcomes = batch.outcomes.values()
         failed = sum(not isinstance(outcome, Done) for outcome in outcomes)
         assert batch.report is not None
-        assert replace(batch.report, retried=False) == BatchReport(
-            texts=len(batch.texts),
+        assert replace(batch.report, raised=[]) == BatchReport(
+            items=len(batch.texts),
             tokens=sum(map(len, batch.texts)),
             padded_tokens=len(batch.texts) * max(map(len, batch.texts)),
-            inference_seconds=batch.finished.time - batch.started.time,
+            started=batch.started.time,
+            ended=batch.finished.time,
             failed=failed,
         )
-        assert batch.report.retried == any(call.results is None for call in batch.calls)
+        assert bool(batch.report.raised) == any(call.results is None for call in batch.calls)
         fruitless = fruitless + 1 if failed == len(batch.texts) else 0
         assert batch.failing == (fruitless >= FAILING_AFTER)
 

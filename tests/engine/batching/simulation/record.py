@@ -164,11 +164,11 @@ class Pause:
 
     at: Moment
     resting_runners: int
-    queued_texts: int
+    queued_items: int
     queued_tokens: int
 
 
-class FaultyQueue(FairQueue[Any]):
+class FaultyQueue(FairQueue):
     """A queue that raises MemoryError at some of the takes."""
 
     def __init__(self, faults: frozenset[int]) -> None:
@@ -200,10 +200,10 @@ class Record:
         self._running: dict[threading.Thread, Batch] = {}
         self.simulation = Simulation(eager=scenario.eager, work_first=scenario.work_first)
         with (
-            patch("app.engine.batching.batcher.WATCH_S", LOOKS_EVERY_S),
+            patch("app.engine.batching.runners.LOOK_S", LOOKS_EVERY_S),
             patch("app.engine.batching.runners.STUCK_LEAST_S", HANGS_AFTER_S),
             patch("app.engine.batching.batcher.FairQueue", lambda: self.queue),
-            patch("app.engine.batching.batcher.BatchReport", self._report),
+            patch("app.engine.batching.batches.BatchReport", self._report),
         ):
             self.simulation.run(self._play())
 
@@ -340,7 +340,7 @@ class Record:
 
     def _pause(self) -> None:
         resting = self.simulation.idle_threads + self.simulation.ended_threads
-        texts, tokens = self._batcher.queued_texts, self._batcher.queued_tokens
+        texts, tokens = len(self.queue), self.queue.tokens
         self.pauses.append(Pause(self._moment(), resting, texts, tokens))
 
     def _moment(self) -> Moment:
