@@ -6,7 +6,6 @@ import onnxruntime
 from fastapi import APIRouter
 
 from app.api.http_exchange import HttpRequest, Route
-from app.api.openapi import examples
 from app.api.openapi.document import NAME_IN_PATH, documented, example
 from app.api.openapi.schemas import Info, ModelInfo, Models, Status
 from app.engine.machine.cpu import cpu_name, vector_flags
@@ -55,7 +54,7 @@ async def ready(request: HttpRequest) -> Status:
 @router.get(
     "/info",
     operation_id="getInfo",
-    responses={**example(examples.INFO), **documented(Unauthorized, RateLimited, NotReady)},
+    responses=documented(Unauthorized, RateLimited, NotReady),
 )
 async def info(request: HttpRequest) -> Info:
     """Versions, the device that is really in use, and the limits."""
@@ -106,7 +105,7 @@ async def info(request: HttpRequest) -> Info:
 @router.get(
     "/models",
     operation_id="listModels",
-    responses={**example(examples.MODELS), **documented(Unauthorized, RateLimited)},
+    responses=documented(Unauthorized, RateLimited),
 )
 async def models(request: HttpRequest) -> Models:
     """The served models."""

@@ -21,18 +21,15 @@ from tests.support.tiny_bundle import make_bundle, write_manifest
 
 CASES = 1_000
 ADMIN_KEY = "an-admin-key"
-# Members of examples whose value depends on the machine, the time or the settings.
-VARYING = {
-    *("id", "created", "version", "python", "onnxruntime", "cpus", "cpu", "cpu_flags"),
-    *("max_inflight_bytes", "pid", "stage", "connections", "in_flight"),  # of workers
-}
+# Members of examples whose value depends on the time or the release.
+VARYING = {"id", "created", "version"}
 
 
 def examples(content: dict[str, Any]) -> dict[str, Any]:
     """The examples of a body by their names. A single one has no name."""
     if "example" in content:
         return {"": content["example"]}
-    return {name: one["value"] for name, one in content["examples"].items()}
+    return {name: one["value"] for name, one in content.get("examples", {}).items()}
 
 
 def fits(document: dict[str, Any], schema: dict[str, Any], value: Any) -> bool:
@@ -92,7 +89,10 @@ def embedded() -> Iterator[TestClient]:
 
 
 def test_examples_are_true(embedded: TestClient) -> None:
-    """Each example of a request gets the example of its answer, and both fit their schemas."""
+    """Each example of a request gets the example of its answer, if there is one.
+
+    Request and answer fit their schemas.
+    """
     document = embedded.get("/openapi.json").json()
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     for path, methods in document["paths"].items():
@@ -113,10 +113,10 @@ def test_examples_are_true(embedded: TestClient) -> None:
                     )
                     assert real.status_code == 200, (path, real.text)
                     assert real.headers["content-type"].partition(";")[0] == media_type
-                    shown = examples(answer)[name]
+                    shown = examples(answer).get(name)
                     if media_type == "application/json":
                         assert fits(document, answer["schema"], real.json()), path
-                        assert alike(shown, real.json()), path
+                        assert shown is None or alike(shown, real.json()), path
                     elif media_type == "application/x-ndjson":
                         lines = zip(shown.splitlines(), real.iter_lines(), strict=True)
                         assert all(alike(*map(json.loads, pair)) for pair in lines)

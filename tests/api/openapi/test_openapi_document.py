@@ -96,11 +96,16 @@ def test_operations_are_described(document: Any) -> None:
 
 
 def test_operations_have_examples(document: Any) -> None:
-    """Each request body, path parameter and JSON answer has an example or several."""
+    """Each request body, path parameter and answer has an example or several.
+
+    Answers that only list what their schemas describe have none.
+    """
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            bodies = [operation["responses"]["200"], *document["components"]["responses"].values()]
+            bodies = [*document["components"]["responses"].values()]
             bodies += [operation["requestBody"]] if "requestBody" in operation else []
+            if operation["operationId"] not in ("getInfo", "listModels"):
+                bodies.append(operation["responses"]["200"])
             for body in bodies:
                 for content in body["content"].values():
                     assert content.get("examples") or content["example"], path
