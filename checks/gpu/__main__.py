@@ -3,7 +3,7 @@
 ``make gpu-check`` makes the environments and runs this. Each step is a process of its own with a
 time limit, so the failure of one leaves the others alone. Without a GPU, the steps that need one
 are skipped. Needs no network. Steps that do not fit in are run by the same command, given again:
-it leaves out what has run without a fault.
+it leaves out what has run without a fault, and runs last what has had its turn.
 
 The exit code is 0 if every step that could run has run without a fault, else 1.
 """
@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -33,7 +33,7 @@ def main() -> int:
     options.results.mkdir(parents=True, exist_ok=True)
     results = _earlier(options)
     before = ""
-    for result in check(options, [*results]):
+    for result in check(options, results.copy()):
         results[result.step] = result
         print(f"{result.state:8}{result.title} ({result.seconds:.0f} s)", flush=True)
         if result.reason and result.reason != before:
@@ -46,15 +46,14 @@ def main() -> int:
 
 
 def _earlier(options: argparse.Namespace) -> dict[str, Result]:
-    """What earlier commands have found, by step, of steps that need not run again."""
+    """What earlier commands have found, by step."""
     try:
         found = json.loads((options.work / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     if any(found[name] != getattr(options, name) for name in ("device", "size")):
         return {}
-    steps = (Result(**step) for step in found["steps"])
-    return {one.step: one for one in steps if one.state == "ok" and one.step not in options.only}
+    return {step["step"]: Result(**step) for step in found["steps"]}
 
 
 def _write(options: argparse.Namespace, results: list[Result]) -> None:
@@ -67,29 +66,34 @@ def _write(options: argparse.Namespace, results: list[Result]) -> None:
         write_text_atomically((folder / NAME).with_suffix(".md"), markdown(results))
 
 
-def check(options: argparse.Namespace, done: Collection[str]) -> Iterator[Result]:
-    """Run the steps that are not done, within ``MINUTES``; the first one always runs."""
+def check(options: argparse.Namespace, earlier: Mapping[str, Result]) -> Iterator[Result]:
+    """Run the steps that are chosen, within ``MINUTES``; the first one always runs.
+
+    Without a choice, these are all but those that were ok earlier.
+    """
     end = time.monotonic() + 60 * MINUTES
     problem = ""
-    for step in STEPS:
+    chosen = options.only or [
+        step.name for step in STEPS if step.name not in earlier or earlier[step.name].state != "ok"
+    ]
+    first, *rest = STEPS
+    # One that takes all its time and fails leaves none to those behind it. So it runs last.
+    rest.sort(key=lambda step: step.name in earlier and earlier[step.name].seconds > 0)
+    for step in (first, *(step for step in rest if step.name in chosen)):
         left = end - time.monotonic()
-        if step is not STEPS[0] and (
-            step.name in done or (options.only and step.name not in options.only)
-        ):
-            continue
         if problem and step.needs_gpu:
             yield Result(step.name, step.title, "skipped", problem)
         elif left < 1:
-            yield Result(
-                step.name, step.title, "stopped", "no time was left; give the command again"
-            )
+            if step.name not in earlier:
+                reason = "no time was left; give the command again"
+                yield Result(step.name, step.title, "stopped", reason)
         else:
             python = sys.executable if step.exports else str(options.python)
             limit = min(step.seconds, left)
             result = run_step(
                 step, python, options.work, options.results, options.device, options.size, limit
             )
-            if step is STEPS[0] and options.device == "cuda":
+            if step is first and options.device == "cuda":
                 problem = _problem(result)
             yield result
 

@@ -84,13 +84,16 @@ def run_step(
     started = time.monotonic()
     rows, log = results / f"{step.name}.jsonl", results / f"{step.name}.log"
     words = [step.name, str(rows), str(work), device, size]
-    with log.open("wb") as written:
-        process = subprocess.Popen(
+    with (
+        log.open("wb") as written,
+        subprocess.Popen(
             [python, "-m", "checks.gpu.one_step", *words],
+            stdin=subprocess.PIPE,  # it ends with this process, too
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that what it starts ends with it
-        )
+        ) as process,
+    ):
         try:
             code = process.wait(max(1.0, limit))
             if code:
@@ -100,7 +103,6 @@ def run_step(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
     lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
     result.rows = [json.loads(line) for line in lines if line.endswith("}")]
     result.seconds = time.monotonic() - started

@@ -1,6 +1,8 @@
 """``make gpu-check`` without a GPU: its steps on the CPU, what it skips and what it survives."""
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from app.engine.model.bundle import sha256
 from checks.gpu import run_steps
 from checks.gpu.models import random_batches
 from checks.gpu.setup import TINY, Setup
-from tests.support.serving import run_program
+from tests.support.serving import eventually, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 STEP = run_steps.Step("machine", "Machine", 60)
@@ -82,6 +84,36 @@ def test_a_step_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
     assert "has no bundle; the step 'bundles' makes them" in found["parity"]["reason"]
     assert found["doctor"]["state"] == "ok"
     assert "| failed |" in page
+
+
+def test_what_failed_is_kept_and_runs_after_the_rest(tmp_path: Path) -> None:
+    """Until it runs again its result stays, also where a command runs only another step."""
+    on_cpu = ("--device", "cpu", "--size", "tiny")
+    _check(tmp_path, *on_cpu, "--only", "parity")
+    code, found, _ = _check(tmp_path, *on_cpu, "--only", "doctor")
+    assert code == 1
+    assert {name: step["state"] for name, step in found.items()} == {
+        "machine": "ok",
+        "doctor": "ok",
+        "parity": "failed",
+    }
+    _check(tmp_path, *on_cpu, "--only", "parity", "--only", "kernels")
+    kernels, parity = (tmp_path / f"{name}.log" for name in ("kernels", "parity"))
+    assert kernels.stat().st_mtime_ns < parity.stat().st_mtime_ns
+
+
+def test_a_step_ends_with_its_command(tmp_path: Path) -> None:
+    """Also what it has started: a killed command leaves nothing behind that keeps the GPU."""
+    words = ("refusals", tmp_path / "rows.jsonl", tmp_path, "cpu", "tiny")
+    command: list[str | Path] = [sys.executable, "-m", "checks.gpu.one_step", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as step:
+        children = Path(f"/proc/{step.pid}/task/{step.pid}/children")
+        eventually(lambda: bool(children.read_text()))
+        child = int(children.read_text().split()[0])
+        assert step.stdin is not None
+        step.stdin.close()
+        assert step.wait(30) == -signal.SIGKILL
+    eventually(lambda: not Path(f"/proc/{child}/cmdline").exists())
 
 
 def _program(path: Path, script: str) -> str:

@@ -1,8 +1,14 @@
-/* Stands in for the driver: one H200. */
+/* Stands in for the driver: one H200, which CUDA_VISIBLE_DEVICES=-1 hides. */
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
-int cuInit(unsigned flags) { return 0; }
+#define NO_DEVICE 100
+
+int cuInit(unsigned flags) {
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  return visible != NULL && strcmp(visible, "-1") == 0 ? NO_DEVICE : 0;
+}
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
