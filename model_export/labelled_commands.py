@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
 
+from app.atomic_files import write_text_atomically
 from app.cli.command_parser import CommandParser, add_settings, local_path
 from app.cli.sources import load_settings
 from app.config.settings import Settings
@@ -30,6 +31,8 @@ def evaluate_command(words: list[str]) -> None:
     """
     parser = _evaluate_parser()
     options = parser.parse_args(words)
+    if options.picture and options.picture.suffix.lower() != ".svg":
+        parser.error(f"argument --picture: {options.picture} must end in .svg")
     flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
     try:
         settings = load_settings(flags)
@@ -51,6 +54,7 @@ def evaluate_command(words: list[str]) -> None:
     from app.engine.model.load import load_model
     from model_export.quality.changes import changes, comparison
     from model_export.quality.evaluation import evaluate
+    from model_export.quality.picture import svg
 
     scored, labels, documents = [], [], []
     for (name, bundle), precision in product(zip(names, bundles, strict=True), precisions):
@@ -61,6 +65,8 @@ def evaluate_command(words: list[str]) -> None:
         labels.append(predicted)
         documents.append({"bundle": name, "variant": model.precision, **scores.as_dict()})
     found = changes(examples, labels[-1], labels[0])
+    if options.picture:
+        write_text_atomically(options.picture, svg(scored))
     if options.json:
         changed = [change.as_dict() for change in found]
         document = {"models": documents} | ({"changes": changed} if options.against else {})
@@ -122,6 +128,12 @@ def _evaluate_parser() -> CommandParser:
         metavar="OTHER",
         help="compare with another bundle of the same labels, each in the variant that is served; "
         "shows which labels changed, with at most 20 texts",
+    )
+    parser.add_argument(
+        "--picture",
+        type=local_path,
+        metavar="FILE.svg",
+        help="also draw the confusion matrix (of a multi-label model: the figures by label)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_settings(parser, SETTINGS, {"precision": PRECISION})

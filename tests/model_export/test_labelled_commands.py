@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 import pytest
 
@@ -137,6 +138,24 @@ def test_only_some_of_the_changed_texts_are_shown() -> None:
     assert any(line.endswith("rows 1, 4, 7, 10, 13, 16, 19, 22, 25, 28 …") for line in lines)
 
 
+@pytest.mark.parametrize("config", [{}, MULTI_LABEL])
+def test_the_picture_shows_what_the_table_does(
+    tmp_path: Path, reviews: Path, config: dict[str, Any]
+) -> None:
+    """SVG that any viewer reads, with the labels as they are, and each count or figure."""
+    labels = ["bad & <sad>", "neutral", "positive"]
+    path, picture = make_bundle(tmp_path / "b", labels=labels, **config), tmp_path / "out.svg"
+    reviews.write_text(ROWS.replace("neg", "LABEL_0").replace("LABEL_0ative", "LABEL_0"))
+    assert main(["evaluate", str(path), str(reviews), *NAMED, "--picture", str(picture)]) == 0
+    drawn = fromstring(picture.read_text(encoding="utf-8"))  # noqa: S314 - our own file
+    texts = [element.text for element in drawn.iter() if element.text]
+    texts = [text.strip() for text in texts if text.strip()]
+    assert texts.count("bad & <sad>") == (1 if config else 2)
+    expected = ["0.67", "1.00", "0.80"] if config else ["1", "0", "1"]
+    first = len(texts) - texts[::-1].index("bad & <sad>")
+    assert texts[first : first + 3] == expected
+
+
 def test_a_checkpoint_is_exported_once(
     bundle: Path,
     tmp_path: Path,
@@ -194,6 +213,7 @@ def test_a_failure_is_one_line(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["--picture", "matrix.png"], "--picture: matrix.png must end in .svg"),
         (["--device", "cuda", "--precision", "int8"], "int8 is for CPUs"),
         (["--columns", "x"], "there is no option '--columns' (the nearest is --column)"),
     ],
