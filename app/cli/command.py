@@ -169,7 +169,7 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
 
         if assignment is None:
             check_ports(settings)  # an export takes minutes
-            settings = with_bundles(settings)
+            settings = with_bundles(settings, watch=True)
             if (workers := worker_count(settings)) > 1:
                 from app.server.workers import supervisor
 

@@ -7,6 +7,8 @@ import hashlib
 import json
 import logging
 import re
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,11 @@ CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
 logger = logging.getLogger(__name__)
 
 
-def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
+def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = False) -> Settings:
     """The settings with a bundle in the place of each checkpoint directory and hub id.
 
-    What is not exported yet is exported now. ``say`` gets lines about the progress.
+    What is not exported yet is exported now. ``say`` gets lines about the progress. With ``watch``,
+    a thread asks the hub whether the revisions of its models have moved, and logs it.
 
     Raises:
         UserError: a model does not exist, or cannot be exported; there are options for a
@@ -45,6 +48,9 @@ def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
     if settings.refresh and not any(source and source.revision for source in sources):
         raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
     kept = [source and _kept(source, settings, say) for source in sources]
+    for source in sources:
+        if watch and source and source.revision:
+            threading.Thread(target=_tell_move, args=(source,), name="hub", daemon=True).start()
     bundles = tuple(one or path for one, path in zip(kept, settings.model, strict=True))
     return settings.model_copy(update={"model": bundles})
 
@@ -106,7 +112,8 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
     newest = _newest_commit(source) if refresh else None
 
     def needed() -> bool:
-        return not _manifest(source.bundle) or newest not in (None, source.commit.revision)
+        held = _manifest(source.bundle)
+        return not held or (newest is not None and newest.revision != source.commit.revision)
 
     if needed():
         export_once(source.words, source.bundle, source.name, needed, say)
@@ -117,12 +124,29 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
     commit, cure = source.commit, "delete that directory to export it again"
     if source.revision:
         cure = "--refresh fetches it again if it has moved"
-    which = f", commit {commit.revision}," if commit.revision else ""
+    which = f", {_described(commit)}," if commit.revision else ""
     logger.info("%s%s is kept in %s; %s", source.name, which, source.bundle, cure)
     return source.bundle
 
 
-def _newest_commit(source: _Source) -> str:
+def _tell_move(source: _Source) -> None:
+    """Log which commit the branch or tag has on the hub, if it is not the one that is kept."""
+    with suppress(UserError):  # offline, the start says nothing
+        newest = _newest_commit(source)
+        if newest.revision != source.commit.revision:
+            logger.warning(
+                "%s of %s has moved to %s; --refresh fetches it",
+                source.revision,
+                source.place,
+                _described(newest),
+            )
+
+
+def _described(commit: HubCommit) -> str:
+    return f"commit {commit.revision}" + (f" of {commit.date[:10]}" if commit.date else "")
+
+
+def _newest_commit(source: _Source) -> HubCommit:
     """The commit of its branch or tag on the hub.
 
     Raises:
@@ -134,7 +158,10 @@ def _newest_commit(source: _Source) -> str:
         info = HfApi().model_info(source.place, revision=source.revision, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # its versions raise the errors of different libraries
         raise UserError(f"{source.name} cannot be refreshed: {first_line(error)}") from None
-    return info.sha or ""
+    moved = info.last_modified
+    return HubCommit(
+        repo_id=source.place, revision=info.sha, date=moved.isoformat() if moved else None
+    )
 
 
 def _manifest(bundle: Path) -> dict[str, Any]:

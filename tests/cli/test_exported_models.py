@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -400,19 +401,51 @@ def test_a_moved_branch_is_fetched(
     commit = hub.add(REPO, checkpoint.source)
     monkeypatch.setenv("COMMIT", "0" * 40)
     (bundle,) = _used(fake, REPO)
-    assert f"{REPO}, commit {'0' * 40}, is kept in {bundle}; --refresh fetches it" in caplog.text
+    assert (
+        f"{REPO}, commit {'0' * 40} of 2022-09-21, is kept in {bundle}; --refresh fetches it"
+        in caplog.text
+    )
     monkeypatch.setenv("COMMIT", commit)
     _used(fake, REPO)
     assert hub.requests == []
     capsys.readouterr()
     assert _used(fake, REPO, refresh=True) == [bundle]
     assert f"exporting {REPO}" in capsys.readouterr().out
-    assert f"{REPO}, commit {commit}, is kept in" in caplog.text
+    assert f"{REPO}, commit {commit} of 2022-09-21, is kept in" in caplog.text
     _used(fake, REPO, refresh=True)
     assert "exporting" not in capsys.readouterr().out
     hub.fail(503)
     with pytest.raises(UserError, match=f"{REPO} cannot be refreshed: 503 Server Error"):
         _used(fake, REPO, refresh=True)
+
+
+def test_a_start_tells_that_a_branch_has_moved(
+    fake: Path,
+    hub: Hub,
+    checkpoint: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With its date, where the hub answers. A commit cannot move: nothing is asked for one."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setenv("COMMIT", "0" * 40)
+    commit = hub.add(REPO, checkpoint.source)
+
+    def start(model: str) -> str:
+        caplog.clear()
+        hub.requests.clear()
+        with_bundles(load_settings({"model": model, "cache_dir": str(fake)}), watch=True)
+        for thread in threading.enumerate():
+            if thread.name == "hub":
+                thread.join()
+        return caplog.text
+
+    told = f"main of {REPO} has moved to commit {commit} of 2022-09-21; --refresh fetches it"
+    assert told in start(REPO)
+    assert "has moved" not in start(f"{REPO}@{commit}")
+    assert hub.requests == []
+    hub.fail(503)
+    assert "has moved" not in start(REPO)
 
 
 def test_only_a_branch_or_tag_is_refreshed(fake: Path, checkpoint: Exported) -> None:
