@@ -1,11 +1,10 @@
 """The directory that a command writes, and what is never replaced."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 from app.engine.model.bundle import MANIFEST, SIDE_FILES, Precision
-from app.errors import UserError, first_line
+from app.errors import UserError
 
 ONNX_FILES: dict[Precision, str] = {
     "fp32": "onnx/model.onnx",
@@ -48,7 +47,7 @@ def check_new_output(output: Path) -> Path:
     """The absolute path of ``output``, if nothing or an empty directory is there.
 
     Raises:
-        UserError: something is there, or the path is a loop of links or not valid UTF-8.
+        UserError: something is there, or the path is not valid UTF-8.
     """
     output = _resolved(output)
     if _is_occupied(output):
@@ -57,18 +56,14 @@ def check_new_output(output: Path) -> Path:
 
 
 def _resolved(output: Path) -> Path:
+    output = output.resolve()
     try:
-        with suppress(FileNotFoundError):
-            output.stat()  # a loop of links is an error here; in resolve, it depends on Python
-        output = output.resolve()
         str(output).encode()
-        return output
     except UnicodeEncodeError:
         raise UserError(
             f"the path {str(output)!a} is not valid UTF-8: choose another --output"
         ) from None
-    except OSError as error:
-        raise UserError(f"{output} cannot be followed: {first_line(error)}") from error
+    return output
 
 
 def _is_occupied(output: Path) -> bool:

@@ -140,40 +140,20 @@ ARCHITECTURES = {
     ),
 }
 
-_NO_EXPORTER = "Optimum cannot export it to ONNX"
-_DECODER = "it classifies by its last token, and this service reads the first"
-_BOTH = "it is an encoder with a decoder, and this service runs encoders"
-# What people ask for and do not get, by model_type: name, and the reason. All other types that
-# are not in ARCHITECTURES are refused without a reason of their own.
+# What people ask for and do not get: the model types of each reason. All others that are not in
+# ARCHITECTURES are refused without a reason of their own.
 REFUSED = {
-    "bart": ("BART", _BOTH),
-    "bloom": ("BLOOM", _DECODER),
-    "canine": ("CANINE", _NO_EXPORTER),
-    "ernie": ("ERNIE", _NO_EXPORTER),
-    "ernie_m": ("ERNIE-M", _NO_EXPORTER),
-    "funnel": ("Funnel Transformer", _NO_EXPORTER),
-    "gemma2": ("Gemma 2", _DECODER),
-    "gemma3_text": ("Gemma 3", _DECODER),
-    "gpt2": ("GPT-2", _DECODER),
-    "gpt_neox": ("GPT-NeoX", _DECODER),
-    "ibert": ("I-BERT", "its layers simulate integer arithmetic, which the export does not keep"),
-    "llama": ("Llama", _DECODER),
-    "longformer": (
-        "Longformer",
-        "the graph that Optimum exports fails or gives wrong logits for texts of other lengths",
+    "it is an encoder with a decoder, and this service runs encoders": "bart mbart mt5 t5",
+    "it classifies by its last token, and this service reads the first": (
+        "bloom gemma2 gemma3_text gpt2 gpt_neox llama mistral opt phi3 qwen2 qwen3"
     ),
-    "luke": ("LUKE", _NO_EXPORTER),
-    "mbart": ("mBART", _BOTH),
-    "mistral": ("Mistral", _DECODER),
-    "mt5": ("mT5", _BOTH),
-    "opt": ("OPT", _DECODER),
-    "phi3": ("Phi-3", _DECODER),
-    "qwen2": ("Qwen2", _DECODER),
-    "qwen3": ("Qwen3", _DECODER),
-    "roberta-prelayernorm": ("RoBERTa-PreLayerNorm", _NO_EXPORTER),
-    "t5": ("T5", _BOTH),
-    "xlm-roberta-xl": ("XLM-RoBERTa-XL", _NO_EXPORTER),
-    "xlnet": ("XLNet", _NO_EXPORTER),
+    "Optimum cannot export it to ONNX": (
+        "canine ernie ernie_m funnel luke roberta-prelayernorm xlm-roberta-xl xlnet"
+    ),
+    "its layers simulate integer arithmetic, which the export does not keep": "ibert",
+    "the graph that Optimum exports fails or gives wrong logits for texts of other lengths": (
+        "longformer"
+    ),
 }
 
 
@@ -192,9 +172,10 @@ def find_architecture(model_type: object, where: str) -> Architecture:
             f'{where}: model_type in config.json is "{model_type}"; it must be "{spelled}", as '
             "transformers spells it"
         )
-    name, reason = REFUSED.get(spelled, (model_type, "this exporter does not know it"))
+    reasons = (why for why, types in REFUSED.items() if spelled in types.split())
+    reason = next(reasons, "this exporter does not know it")
     taken = ", ".join(architecture.name for architecture in ARCHITECTURES.values())
     raise UserError(
-        f"{where} is of the unsupported architecture {name}: {reason}; use a sequence classifier "
-        f"of one of these architectures: {taken}"
+        f"{where} is of the unsupported architecture {model_type}: {reason}; use a sequence "
+        f"classifier of one of these architectures: {taken}"
     )

@@ -20,11 +20,7 @@ from model_export.checkpoint.decisions import decide
 from model_export.checkpoint.fast_tokenizer.bertweet_form import embed_unknown_pieces
 from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.labels import MULTI_LABEL
-from model_export.checkpoint.layout import (
-    check_directory,
-    choose_local_files,
-    shards,
-)
+from model_export.checkpoint.layout import choose_local_files, shards
 from model_export.checkpoint.weights import Fit, load_weights
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
@@ -88,7 +84,6 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             model is not a sequence classifier, an output has no usable label, or the model has
             fewer positions than ``options.max_tokens``.
     """
-    check_directory(path)
     side_files, weights = choose_local_files(path)
     entries = read_config(path, str(path))
     check_task(entries, str(path))

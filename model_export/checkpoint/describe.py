@@ -18,7 +18,7 @@ from model_export.checkpoint.config import check_task, read_config
 from model_export.checkpoint.decisions import decide
 from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.labels import output_names
-from model_export.checkpoint.layout import check_directory, choose_local_files
+from model_export.checkpoint.layout import choose_local_files
 from model_export.checkpoint.weights import Fit, check_fit, dtype_name, fit, read_tensors
 
 LISTED = 10  # names that one line or section of the text shows
@@ -67,9 +67,8 @@ def describe(path: Path) -> Description:
     Raises:
         UserError: a needed file is missing or damaged, or the architecture is not exported.
     """
-    check_directory(path)
-    files = {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
     _, weights = choose_local_files(path)
+    files = {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
     entries = read_config(path, str(path))
     problems: list[str] = []
 
@@ -87,8 +86,7 @@ def describe(path: Path) -> Description:
         model = empty_classifier(path, entries)
     architecture = ARCHITECTURES[model.config.model_type]
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    read = read_tensors(path / weights, device="meta")
-    tensors = dict(sorted({name: tensor for _, name, tensor in read}.items()))
+    tensors = dict(sorted(read_tensors(path / weights, device="meta")))
     dtypes = {name: dtype_name(tensor) for name, tensor in tensors.items()}
     fitted = fit(model, tensors)
     made_from = architecture.tokenizer_files(files)

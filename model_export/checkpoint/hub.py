@@ -63,7 +63,6 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     status = _status(error)
     request = getattr(error, "request", None)
-    sent_token = request is not None and "Authorization" in request.headers
     detail = first_line(error)
     if isinstance(error, OfflineModeIsEnabled):
         return (
@@ -75,7 +74,7 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"{repo_id} is gated; accept its conditions on {hub}/{repo_id} and set HF_TOKEN to a "
             "token of that account"
         )
-    if status == 401 and sent_token:
+    if status == 401 and request is not None and "Authorization" in request.headers:
         return (
             f"{hub} rejects the token; set HF_TOKEN to a valid one (it may have expired), or "
             "remove it for a public model"
@@ -89,15 +88,10 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         )
     if status == 403:
         return f"{hub} denies access to {repo_id}; set HF_TOKEN to a token that may read it"
-    if status == 429:
+    if status is not None and (status == 429 or status >= 500):
         return (
-            f"{hub} limits the number of requests (429); run the same command again in a few "
-            "minutes, or set HF_TOKEN, which raises the limit"
-        )
-    if status is not None and status >= 500:
-        return (
-            f"{hub} fails (status {status}); run the same command again later, or give a local "
-            "directory"
+            f"{hub} is busy or fails (status {status}); run the same command again in a few "
+            "minutes, or give a local directory"
         )
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return f"the download of {repo_id} was cut {TRIES} times; run the same command to resume it"

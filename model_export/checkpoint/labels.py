@@ -1,6 +1,6 @@
 """The labels of a checkpoint: read from config.json, checked, and spelled as the service does."""
 
-import unicodedata
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +14,6 @@ SPELLINGS = {
 SENTIMENTS = list(SPELLINGS)
 SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
 PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
-# Control characters, halves of surrogate pairs, and separators of lines and paragraphs.
-UNFIT_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
-# Spaces and characters of no width, such as U+200B: no name has only these.
-INVISIBLE_CATEGORIES = {"Cf", "Zs"}
 
 
 def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()) -> list[str]:
@@ -133,7 +129,7 @@ def _check_names(labels: Sequence[Any], where: str) -> list[str]:
     names = [str(label) if type(label) is int else label for label in labels]
     first: dict[str, int] = {}
     for index, name in enumerate(names):
-        if not isinstance(name, str) or not _is_visible_line(name):
+        if not isinstance(name, str) or not name.strip() or re.search(r"[\t\r\n]", name):
             raise UserError(
                 f"{where}: the label of output {index} is {name!r:.40}; it must be a name of one "
                 "line without tabs: name all outputs with --labels"
@@ -144,8 +140,3 @@ def _check_names(labels: Sequence[Any], where: str) -> list[str]:
                 f"{name!r}: give each output a name of its own with --labels"
             )
     return names
-
-
-def _is_visible_line(name: str) -> bool:
-    categories = set(map(unicodedata.category, name))
-    return not categories <= INVISIBLE_CATEGORIES and categories.isdisjoint(UNFIT_CATEGORIES)

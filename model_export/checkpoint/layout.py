@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from app.engine.model.bundle import MANIFEST
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 
@@ -35,16 +34,6 @@ WEIGHT_FILES = (
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def check_directory(path: Path) -> None:
-    """Return if ``path`` is a directory.
-
-    Raises:
-        UserError: it is not.
-    """
-    if not path.is_dir():
-        raise UserError(f"{path} is not a directory; give a local checkpoint directory")
-
-
 def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     """Choose the files to read from the file names of a checkpoint.
 
@@ -57,19 +46,12 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     held = set(names)
     weights = next((name for name in WEIGHT_FILES if name in held), None)
     if ADAPTER_FILE in held:
-        alone = weights is None or CONFIG_FILE not in held
         raise UserError(
-            f"{where} holds an adapter of PEFT {'without' if alone else 'beside'} its model: merge "
-            "the adapter first (merge_and_unload), and save the whole model"
-            + ("" if alone else f"; to leave the adapter out, remove {ADAPTER_FILE}")
+            f"{where} holds an adapter of PEFT: merge it first (merge_and_unload), and save the "
+            f"whole model; to leave the adapter out of a model, remove {ADAPTER_FILE}"
         )
     if CONFIG_FILE not in held:
         raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
-    if weights is None and MANIFEST in held:
-        raise UserError(
-            f"{where} is a bundle, which is what an export makes: {MANIFEST} and README.md in it "
-            "say what it holds; serve it with --model"
-        )
     if weights is None:
         other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
@@ -83,19 +65,14 @@ def choose_local_files(path: Path) -> tuple[list[str], str]:
     """The same as ``choose_files`` for a local checkpoint directory, whose files are there.
 
     Raises:
-        UserError: config or weights are missing, one of the files is a pointer of Git LFS, or a
-            link leads nowhere.
+        UserError: it is no directory, config or weights are missing, or one of the files is a
+            pointer of Git LFS.
     """
-    held = (file.name for file in path.iterdir() if file.is_file() or file.is_symlink())
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory; give a local checkpoint directory")
+    held = (file.name for file in path.iterdir() if file.is_file())
     side_files, weights = choose_files(held, str(path))
-    chosen = [*side_files, weights]
-    for name in chosen:  # in a hub's cache, the files are links
-        if not (path / name).exists():
-            raise UserError(
-                f"{path / name} is a link to {(path / name).readlink()}, which is missing: "
-                "download or copy the checkpoint again"
-            )
-    pointers = [name for name in chosen if _is_pointer(path / name)]
+    pointers = [name for name in (*side_files, weights) if _is_pointer(path / name)]
     if weights not in pointers:
         pointers += [name for name in shards(path / weights) if _is_pointer(path / name)]
     if pointers:
@@ -128,23 +105,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return held
 
 
-def shards(weights: Path) -> dict[str, list[str]]:
+def shards(weights: Path) -> list[str]:
     """The files that hold the tensors: ``weights`` itself, or the shards of an index.
-
-    Returns:
-        The tensors that the index says are in each file; none are said of ``weights`` itself.
 
     Raises:
         UserError: the index cannot be read, or names a file outside its directory.
     """
     if not weights.name.endswith(".index.json"):
-        return {weights.name: []}
-    listed: dict[str, list[str]] = {}
-    try:
-        for tensor, name in json.loads(weights.read_text(encoding="utf-8"))["weight_map"].items():
-            listed.setdefault(name, []).append(tensor)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {weights}: {error!r}") from error
-    if not listed or any(not isinstance(name, str) or Path(name).name != name for name in listed):
-        raise UserError(f"{weights} names shards that are not files in its own directory")
-    return dict(sorted(listed.items()))
+        return [weights.name]
+    listed = read_json(weights).get("weight_map")
+    names = set(map(str, listed.values())) if isinstance(listed, dict) else set()
+    if not names or any(Path(name).name != name for name in names):
+        raise UserError(f"{weights} names no shards, or some that are not in its own directory")
+    return sorted(names)

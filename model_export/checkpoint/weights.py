@@ -22,22 +22,10 @@ from model_export.checkpoint.layout import shards
 TRAINERS_PREFIXES = ("module.", "model.", "_orig_mod.")
 # Name parts that PEFT gives to the weights of an adapter, and to those that it stands beside.
 ADAPTER = ("lora_", ".base_layer.", "base_model.model.")
-# Name parts of entries that old or pre-trained checkpoints hold and classifiers never read.
-NEVER_READ = ("position_ids", "pooler.", "lm_head.", "cls.", "vocab_")
 # Types whose values are the weights themselves. Integers and 8-bit floats are quantized: without
 # their scales, which lie elsewhere, they would be taken for other weights.
 READ_DTYPES = ("float32", "float16", "bfloat16", "float64")
 NUMBERED_LAYER = re.compile(r"layers?\.\d")
-# Part of a weight's name -> the entry of config.json that is probably wrong if its shape is.
-CAUSES = {
-    "word_embeddings": "vocab_size",
-    "tok_embeddings": "vocab_size",
-    "position_embeddings": "max_position_embeddings",
-    "token_type_embeddings": "type_vocab_size",
-    "classifier": "the number of labels (id2label)",
-    "intermediate": "intermediate_size",
-    "ffn": "hidden_dim",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +71,9 @@ def check_fit(fitted: Fit, model: Any, tensors: Mapping[str, torch.Tensor], wher
     for name, key in fitted.names.items():
         found, wanted = list(tensors[key].shape), list(expected[name].shape)
         if found != wanted:
-            cause = next((c for part, c in CAUSES.items() if part in name), "hidden_size")
             raise UserError(
-                f"{key} is {found} in {where}, but config.json asks for {wanted}: {cause} in "
-                "config.json is probably from another checkpoint"
+                f"{key} is {found} in {where}, but config.json asks for {wanted}: it is probably "
+                "from another checkpoint"
             )
     adapter = next((key for key in fitted.unused if any(part in key for part in ADAPTER)), None)
     if adapter is not None:
@@ -96,7 +83,7 @@ def check_fit(fitted: Fit, model: Any, tensors: Mapping[str, torch.Tensor], wher
         )
     if fitted.missing:
         raise UserError(_what_is_missing(fitted, where))
-    extra = [key for key in fitted.unused if NUMBERED_LAYER.search(key) and not _never_read(key)]
+    extra = [key for key in fitted.unused if NUMBERED_LAYER.search(key)]
     if extra:
         raise UserError(
             f"{where} holds {extra[0]}, which the model that config.json describes does not "
@@ -117,7 +104,7 @@ def load_weights(model: Any, weights: Path) -> Fit:
         UserError: a file is missing, damaged or holds more than plain tensors, or the
             weights do not fit the model, or one of them is not a finite number.
     """
-    tensors = {name: tensor for _, name, tensor in read_tensors(weights)}
+    tensors = dict(read_tensors(weights))
     fitted = fit(model, tensors)
     check_fit(fitted, model, tensors, weights.name)
     taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
@@ -136,30 +123,20 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield file name, tensor name and tensor of every entry of a file or of an index's shards.
+def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor of every entry of a file, or of the shards of an index.
 
     Tensors are mapped from disk where the format allows it, so those that are not used cost
     no memory. On the device ``meta``, pickled tensors have no contents and none are read.
 
     Raises:
-        UserError: a file is missing, damaged, holds more than plain tensors, or lacks a tensor
-            that the index names.
+        UserError: a file is missing, damaged, or holds more than plain tensors.
     """
-    for file, listed in shards(weights).items():
+    for file in shards(weights):
         path = weights.with_name(file)
         if not path.is_file():
             raise UserError(f"{weights} names {file}, which is missing: copy or download it again")
-        read = _safetensors(path) if path.suffix == ".safetensors" else _pickled(path, device)
-        lacking = set(listed)
-        for name, tensor in read:
-            lacking.discard(str(name))
-            yield file, str(name), tensor
-        if lacking:
-            raise UserError(
-                f"{path} lacks {min(lacking)}, which {weights.name} says is in it: copy or "
-                "download both again"
-            )
+        yield from _safetensors(path) if path.suffix == ".safetensors" else _pickled(path, device)
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -206,14 +183,12 @@ def _spellings(name: str, base_prefix: str) -> Iterator[str]:
 
 def _what_is_missing(fitted: Fit, where: str) -> str:
     missing = fitted.missing
-    prefixes = {key.partition(".")[0] for key in fitted.unused if not _never_read(key)}
-    if not fitted.names and len(prefixes) == 1:
-        return (
-            f"the names of all weights of {where} begin with {prefixes.pop()}, and {missing[0]} is "
-            "expected, for example: save the state dict of the classifier alone, without what was "
-            "built around it"
-        )
     listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    if not fitted.names:
+        return (
+            f"{where} lacks {listed}; it has {fitted.unused[0]}, for example: save the state dict "
+            "of the classifier alone, without what was built around it"
+        )
     if any("classifier" in name or "pooler" in name for name in missing):
         return (
             f"{where} is not a complete sequence classifier: it lacks {listed}; fine-tune it "
@@ -223,7 +198,3 @@ def _what_is_missing(fitted: Fit, where: str) -> str:
         f"{where} lacks {listed}: the file is cut short, or the number of layers in "
         "config.json is from another checkpoint"
     )
-
-
-def _never_read(name: str) -> bool:
-    return any(part in name for part in NEVER_READ)

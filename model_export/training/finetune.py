@@ -21,7 +21,7 @@ from model_export.checkpoint.checkpoint import max_tokens
 from model_export.checkpoint.config import model_config, read_config
 from model_export.checkpoint.decisions import decide
 from model_export.checkpoint.labels import SENTIMENTS, SINGLE_LABEL
-from model_export.checkpoint.layout import check_directory, choose_local_files
+from model_export.checkpoint.layout import choose_local_files
 from model_export.output import check_new_output
 from model_export.quality.labelled import Example, read_examples
 from model_export.quality.scores import Scores
@@ -46,7 +46,6 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
             is full.
     """
     output = check_new_output(output)
-    check_directory(recipe.base)
     choose_local_files(recipe.base)
     # What is not exported is not trained either.
     entries = read_config(recipe.base, str(recipe.base))

@@ -24,17 +24,21 @@ def _config(path: Path, text: str, beside: Path | None = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [(one, why) for why, types in REFUSED.items() for one in types.split()],
+)
 def test_a_refusal_names_the_architecture_the_reason_and_what_is_taken(
-    tmp_path: Path, model_type: str
+    tmp_path: Path, model_type: str, reason: str
 ) -> None:
     """In one line, before a model is built."""
     path = _config(tmp_path, json.dumps({"model_type": model_type}))
     with pytest.raises(UserError) as caught:
         read_config(path, "org/name")
-    name, reason = REFUSED[model_type]
     message = str(caught.value)
-    assert message.startswith(f"org/name is of the unsupported architecture {name}: {reason}; ")
+    assert message.startswith(
+        f"org/name is of the unsupported architecture {model_type}: {reason}; "
+    )
     assert all(known.name in message for known in ARCHITECTURES.values())
     assert "\n" not in message
 

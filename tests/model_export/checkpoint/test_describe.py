@@ -179,7 +179,7 @@ def test_what_the_export_refuses_is_listed(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config | {"vocab_size": 9}))
     told = describe(path)
     assert len(told.problems) == 1
-    assert "config.json asks for [9, 48]: vocab_size" in told.problems[0]
+    assert "config.json asks for [9, 48]" in told.problems[0]
     assert f"why an export would fail\n  {told.problems[0]}" in told.text()
 
     bare = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**config))

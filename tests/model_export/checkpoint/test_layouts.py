@@ -149,12 +149,12 @@ def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
         pytest.param(
             _set("roberta.embeddings.position_embeddings.weight", torch.zeros(514, 48)),
             r"position_embeddings\.weight is \[514, 48\] in model\.safetensors, but config\.json "
-            r"asks for \[66, 48\]: max_position_embeddings",
+            r"asks for \[66, 48\]: it is probably from another checkpoint",
             id="more positions",
         ),
         pytest.param(
             _set("classifier.out_proj.weight", torch.zeros(5, 48)),
-            r"classifier\.out_proj\.weight is \[5, 48\] .* \[3, 48\]: the number of labels",
+            r"classifier\.out_proj\.weight is \[5, 48\] .* \[3, 48\]: it is probably",
             id="more labels",
         ),
         pytest.param(
@@ -163,7 +163,7 @@ def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
         pytest.param(_drop("layer.1."), "lacks roberta.encoder.layer.1.*cut short", id="a layer"),
         pytest.param(
             lambda weights: _rename(weights, lambda name: f"net.{name}"),
-            r"names of all weights of model\.safetensors begin with net, .*save the state dict of",
+            r"it has net\.classifier\.dense\.bias, for example: save the state dict of",
             id="a prefix of one's own",
         ),
         pytest.param(
@@ -197,30 +197,20 @@ SHARD = "model-00001-of-00001.safetensors"
 
 
 @pytest.mark.parametrize(
-    ("names", "held", "says"),
+    ("names", "says"),
     [
-        ([SHARD], [], rf"names {SHARD}, which is missing"),
-        (
-            [SHARD, SHARD],
-            ["a"],
-            rf"{SHARD} lacks b, which model\.safetensors\.index\.json says is in it",
-        ),
-        (["../../etc/passwd"], [], "not files in its own directory"),
-        (["/etc/passwd"], [], "not files in its own directory"),
-        ([3], [], "not files in its own directory"),
+        ([SHARD], rf"names {SHARD}, which is missing"),
+        (["../../etc/passwd"], "not in its own directory"),
+        (["/etc/passwd"], "not in its own directory"),
+        ([], "names no shards"),
     ],
 )
-def test_what_an_index_names_wrongly_is_named(
-    tmp_path: Path, names: list[object], held: list[str], says: str
-) -> None:
-    """A copy that stopped half-way lacks a file, a shard of another checkpoint lacks tensors, and
-    a file elsewhere is never read."""
+def test_what_an_index_names_wrongly_is_named(tmp_path: Path, names: list[str], says: str) -> None:
+    """A copy that stopped half-way lacks a file, and a file elsewhere is never read."""
     source = make_checkpoint(tmp_path / "made", "bert")
     (source / "model.safetensors").unlink()
     index = {"weight_map": dict(zip("ab", names, strict=False))}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    if held:
-        save_file({name: torch.zeros(1) for name in held}, source / SHARD)
     for read in (load_checkpoint, describe):
         with pytest.raises(UserError, match=says):
             read(source)

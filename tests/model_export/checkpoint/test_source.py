@@ -158,7 +158,7 @@ def test_only_needed_files_are_downloaded(hub: Hub, checkpoint: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"model_type": "xlnet"}, f"{REPO} is of the unsupported architecture XLNet: Optimum"),
+        ({"model_type": "xlnet"}, f"{REPO} is of the unsupported architecture xlnet: Optimum"),
         ({}, f"{REPO}: config.json has no model_type"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, f"{REPO} is a BertFor"),
         ({"model_type": "bert", "is_decoder": True}, f"{REPO}: is_decoder in config.json is true"),
@@ -350,7 +350,7 @@ def test_patience_ends(
     _, errors = process.communicate(timeout=60)
     slept = [float(line.split()[1]) for line in errors.splitlines() if line.startswith("slept")]
     assert slept == waits
-    assert errors.splitlines()[-1].startswith(f"{hub.url} limits the number of requests (429);")
+    assert errors.splitlines()[-1].startswith(f"{hub.url} is busy or fails (status 429);")
 
 
 def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     hub.fail(503, part="api", times=1, headers={"Retry-After": "0"})
     hub.fail(500, name="config.json")
     error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)
-    assert error.startswith(f"{hub.url} fails (status 500); run the same command again later")
+    assert error.startswith(f"{hub.url} is busy or fails (status 500); run the same command again")
 
 
 def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
