@@ -8,9 +8,7 @@ or renames one, holds a lock on the parent directory for this short time.
 import errno
 import fcntl
 import os
-import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +16,6 @@ from pathlib import Path
 
 from app.errors import OTHER_DISK, UserError
 
-PARTIAL, OLD = ".partial", ".old"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # A write that did not fit has taken all but the last blocks of the disk.
 LEAST_FREE_BYTES = 2**20
@@ -52,25 +49,40 @@ def atomic_directory(output: Path) -> Iterator[Path]:
         UserError: another process is writing to ``output``, or its disk is full.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f".{output.name}.partial")
+    old = output.with_name(f".{output.name}.old")
     with ExitStack() as stack:
         with _locked(output.parent):
-            _remove_leftovers(output)
-            directory = Path(tempfile.mkdtemp(PARTIAL, f".{output.name}-", output.parent))
-            stack.enter_context(_locked(directory))
-            stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            directory.chmod(0o755)
-        with full_disk_named(directory):
-            yield directory
-            for path in (*directory.rglob("*"), directory):
-                _sync(path)
+            if old.exists() and not output.exists():  # killed between the two renames
+                old.rename(output)
+            _remove_leftovers(output, partial, old)
+            partial.mkdir()
+            stack.enter_context(_locked(partial))
+        try:
+            with full_disk_named(partial):
+                yield partial
+                for path in (*partial.rglob("*"), partial):
+                    _sync(path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         with _locked(output.parent):
             if output.exists():
-                old = directory.with_suffix(OLD)
                 output.rename(old)
-                directory.rename(output)
-                shutil.rmtree(old)
-            else:
-                directory.rename(output)
+            partial.rename(output)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_leftovers(output: Path, partial: Path, old: Path) -> None:
+    try:
+        with suppress(FileNotFoundError), _locked(partial, wait=False):
+            shutil.rmtree(partial)
+    except BlockingIOError:
+        raise UserError(
+            f"another command is writing to {output}; wait for its end, or choose another --output"
+        ) from None
+    with suppress(FileNotFoundError):
+        shutil.rmtree(old)
 
 
 def _sync(path: Path) -> None:
@@ -120,35 +132,6 @@ def _locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _remove_leftovers(output: Path) -> None:
-    for old in _leftovers(output, OLD):
-        if output.exists():
-            shutil.rmtree(old)
-        else:  # the export was killed between the two renames
-            old.rename(output)
-    for partial in _leftovers(output, PARTIAL):
-        try:
-            with suppress(FileNotFoundError), _locked(partial, wait=False):
-                shutil.rmtree(partial)
-        except BlockingIOError:
-            raise UserError(
-                f"another command is writing to {output}; wait for its end, or choose another "
-                "--output"
-            ) from None
-
-
-def _leftovers(output: Path, suffix: str) -> list[Path]:
-    """The directories that exports to ``output`` left behind, and none of another output's."""
-    # The middle is what mkdtemp makes up. It has no hyphen, so this does not match what belongs
-    # to an output whose name begins with that of this one and a hyphen.
-    ours = re.compile(rf"\.{re.escape(output.name)}-[a-z0-9_]{{8}}{re.escape(suffix)}")
-    return [
-        path
-        for path in output.parent.iterdir()
-        if ours.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    ]
 
 
 class FileLock:

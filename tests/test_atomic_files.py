@@ -68,7 +68,7 @@ def test_an_export_at_work_is_left_alone(tmp_path: Path) -> None:
 def test_killed_between_the_renames(tmp_path: Path) -> None:
     """The old bundle, moved aside for one that never came, is not lost when the next fails."""
     output = tmp_path / "out"
-    aside = tmp_path / ".out-abcdefgh.old"
+    aside = tmp_path / ".out.old"
     aside.mkdir()
     (aside / "file").write_text("old")
     with pytest.raises(ValueError, match="fails"), atomic_directory(output):
@@ -81,7 +81,7 @@ def test_an_old_one_that_was_replaced_is_removed(tmp_path: Path) -> None:
     """Killed after the second rename, only the new one counts."""
     output = tmp_path / "out"
     _fill(output, "new")
-    (tmp_path / ".out-abcdefgh.old").mkdir()
+    (tmp_path / ".out.old").mkdir()
     _fill(output, "newer")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -107,18 +107,8 @@ def test_a_name_that_is_kept_leads_to_whole_files(
 @pytest.mark.parametrize("suffix", [".partial", ".old"])
 def test_neighbours_are_no_leftovers(tmp_path: Path, suffix: str) -> None:
     """Directories with similar names stay, also those that exports to other outputs left."""
-    names = ["out-2", f".out-2-abcdefgh{suffix}", f".other-abcdefgh{suffix}", f".out-mine{suffix}"]
+    names = ["out-2", f".out-2{suffix}", f".other{suffix}", f"out{suffix}"]
     for name in names:
         (tmp_path / name).mkdir()
-    (tmp_path / f".out-12345678{suffix}").write_text("a file is no directory of an export")
     _fill(tmp_path / "out", "x")
-    names += ["out", f".out-12345678{suffix}"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
-
-
-def test_signs_of_a_pattern_in_a_name_mean_themselves(tmp_path: Path) -> None:
-    """An export to ``o*`` removes its own leftovers, and not those of other outputs."""
-    for name in (".o*-abcdefgh.partial", ".out-abcdefgh.partial"):
-        (tmp_path / name).mkdir()
-    _fill(tmp_path / "o*", "x")
-    assert {path.name for path in tmp_path.iterdir()} == {"o*", ".out-abcdefgh.partial"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "out"])
