@@ -32,7 +32,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from math import isfinite
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 try:
     import httpx
@@ -162,6 +162,14 @@ Outcome = Prediction | ItemError
 Model = str | ModelInfo
 
 
+class _Options(TypedDict, total=False):
+    """The options of a call that classifies texts."""
+
+    model: Model | None
+    overflow: Overflow
+    threshold: float | None
+
+
 class _BaseClient:
     """The options that both clients have."""
 
@@ -198,7 +206,6 @@ class _BaseClient:
         self._patience_s = patience_s
         self._has_answered = False
         self._shown_at = float("-inf")
-        self._showing = threading.Lock()
         self._batch_size = batch_size
         self._concurrency = concurrency
         self._open(address, {"content-type": "application/json", **_authorization(api_key)})
@@ -227,11 +234,10 @@ class _BaseClient:
             return pause_s if again and waited_s < self._timeout_s else None
         if error.status != 429 and waited_s > self._patience_s:
             return None
-        with self._showing:  # several requests wait at the same time; one of them says so
-            now = time.monotonic()
-            if waited_s >= SHOWN_FROM_S and now - self._shown_at >= SHOWN_EVERY_S:
-                self._shown_at = now
-                logger.warning("%s; trying again in %.0f s", error, pause_s)
+        now = time.monotonic()
+        if waited_s >= SHOWN_FROM_S and now - self._shown_at >= SHOWN_EVERY_S:
+            self._shown_at = now  # several requests wait at the same time; one of them says so
+            logger.warning("%s; trying again in %.0f s", error, pause_s)
         return pause_s
 
     def _outcomes(self, size: int, model: Model | None, document: Any) -> list[Outcome]:
@@ -272,23 +278,9 @@ class Client(_BaseClient):
         self._http.close()
 
     @overload
-    def classify(  # type: ignore[overload-overlap]
-        self,
-        texts: Text,
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
-    ) -> Prediction: ...
+    def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...  # type: ignore[overload-overlap]
     @overload
-    def classify(
-        self,
-        texts: Iterable[Text],
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
-    ) -> list[Outcome]: ...
+    def classify(self, texts: Iterable[Text], **options: Unpack[_Options]) -> list[Outcome]: ...
     def classify(
         self,
         texts: Text | Iterable[Text],
@@ -407,22 +399,10 @@ class AsyncClient(_BaseClient):
         await self._http.aclose()
 
     @overload
-    async def classify(  # type: ignore[overload-overlap]
-        self,
-        texts: Text,
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
-    ) -> Prediction: ...
+    async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...  # type: ignore[overload-overlap]
     @overload
     async def classify(
-        self,
-        texts: Iterable[Text],
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
+        self, texts: Iterable[Text], **options: Unpack[_Options]
     ) -> list[Outcome]: ...
     async def classify(
         self,
@@ -432,15 +412,7 @@ class AsyncClient(_BaseClient):
         overflow: Overflow = "truncate",
         threshold: float | None = None,
     ) -> Prediction | list[Outcome]:
-        """Classify one text or pair of texts, or several.
-
-        One text gives its prediction. Several texts give a list in the same order, with an
-        ``ItemError`` in place of each text that cannot be classified. ``threshold`` is the score
-        from which on a multi-label model chooses a label, in the place of its bundle's.
-
-        Raises:
-            SentimentError: the request failed, or the single text cannot be classified.
-        """
+        """Like ``Client.classify``."""
         if not isinstance(texts, str | Mapping):
             results = self.classify_iter(texts, model=model, overflow=overflow, threshold=threshold)
             return [outcome async for outcome in results]
@@ -455,11 +427,7 @@ class AsyncClient(_BaseClient):
         overflow: Overflow = "truncate",
         threshold: float | None = None,
     ) -> AsyncGenerator[Outcome, None]:
-        """The result of each text, in order. Later texts are read and sent in the meantime.
-
-        Raises:
-            SentimentError: a request failed.
-        """
+        """Like ``Client.classify_iter``."""
         options = _options(model, overflow, threshold)
         waiting: deque[asyncio.Task[list[Outcome]]] = deque()
         try:
@@ -477,11 +445,7 @@ class AsyncClient(_BaseClient):
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def models(self) -> list[ModelInfo]:
-        """The models that the service has loaded; the first is the default.
-
-        Raises:
-            SentimentError: the request failed.
-        """
+        """Like ``Client.models``."""
         return await self._request("/models", _models)
 
     async def _classify_batch(
@@ -507,7 +471,7 @@ class AsyncClient(_BaseClient):
         return [next(again) if self._passes(one) else one for one in outcomes]
 
     async def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
-        """See ``Client._request``."""
+        """Like ``Client._request``."""
         started = time.monotonic()
         attempts = 0
         while True:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from app.errors import OTHER_DISK, UserError
 
-PARTIAL, OLD = ".partial", ".old"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # A write that did not fit has taken all but the last blocks of the disk.
 LEAST_FREE_BYTES = 2**20

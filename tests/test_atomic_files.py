@@ -102,3 +102,13 @@ def test_a_name_that_is_kept_leads_to_whole_files(
         (directory / "onnx").mkdir()
         (directory / "onnx" / "model.onnx").write_text("weights")
     assert synced == ["onnx", "model.onnx", directory.name]
+
+
+@pytest.mark.parametrize("suffix", [".partial", ".old"])
+def test_neighbours_are_no_leftovers(tmp_path: Path, suffix: str) -> None:
+    """Directories with similar names stay, also those that exports to other outputs left."""
+    names = ["out-2", f".out-2{suffix}", f".other{suffix}", f"out{suffix}"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    _fill(tmp_path / "out", "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "out"])

@@ -23,7 +23,7 @@ WILDCARDS = frozenset("*?[")
 
 @dataclass(frozen=True)
 class ObjectFile:
-    """A file of an object store. ``address`` names it with its scheme."""
+    """A file of a file system of pyarrow. ``address`` names it, with the scheme of its store."""
 
     filesystem: fs.FileSystem
     path: str
@@ -41,8 +41,7 @@ class ObjectFile:
         return self.filesystem.open_input_file(self.path)
 
     def status(self) -> tuple[int, int]:
-        info = self.filesystem.get_file_info(self.path)
-        return info.size, info.mtime_ns
+        return _status(self.filesystem.get_file_info(self.path))
 
 
 def list_files(address: str) -> list[InputFile]:
@@ -63,18 +62,17 @@ def list_files(address: str) -> list[InputFile]:
         raise UserError(f"{address} does not exist")
     if not infos:
         raise UserError(f"{address} has no files")
-    files = [_input_file(filesystem, info, address) for info in infos]
-    strange = [str(f.source) for f in files if f.source.suffix.lower() not in FORMATS]
-    if strange:
+    scheme = address[: address.find("://") + 3] if "://" in address else ""
+    files = [
+        InputFile(ObjectFile(filesystem, info.path, f"{scheme}{info.path}"), *_status(info))
+        for info in infos
+    ]
+    kinds = {f.source.suffix.lower() for f in files}
+    if len(kinds) > 1 or not kinds <= {*FORMATS}:
         raise UserError(
-            f"{strange[0]} ends in none of: {' '.join(FORMATS)}; name only the files to read, for "
-            "example with a glob such as 'DIRECTORY/*.csv'"
-        )
-    formats = sorted({f.source.suffix.lower() for f in files})
-    if len(formats) > 1:
-        raise UserError(
-            f"{address} has files of several formats: {' '.join(formats)}; classify each format "
-            "by itself, for example with a glob such as 'DIRECTORY/*.csv'"
+            f"{address} has files that end in {', '.join(sorted(kinds))}; --input accepts files of "
+            f"one format: {' '.join(FORMATS)}; name them, for example with a glob such as "
+            "'DIRECTORY/*.csv'"
         )
     return files
 
@@ -194,9 +192,5 @@ def _files(filesystem: fs.FileSystem, base: str, *, recursive: bool) -> list[fs.
     return sorted(files, key=lambda info: info.path)
 
 
-def _input_file(filesystem: fs.FileSystem, info: fs.FileInfo, address: str) -> InputFile:
-    source: Path | ObjectFile = Path(info.path)
-    if not isinstance(filesystem, fs.LocalFileSystem):
-        scheme = address.partition("://")[0]
-        source = ObjectFile(filesystem, info.path, f"{scheme}://{info.path}")
-    return InputFile(source, info.size, info.mtime_ns)
+def _status(info: fs.FileInfo) -> tuple[int, int]:
+    return info.size, info.mtime_ns

@@ -139,26 +139,11 @@ def add_arguments(classify: ArgumentParser) -> None:
 
 def fault(options: Namespace, settings: Settings) -> str | None:
     """What is wrong with the options; None if they are valid."""
-    if found := _model_fault(options, settings):
-        return found
-    return _engine_fault(options) if options.engine else _usage_fault(options)
-
-
-def _model_fault(options: Namespace, settings: Settings) -> str | None:
-    """What is wrong with the options for the model or the service; None if they are valid."""
-    if options.url and options.engine:
-        return "--url cannot be combined with --engine; the nodes load the model themselves"
     if found := url_fault(options, LOCAL):
         return found
-    if options.engine and options.threshold is not None:
-        return "--engine ray uses the threshold in manifest.json; --threshold is for use without it"
-    if options.engine and options.overwrite:
-        return "--overwrite replaces a file; delete the directory that --engine ray wrote yourself"
-    if options.engine and settings.device.startswith("cuda:"):
-        return "--engine ray chooses the GPU of each actor; use --device cuda without a number"
     if len(settings.model) > 1 and not options.url:
         return "classify uses one model; give --model once"
-    return None
+    return _engine_fault(options, settings) if options.engine else _usage_fault(options)
 
 
 def url_fault(options: Namespace, own: Sequence[str]) -> str | None:
@@ -180,15 +165,15 @@ def input_fault(options: Namespace) -> str | None:
     return None
 
 
-def _engine_fault(options: Namespace) -> str | None:
+def _engine_fault(options: Namespace, settings: Settings) -> str | None:
     """What is wrong with the options of ``classify --engine``; None if they are valid."""
-    if options.texts or options.json:
-        return "--engine needs --input and --output; texts and --json are for use without it"
-    if not (options.input and options.output):
-        return "--engine needs --input and --output"
-    address = options.address or "auto"
-    if address not in ("auto", "local") and ":" not in address:
-        return "--address accepts auto, local, ray://HOST:PORT or HOST:PORT"
+    for name in ("json", "overwrite", "threshold", "url"):
+        if getattr(options, name) not in (None, False):
+            return f"{flag(name)} is for use without --engine"
+    if options.texts or not (options.input and options.output):
+        return "--engine needs --input and --output, and no texts"
+    if settings.device.startswith("cuda:"):
+        return "--engine ray chooses the GPU of each actor; use --device cuda without a number"
     return None
 
 

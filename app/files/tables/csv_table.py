@@ -38,9 +38,10 @@ class CsvTable(TextTable):
         self._text_index = column_index(column, header, path)
         self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
 
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[list[str], TextOrError, int]]:
-        rows = self._lines(file, lines)
-        if not lines:
+    def read_rows(self, file: TextFile) -> Iterator[tuple[list[str], TextOrError, int]]:
+        begins = not file.lines
+        rows = self._lines(file)
+        if begins:
             next(rows, None)  # the header
         for line, row in rows:
             yield *self._checked(row, line), sum(map(len, row))
@@ -51,15 +52,12 @@ class CsvTable(TextTable):
     def cells(self, rows: list[list[str]]) -> list[list[Any]]:
         return rows
 
-    def _lines(self, file: TextFile, lines: int = 0) -> Iterator[tuple[int, list[str]]]:
-        """Each row that is not blank, with the number of its last line.
-
-        ``lines`` lines are before them.
-        """
+    def _lines(self, file: TextFile) -> Iterator[tuple[int, list[str]]]:
+        """Each row that is not blank, with the number of its last line."""
         # Strict, because otherwise a quote that is never closed takes all that follows into its
         # cell, up to the next quote or the end of the file, without an error.
         reader = csv.reader(file, strict=True, delimiter=self._separator)
-        last_line = lines
+        last_line = lines = file.lines
         try:
             for row in reader:
                 last_line = lines + reader.line_num

@@ -32,7 +32,10 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+# The encoding is judged by so many bytes.
 BLOCK_BYTES = 1 << 20
+# Bytes of one read. In an object store each read is a request.
+READ_BYTES = 1 << 18
 NOT_ASCII = re.compile("[^\0-\x7f]")
 
 
@@ -84,8 +87,15 @@ def _how_to_convert(path: TableSource, encoding: str) -> str:
     )
 
 
+class _LongReads(io.BufferedReader):
+    """Reads more than the 8 KiB that ``TextIOWrapper`` asks for."""
+
+    def read1(self, size: int = -1) -> bytes:
+        return super().read1(READ_BYTES)
+
+
 class TextFile:
-    """The lines of a file of UTF-8 text, and where the next one begins.
+    """The lines of a file of UTF-8 text, and where the next one begins: after ``lines`` lines.
 
     A byte that is not UTF-8 becomes a lone surrogate, so that only the text with this byte fails.
     ``newline`` is what it is for ``open()``.
@@ -101,9 +111,9 @@ class TextFile:
         mark = codecs.BOM_UTF8
         self._bytes = start.bytes or (len(mark) if file.read(len(mark)) == mark else 0)
         file.seek(self._bytes)
-        self._lines = start.lines
+        self.lines = start.lines
         self._line_ends = "\n" if newline == "\n" else ("\n", "\r")
-        self._text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline)
+        self._text = io.TextIOWrapper(_LongReads(file), "utf-8", "surrogateescape", newline)
 
     def __enter__(self) -> Self:
         return self
@@ -119,12 +129,12 @@ class TextFile:
         """The next line with its end, at most ``limit`` characters of it; "" at the file's end."""
         line = self._text.readline(limit)
         self._bytes += len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
-        self._lines += line.endswith(self._line_ends)
+        self.lines += line.endswith(self._line_ends)
         return line
 
     def place(self, rows: int) -> Place:
         """Where the next line begins, after ``rows`` rows."""
-        return Place(rows, self._bytes, self._lines)
+        return Place(rows, self._bytes, self.lines)
 
 
 class TextTable(Table):
@@ -134,12 +144,12 @@ class TextTable(Table):
     newline = "\n"  # as for ``TextFile``
 
     @abstractmethod
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[Any, TextOrError, int]]:
-        """Each row, its text and its number of characters; ``lines`` lines are before them."""
+    def read_rows(self, file: TextFile) -> Iterator[tuple[Any, TextOrError, int]]:
+        """Each of the next rows of a file, its text and its number of characters."""
 
     def chunks(self, start: Place = START) -> Iterator[Chunk]:
         with TextFile(self.path, self.newline, start) as file:
-            rows = self.read_rows(file, start.lines)
+            rows = self.read_rows(file)
             yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
 
 

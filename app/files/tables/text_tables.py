@@ -53,7 +53,7 @@ class LinesTable(_TextColumn, TextTable):
         self.path = path
         self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
 
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, TextOrError, int]]:
+    def read_rows(self, file: TextFile) -> Iterator[tuple[str, TextOrError, int]]:
         return ((line, line, len(line)) for line in read_lines(file, MAX_FIELD_CHARS))
 
 
@@ -106,8 +106,8 @@ class JsonlTable(TextTable):
             check_names(self.columns, path)
             column_index(column, self.columns, path)
 
-    def read_rows(self, file: TextFile, lines: int) -> Iterator[tuple[str, TextOrError, int]]:
-        for number, line in self._lines(file, lines):
+    def read_rows(self, file: TextFile) -> Iterator[tuple[str, TextOrError, int]]:
+        for number, line in self._lines(file):
             yield line, self._text(number, line), len(line)
 
     def records(self, rows: list[str]) -> list[dict[str, Any]]:
@@ -122,8 +122,8 @@ class JsonlTable(TextTable):
             valid = _json_object(line, _refuse) is not None
             yield line if valid else json_text(_json_object(line) or {})
 
-    def _lines(self, file: TextFile, before: int = 0) -> Iterator[tuple[int, str]]:
-        for number, line in enumerate(read_lines(file, MAX_FIELD_CHARS), start=before + 1):
+    def _lines(self, file: TextFile) -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(read_lines(file, MAX_FIELD_CHARS), start=file.lines + 1):
             if line and not line.isspace():
                 yield number, line
 
