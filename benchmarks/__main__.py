@@ -79,7 +79,6 @@ def main() -> None:
             row for subject in (EMBEDDED, int8(), fp32()) for row in serving.start(subject)
         ),
         "growth by length": lambda: serving.growth(int8()),
-        "growth by depth": lambda: serving.depth(int8()),
     }
     if options.peers:
         sections["peers"] = lambda: speed.measure(

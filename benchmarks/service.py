@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,8 +54,7 @@ class Server(server.Server):
 
     def processes(self) -> list[int]:
         """The process and its workers, by their ids."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return [self.pid, *map(int, children)]
+        return [self.pid, *descendants(self.pid)]
 
     def cpu_seconds(self) -> float:
         """CPU time of the process and its workers until now."""
@@ -113,3 +113,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def descendants(process: int) -> list[int]:
+    """Its children, their children and so on, the earliest first; none if it has ended."""
+    children: list[int] = []
+    for listed in sorted(Path(f"/proc/{process}/task").glob("*/children")):  # by thread
+        with suppress(OSError):
+            children += map(int, listed.read_text().split())
+    return [one for child in children for one in (child, *descendants(child))]

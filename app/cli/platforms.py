@@ -55,13 +55,16 @@ def _port(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
 
 
 def _model(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
-    for mount in _mounts(environment):
-        if bundles := _bundles(mount):
+    azure = environment.get(AZURE_MODEL_VARIABLE)
+    mounts = [*MODEL_MOUNTS, *([Path(azure)] if azure else [])]
+    for mount in mounts:
+        if bundles := _directories_with(MANIFEST, mount):
             return {"model": PlatformValue(bundles, f"{mount} has {MANIFEST}")}
-    for mount in _mounts(environment):
+    for mount in mounts:
         # Whoever mounts a model wants that one. A checkpoint is exported; otherwise the start ends.
         if _has_files(mount):
-            return {"model": PlatformValue(_checkpoints(mount) or (mount,), f"{mount} has files")}
+            models = _directories_with(CONFIG, mount) or (mount,)
+            return {"model": PlatformValue(models, f"{mount} has files")}
     return {}
 
 
@@ -77,11 +80,6 @@ def _sagemaker(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     return settings
 
 
-def _mounts(environment: Mapping[str, str]) -> list[Path]:
-    azure = environment.get(AZURE_MODEL_VARIABLE)
-    return [*MODEL_MOUNTS, *([Path(azure)] if azure else [])]
-
-
 def _has_files(mount: Path) -> bool:
     try:
         return any(mount.iterdir())
@@ -89,14 +87,6 @@ def _has_files(mount: Path) -> bool:
         return False
     except OSError:  # a file, or it cannot be read; that it is there was meant
         return True
-
-
-def _bundles(mount: Path) -> tuple[Path, ...]:
-    return _directories_with(MANIFEST, mount)
-
-
-def _checkpoints(mount: Path) -> tuple[Path, ...]:
-    return _directories_with(CONFIG, mount)
 
 
 def _directories_with(file: str, mount: Path) -> tuple[Path, ...]:

@@ -18,7 +18,6 @@ from benchmarks.watched import watched
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-DEPTHS = (64, 256, 1024)
 
 
 def against_ideal(subject: Subject, rounds: int, goals: dict[int, float]) -> Iterator[Row | Goal]:
@@ -129,20 +128,5 @@ def growth(subject: Subject) -> Iterator[Row | Goal]:
                 "tokens a text": length,
                 "texts/s": outcome.ok_per_second(),
                 "tokens/s": outcome.ok_per_second() * length,
-                "RSS MB": service.memory_mb()["Rss"],
-            }
-
-
-def depth(subject: Subject) -> Iterator[Row | Goal]:
-    """Latency and memory by the depth of the queue."""
-    texts = texts_of(subject.model.tokenizer.library, tweet_lengths(2 * max(DEPTHS)))
-    with subject.serve() as service:
-        for connections in DEPTHS:
-            outcome = run(subject.load(service, connections, wanted=texts, warm_up_seconds=3.0))
-            yield {
-                "model": subject.name,
-                "texts in flight": connections,
-                "texts/s": outcome.ok_per_second(),
-                **latencies(outcome),
                 "RSS MB": service.memory_mb()["Rss"],
             }

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.service import descendants
 from checks.cluster.rerun import ROOT, rerun_with
-from checks.support.processes import descendants
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.service import ROOT, free_port
-from checks.support.processes import descendants
+from benchmarks.service import ROOT, descendants, free_port
 from checks.support.waiting import wait
 
 # The command with parts of the size that the first argument says.

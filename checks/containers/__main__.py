@@ -24,7 +24,6 @@ ITEMS: dict[str, Callable[[Engine], str]] = {
     "hub": service.hub,
     "export": service.export,
     "compose": compose.compose,
-    "replicas": compose.replicas,
     "kubernetes": kubernetes.play,
 }
 

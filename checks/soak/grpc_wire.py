@@ -41,14 +41,14 @@ class GrpcClient:
         """Close the connection."""
         await self._channel.close()
 
-    async def ask(self, call: Call, *, key: str = KEY) -> Answer:
+    async def ask(self, call: Call) -> Answer:
         """Send a call's message and wait for its end.
 
         Raises:
             Refused: nobody listens.
             Lost: the call ended without the trailing metadata with which the service ends each.
         """
-        metadata = (("authorization", f"Bearer {key}"),)
+        metadata = (("authorization", f"Bearer {KEY}"),)
         try:
             method = self._channel.unary_unary(call.method)
             received = await method(call.request, metadata=metadata, timeout=ANSWER_S)

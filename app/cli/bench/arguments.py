@@ -20,9 +20,9 @@ def add_arguments(bench: ArgumentParser) -> None:
         "Find the highest rate of requests at which 99 of 100 are answered in time, the CPU time "
         "of a text, the replicas for a rate, and the threshold for autoscaling. Requests arrive at "
         "random times, as those of many users do, and each counts from the time at which it was "
-        "due. The result is a table in Markdown; progress is on standard error. Without "
-        "--url, the command starts a service of its own, and ends it. Other settings of that "
-        "service are read from the environment: SENTIMENT_TARGET_LATENCY_MS=20."
+        "due. The result is a table in Markdown. Without --url, the command starts a service of "
+        "its own, and ends it. Other settings of that service are read from the environment: "
+        "SENTIMENT_TARGET_LATENCY_MS=20."
     )
     bench.add_argument(
         "--url",

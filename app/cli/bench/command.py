@@ -12,7 +12,7 @@ from typing import Any
 from app.atomic_files import write_text_atomically
 from app.cli.bench import report
 from app.cli.bench.arguments import OWN
-from app.cli.bench.search import FEWEST, Measurement, Step, search
+from app.cli.bench.search import FEWEST, Measurement, Step, best, search
 from app.cli.bench.server import own_service
 from app.cli.bench.target import Target
 from app.cli.bench.texts import texts_of_file, tweets
@@ -41,15 +41,12 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
             target = Target(stack.enter_context(own).url)
         target.check(bodies[0])
         steps = _steps(target, bodies, options)
-    print(report.table(steps))
-    found = report.conclusions(steps, options.texts_per_request, options.p99_ms, options.target_rps)
-    if found is None:
-        raise UserError(
-            f"no rate was answered within {options.p99_ms:g} ms; give a longer --p99-ms"
-        )
-    print(report.sentences(found))
+    if (found := best(steps)) is None:
+        goal = f"{options.p99_ms:g} ms"
+        raise UserError(f"no rate was answered within {goal}; give a longer --p99-ms")
+    print(f"\n{report.conclusions(steps, found, options)}")
     if options.json:
-        write_text_atomically(Path(options.json), report.document(found, steps))
+        write_text_atomically(Path(options.json), report.document(steps, found, options))
 
 
 def _bodies(texts: Sequence[str], count: int) -> list[str]:
@@ -62,17 +59,19 @@ def _bodies(texts: Sequence[str], count: int) -> list[str]:
 
 
 def _steps(target: Target, bodies: Sequence[str], options: Namespace) -> list[Step]:
-    """Every step of the search."""
+    """Every step of the search; each is printed at once."""
     goal_ms, count = options.p99_ms, options.texts_per_request
     measurement = Measurement(target, bodies, count, goal_ms, options.seconds)
     _say(f"requests of {report.texts(count)}, 99 of 100 within {goal_ms:g} ms")
+    start = measurement.start()
+    print(report.HEAD, flush=True)
 
     def measure(rate: float) -> Step:
         step = measurement.step(rate)
-        print(report.line(step, goal_ms), file=sys.stderr, flush=True)
+        print(report.row(step), flush=True)
         return step
 
-    return search(measure, measurement.start(), FEWEST / options.seconds)
+    return search(measure, start, FEWEST / options.seconds)
 
 
 def _say(line: str) -> None:

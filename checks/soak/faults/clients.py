@@ -215,6 +215,12 @@ def _unknown(order: random.Random) -> bytes:
     return order.choice([unknown, request("GET", "/nowhere")])
 
 
+def _wrong_key(order: random.Random) -> bytes:
+    path = order.choice(["/classify", "/models/any/reload"])
+    key = f"Bearer {order.randbytes(16).hex()}"
+    return request("POST", path, b"{}", content_type=JSON, authorization=key)
+
+
 def _compressed(order: random.Random, encoding: str, content: bytes) -> bytes:
     """A POST to one of several kinds of routes."""
     path, content_type = order.choice(COMPRESSED_ROUTES)
@@ -249,6 +255,7 @@ _REFUSED: dict[str, tuple[float, Callable[[random.Random], bytes], Set[str]]] = 
     ),
     "sends invalid Unicode": (3, lambda order: _posted(order.choice(NOT_UNICODE)), {"422", "429"}),
     "requests an unknown path or model": (3, _unknown, {"404"}),
+    "sends a wrong key": (3, _wrong_key, {"401"}),
     "sends a decompression bomb": (
         3,
         lambda order: _compressed(order, *order.choice(list(BOMBS.items()))),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checks.support.processes import descendants
+from benchmarks.service import descendants
 
 INTERVAL_S = 10.0
 MEASURES = {
