@@ -8,15 +8,10 @@ from pydantic_core import PydanticCustomError
 
 from app.adapter import Adapter
 from app.adapters.forms.common import RANKED, LabelScore, ranking
-from app.adapters.forms.instances import (
-    PREDICTIONS,
-    InstancesRequest,
-    InstancesResponse,
-    answer_instances,
-)
+from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from app.api.openapi.document import ERRORS, documented, documented_body, examples_of
+from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.engine.predictions import every_prediction
 from app.engine.text.encoding import TextOptions
 from app.engine.text.pairs import Input
@@ -124,12 +119,12 @@ router = APIRouter(tags=["compatibility"], route_class=PredictRoute)
 @router.post(
     "/predict",
     operation_id="predictTei",
-    response_model=list[LabelScore] | list[list[LabelScore]] | InstancesResponse,
+    response_model=list[LabelScore] | list[list[LabelScore]],
     responses={
-        **examples_of({PredictRequest: RANKED, InstancesRequest: PREDICTIONS}),
+        **example(RANKED),
         **documented(*ERRORS, form=PredictProblem, members=_error_type),
     },
-    openapi_extra=documented_body(PredictRequest, InstancesRequest),
+    openapi_extra=documented_body(PredictRequest),
 )
 async def predict(request: HttpRequest) -> Response:
     """Labels and scores in the format of text-embeddings-inference, with the highest first.

@@ -1,20 +1,17 @@
 """{"instances": […]} → {"predictions": […]}: the format of Vertex AI and KServe V1."""
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 from fastapi import Response
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
-from pydantic.config import JsonDict
+from pydantic import BaseModel, PlainValidator
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict
 
 from app.adapters.forms.common import TextParameters
 from app.api.http_exchange import HttpRequest, JsonAnswer
-from app.api.openapi import examples
 from app.api.routes.classify import whole_failure
-from app.engine.predictions import FailedItem, Prediction, item
+from app.engine.predictions import item
 from app.engine.text.pairs import Input
-from app.validation import NonEmpty, text_or_pair
+from app.validation import text_or_pair
 
 TEXT_FIELDS = ("text", "inputs", "content")
 ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
@@ -47,39 +44,11 @@ def _texts(value: Any) -> list[Input]:
     return texts
 
 
-class TextObject(TypedDict):
-    """A text in an object. The fields `inputs` and `content` are accepted in its place.
-
-    Only models with `text_pairs` (see `GET /models`) take a second text.
-    """
-
-    text: Annotated[str, Field(description="the text")]
-    text_pair: NotRequired[Annotated[str | None, Field(description="the second text")]]
-
-
-PREDICTIONS = {"predictions": [examples.PREDICTION, examples.EMPTY]}
-EXAMPLE: JsonDict = {"instances": ["I love this!", ""]}
-
-
 class InstancesRequest(BaseModel):
-    """A list of texts; other fields are ignored."""
+    """A list of texts, or of objects with a text; other fields are ignored."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
-
-    instances: Annotated[
-        list[Input],
-        PlainValidator(_texts, json_schema_input_type=NonEmpty[str] | NonEmpty[TextObject]),
-    ] = Field(description="texts, or objects with a text")
-    parameters: TextParameters | None = Field(default=None, description="for all texts")
-
-
-class InstancesResponse(TypedDict):
-    """The results of the instances."""
-
-    predictions: Annotated[
-        list[Prediction | FailedItem],
-        Field(description="one item for each instance, in their order"),
-    ]
+    instances: Annotated[list[Input], PlainValidator(_texts)]
+    parameters: TextParameters | None = None
 
 
 async def answer_instances(
@@ -94,5 +63,5 @@ async def answer_instances(
     done = await request.exchange.classify(body.instances, model=model, options=options)
     if error := whole_failure(done.outcomes, single=False):
         raise error
-    response: InstancesResponse = {"predictions": [item(outcome) for outcome in done.outcomes]}
-    return JsonAnswer(response, done.server_timing)
+    predictions = [item(outcome) for outcome in done.outcomes]
+    return JsonAnswer({"predictions": predictions}, done.server_timing)

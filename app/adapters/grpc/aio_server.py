@@ -55,20 +55,6 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
             for name, path in again.items()
         }
 
-    def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> None:
-        """Listen on this address; with ``credentials``, connections have TLS.
-
-        Raises:
-            RuntimeError: it cannot be used.
-        """
-        where = address.encode()
-        if credentials is None:
-            port = self.add_insecure_port(where)
-        else:
-            port = self.add_secure_port(where, credentials)
-        if not port:
-            raise RuntimeError(f"cannot bind {address}")
-
     async def _start_shutting_down(self) -> None:
         # ``shutdown`` calls this and then closes the connections. grpc.aio's own waits in between;
         # then calls that come in this time are cancelled, and look so to clients.

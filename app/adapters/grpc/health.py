@@ -23,9 +23,10 @@ async def check(call: Call, request: Message) -> Message:
     Raises:
         NotFound: the server has no service of that name.
     """
-    if not _known(request.service):
+    status = await _status(call.service, request.service)
+    if status == SERVICE_UNKNOWN:
         raise NotFound(f"no service has that name; the services are: {', '.join(SERVICES)}")
-    return call.method.response(status=await _status(call.service))
+    return call.method.response(status=status)
 
 
 async def watch(call: Call) -> AsyncGenerator[Message, None]:
@@ -34,16 +35,13 @@ async def watch(call: Call) -> AsyncGenerator[Message, None]:
     Raises:
         Overloaded: too many calls watch already.
     """
-    known = _known((await call.read()).service)
+    name = (await call.read()).service
     closing = call.service.lifecycle.closing
     latest = None
     with call.limits.watching():
         while True:
             ends = closing.is_set()
-            status = SERVICE_UNKNOWN
-            if known:
-                status = NOT_SERVING if ends else await _status(call.service)
-            if status != latest:
+            if (status := await _status(call.service, name)) != latest:
                 latest = status
                 yield call.method.response(status=status)
             if ends:
@@ -53,11 +51,9 @@ async def watch(call: Call) -> AsyncGenerator[Message, None]:
                     await closing.wait()
 
 
-def _known(name: str) -> bool:
-    return name in ("", *SERVICES)
-
-
-async def _status(service: Service) -> int:
+async def _status(service: Service, name: str) -> int:
+    if name not in ("", *SERVICES):
+        return SERVICE_UNKNOWN
     return SERVING if await is_ready(service) else NOT_SERVING
 
 

@@ -5,7 +5,8 @@ how many of a message have come so far, so calls and messages are counted here, 
 that it can take.
 """
 
-from collections.abc import Callable, Iterator, Sized
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from uvicorn.middleware.proxy_headers import _TrustedHosts
@@ -24,7 +25,7 @@ LEAST_ARRIVING = 2
 class CallLimits:
     """The calls in progress, which are ``running``, and their messages that are arriving."""
 
-    def __init__(self, service: Service, running: Sized) -> None:
+    def __init__(self, service: Service) -> None:
         settings, workers = service.settings, service.board.workers
         bytes_allowed = service.inflight.limit // 2 // workers
         self.service = service
@@ -33,7 +34,7 @@ class CallLimits:
         )
         self.most_arriving = max(LEAST_ARRIVING, bytes_allowed // settings.max_body_bytes)
         self.proxies = _TrustedHosts([*settings.trusted_proxies])  # as over HTTP
-        self._running = running
+        self.running: set[asyncio.Task[object]] = set()
         self._watching = 0
         # What gives up each message that is arriving. The oldest comes first.
         self._arriving: dict[object, Callable[[], object]] = {}
@@ -44,7 +45,7 @@ class CallLimits:
         Raises:
             Overloaded: they are.
         """
-        if len(self._running) > self.most_calls:
+        if len(self.running) > self.most_calls:
             raise self._overloaded(f"{self.most_calls} gRPC calls are in progress")
 
     @contextmanager

@@ -14,10 +14,11 @@ import grpc
 
 from app.adapters.grpc import health, open_inference, reflection
 from app.adapters.grpc.aio_server import UNKNOWN, AioServer
-from app.adapters.grpc.call import GRPC, STATUS_CODES, Call, Context, Handlers
+from app.adapters.grpc.call import GRPC, STATUS_CODES, Call, Context, Handler, Handlers
 from app.adapters.grpc.limits import WINDOW_BYTES, CallLimits
 from app.config.settings import Settings
 from app.errors import MethodNotAllowed, UserError
+from app.observability.metrics import Metrics
 from app.service import Service
 
 # The method that classifies. Its metric series exist before the first call, as those of HTTP's.
@@ -45,35 +46,26 @@ TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
 logger = logging.getLogger(__name__)
 
 
-class Calls:
-    """gRPC's handler of all calls of a server, those of unknown methods included.
+def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.RpcMethodHandler:
+    """What gRPC calls for a method, or for all unknown ones; it gets bytes.
 
-    ``handlers`` are by the paths of the methods, such as INFER.
+    All calls are handled as streams. So it begins before the message has arrived, and a call
+    without a key is refused before its message is read.
     """
 
-    def __init__(self, service: Service, handlers: Handlers) -> None:
-        self.running: set[asyncio.Task[object]] = set()  # each is a call
-        self.limits = CallLimits(service, self.running)
-        self._handlers = handlers
-        for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
-            service.metrics.expect_request(INFER, GRPC, status, "classify")
+    async def handle(requests: object, context: Context) -> None:
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        limits.running.add(task)
+        task.add_done_callback(limits.running.discard)
+        await Call(limits, path, handler, context).run()
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        """The handler of each method by its path, and of all others; they get bytes.
+    return grpc.stream_stream_rpc_method_handler(handle)
 
-        All calls are handled as streams. So the handler begins before the message has arrived, and
-        a call without a key is refused before its message is read.
-        """
-        return {path: self._handler(path) for path in (*self._handlers, UNKNOWN)}
 
-    def _handler(self, path: str) -> grpc.RpcMethodHandler:
-        async def handle(requests: object, context: Context) -> None:
-            task = cast("asyncio.Task[object]", asyncio.current_task())
-            self.running.add(task)
-            task.add_done_callback(self.running.discard)
-            await Call(self.limits, path, self._handlers.get(path), context).run()
-
-        return grpc.stream_stream_rpc_method_handler(handle)
+def expect_calls(metrics: Metrics) -> None:
+    """Make the series of INFER before its first call: so a rate sees it, and an alert an error."""
+    for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
+        metrics.expect_request(INFER, GRPC, status, "classify")
 
 
 class GrpcServer:
@@ -85,25 +77,29 @@ class GrpcServer:
 
     def __init__(self, service: Service) -> None:
         # gRPC's Python part logs metadata that it cannot decode, which may be a key. What fails is
-        # logged here and in ``Calls``.
+        # logged here and by ``Call``.
         logging.getLogger("grpc._cython.cygrpc").disabled = True
         settings = service.settings
         handlers: Handlers = {**health.HANDLERS, **open_inference.HANDLERS}
         if settings.docs == "on":
             handlers = {**handlers, **reflection.HANDLERS}
         self._service = service
-        self._calls = Calls(service, handlers)
+        self._limits = CallLimits(service)
+        by_path = {path: rpc_handler(self._limits, path, one) for path, one in handlers.items()}
+        by_path[UNKNOWN] = rpc_handler(self._limits, UNKNOWN, None)
+        self._server = AioServer(_options(service), by_path, busy=[INFER], crashed=self._crashed)
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._server = AioServer(
-            _options(service), self._calls.handlers(), busy=[INFER], crashed=self._crashed
-        )
-        try:
-            self._server.bind(self._address, _credentials(settings))
-        except RuntimeError:  # gRPC does not say why
+        where = self._address.encode()
+        if credentials := _credentials(settings):
+            bound = self._server.add_secure_port(where, credentials)
+        else:
+            bound = self._server.add_insecure_port(where)
+        if not bound:  # gRPC does not say why
             raise UserError(
                 f"cannot listen on {self._address} for gRPC; choose another port with --grpc-port"
-            ) from None
+            )
+        expect_calls(service.metrics)
 
     def _crashed(self, error: BaseException) -> None:
         # Not the error's own text: it may quote what a client sent.
@@ -121,8 +117,8 @@ class GrpcServer:
         Later calls, and those whose message has not arrived, get UNAVAILABLE. ``stop_by`` is on the
         clock ``time.monotonic``.
         """
-        self._calls.limits.give_up_all()
-        if running := set(self._calls.running):
+        self._limits.give_up_all()
+        if running := set(self._limits.running):
             await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))
         await self._server.shutdown(None)
 

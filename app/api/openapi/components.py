@@ -99,8 +99,6 @@ def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:
     """What stays in the place of a schema: a reference, if it describes an object."""
     for name, definition in schema.pop("$defs", {}).items():
         _add(name, definition, schemas)
-    if "anyOf" in schema:
-        return {"anyOf": [_moved(choice, schemas) for choice in schema["anyOf"]]}
     if schema.get("type") != "object" or "title" not in schema:
         return schema
     name = schema["title"]

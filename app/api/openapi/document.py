@@ -64,15 +64,10 @@ NAME_IN_PATH: dict[str, Any] = {
 }
 
 
-def documented_body(schema: type[BaseModel], *others: type[BaseModel]) -> dict[str, Any]:
-    """The ``openapi_extra`` of a route that reads a body with one of these schemas."""
-    schemas = [body.model_json_schema(ref_template=REFERENCE) for body in (schema, *others)]
-    shown = {body["title"]: {"value": encoded(body.pop("examples")[0])} for body in schemas}
-    content: dict[str, Any]
-    if others:
-        content = {"schema": {"anyOf": schemas}, "examples": shown}
-    else:
-        content = {"schema": schemas[0], "example": shown[schema.__name__]["value"]}
+def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that reads a body with this schema."""
+    body = schema.model_json_schema(ref_template=REFERENCE)
+    content = {"schema": body, "example": encoded(body.pop("examples")[0])}
     return {"requestBody": {"required": True, "content": {JSON: content}}}
 
 
@@ -85,12 +80,6 @@ def text_example(text: str, media_type: str) -> dict[int | str, Any]:
     """The ``responses`` of a route that answers with text."""
     schema = {"type": "string"}
     return {200: {"content": {media_type: {"schema": schema, "example": text}}}}
-
-
-def examples_of(answers: Mapping[type[BaseModel], Any]) -> dict[int | str, Any]:
-    """The same for a route that reads several schemas, with the answer to the example of each."""
-    named = {schema.__name__: {"value": encoded(value)} for schema, value in answers.items()}
-    return {200: {"content": {JSON: {"examples": named}}}}
 
 
 def documented(

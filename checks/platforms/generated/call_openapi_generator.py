@@ -7,15 +7,11 @@ from openapi_client import (
     ClassificationApi,
     ClassifyRequest,
     ClassifyRequestInputs,
-    CompatibilityApi,
     Configuration,
     FailedItem,
-    InstancesRequest,
-    InstancesRequestInstances,
     OperationsApi,
     PairObject,
     Prediction,
-    PredictTeiRequest,
     Problem,
     TokenizeRequest,
     TokenizeRequestInputs,
@@ -51,6 +47,3 @@ with ApiClient(Configuration(host=sys.argv[1])) as client:
     assert operations.check_ready().status == "ready"
     assert operations.list_models().models[0].name == MODEL
     assert operations.get_info().limits.max_inflight_bytes > 0
-    instances = InstancesRequest(instances=InstancesRequestInstances(["I love this!"]))
-    vertex = CompatibilityApi(client).predict_tei(PredictTeiRequest(instances)).actual_instance
-    assert vertex.predictions[0].actual_instance.label == "positive"

@@ -35,5 +35,5 @@ assert.equal((await operations.listModels()).models[0].name, "minilm-l6-tweet-se
 assert((await operations.getInfo()).limits.maxInflightBytes > 0);
 
 const compatibility = new CompatibilityApi(configuration);
-const ranking = await compatibility.predictTei({ predictTeiRequest: { inputs: "I love this!" } });
+const ranking = await compatibility.predictTei({ predictRequest: { inputs: "I love this!" } });
 assert(Array.isArray(ranking) && !Array.isArray(ranking[0]) && ranking[0].label === "positive");

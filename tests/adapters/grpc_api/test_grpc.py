@@ -14,7 +14,7 @@ import pytest
 
 from app.adapters.grpc.call import STATUS_CODES
 from app.adapters.grpc.messages import METHODS, POOL, SERVICES
-from app.adapters.grpc.server import Calls
+from app.adapters.grpc.server import expect_calls
 from app.config.settings import Settings
 from app.errors import OutOfMemory, ServiceError
 from app.limits import Paths
@@ -227,7 +227,7 @@ def test_an_unknown_method_or_message_is_refused(client: Client) -> None:
 def test_series_of_calls_exist_before_the_first_call() -> None:
     """As for HTTP, a rate sees the first increase, and an alert the first error."""
     service = Service(Settings(), Paths())
-    Calls(service, {})
+    expect_calls(service.metrics)
     value = service.metrics.registry.get_sample_value
     route = {"route": INFER, "operation": "classify"}
     for status in (200, 401, 413, 422, 429, 499, 500, 503, 504):

@@ -263,7 +263,7 @@ def test_calls_of_a_busy_method_are_taken_together() -> None:
         server = AioServer(
             [], {"/busy/Busy": handler, UNKNOWN: handler}, busy=["/busy/Busy"], crashed=print
         )
-        server.bind(f"127.0.0.1:{port}")
+        server.add_insecure_port(f"127.0.0.1:{port}".encode())
         await server.start()
         with Connection(port) as client:
             for _ in range(32):
@@ -295,7 +295,7 @@ def test_calls_that_are_reset_do_not_end_those_of_others() -> None:
         handler = grpc.stream_stream_rpc_method_handler(answer)
         options = _options(Service(Settings(), Paths()))
         server = AioServer(options, {INFER.decode(): handler, UNKNOWN: handler}, crashed=print)
-        server.bind(f"127.0.0.1:{port}")
+        server.add_insecure_port(f"127.0.0.1:{port}".encode())
         await server.start()
         with ExitStack() as connections:
             for _ in range(12):
