@@ -32,20 +32,21 @@ def encode_steps(
     """
     encoded: list[EncodedText | ServiceError] = []
     for group in _groups(texts):
+        if encoded:
+            yield
         wholes = tokenizer.encode_texts(group, options, max_chars=max_chars)
         encoded += wholes
         check(encodings(wholes))
-        yield
     if options.split:
         for index, (text, whole) in enumerate(zip(texts, encoded, strict=True)):
             if isinstance(whole, ServiceError) or isinstance(text, TextPair):
                 continue
             sentences: list[EncodedSentence] = []
             for spans in sentence_spans(text, options.language):
+                yield
                 latest = _sentences(tokenizer, text, spans, options)
                 sentences += latest
                 check(encodings([sentence.text for sentence in latest]))
-                yield
             encoded[index] = replace(whole, sentences=sentences)
     return encoded
 
