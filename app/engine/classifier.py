@@ -9,8 +9,8 @@ from functools import partial
 
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.batches import Answer
-from app.engine.batching.cache import ResultCache
 from app.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHARE
+from app.engine.cache import ResultCache
 from app.engine.config import EngineConfig
 from app.engine.health import Health
 from app.engine.lifecycle import Lifecycle, LifecycleStage
@@ -218,26 +218,20 @@ class Classifier:
         self, texts: Sequence[Input], options: TextOptions, deadline: float, *, refuse: bool
     ) -> list[EncodedText | ServiceError]:
         """Tokenise the texts; with ``refuse``, long ones only while the queue has room for them."""
-        if (left_s := deadline - self._loop.time()) <= 0:
+        if deadline <= self._loop.time():
             raise DeadlineExceeded("the time allowed was over when the request was read")
         tokenizer, max_chars = self.model.tokenizer, self._config.max_text_chars
         cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
         if cost <= INLINE_CHARS and not options.split:
             return tokenizer.encode_texts(texts, options, max_chars=max_chars)
-        if refuse and self._cache is None:
-            # With a cache, a full queue need not refuse: only the token ids tell what is missing.
-            self._batcher.check_admission(len(texts), timeout_s=left_s)
-        tokens = 0
+        # Streams wait for room. A cache may know the texts, and knows so only of their token ids.
+        refuse = refuse and self._cache is None
 
-        def check(latest: Sequence[Encoding]) -> None:
-            nonlocal tokens
-            if not refuse:
-                return
-            missing = latest if self._cache is None else self._cache.missing(latest)
-            tokens += sum(map(len, missing))
-            if missing:
+        def check(tokens: int) -> None:
+            if refuse:
                 left_s = max(0.0, deadline - self._loop.time())
                 self._batcher.check_admission(tokens, timeout_s=left_s)
 
+        check(len(texts))
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
         return await self._step_thread.run(steps, deadline=deadline)

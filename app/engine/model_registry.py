@@ -141,7 +141,7 @@ class ModelRegistry:
 
         The reload that waits for the thread may have been cancelled.
         """
-        return self._loader is not None and self._loader.alive
+        return self._loader is not None and self._loader.busy
 
     async def reload(self, name: str) -> None:
         """Load the named model's bundle again, while the old model answers.

@@ -63,7 +63,7 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
     if lifecycle.computing:
         # A thread inside a batch cannot be interrupted, and the interpreter would abort at exit.
         logger.warning("the thread of a runner had not ended when drain-ms was over")
-    if lifecycle.computing or service.models.loading or service.step_thread.alive:
+    if lifecycle.computing or service.models.loading or service.step_thread.busy:
         logs.close()
         os._exit(int(lifecycle.results_lost))
     return int(lifecycle.results_lost)

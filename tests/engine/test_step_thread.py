@@ -14,7 +14,7 @@ NAME = "a thread in a test"
 
 
 def _threads() -> int:
-    return sum(thread.name == NAME for thread in threading.enumerate())
+    return sum(thread.name.startswith(NAME) for thread in threading.enumerate())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from app.engine.step_thread import Steps
-from app.engine.text.encoding import EncodedSentence, EncodedText, Encoding, TextOptions, encodings
+from app.engine.text.encoding import EncodedSentence, EncodedText, TextOptions, encodings
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.engine.text.pairs import Input, TextPair
 from app.engine.text.sentences import SentenceSpan, sentence_spans
@@ -21,33 +21,41 @@ def encode_steps(
     options: TextOptions,
     *,
     max_chars: int,
-    check: Callable[[Sequence[Encoding]], None] = lambda latest: None,
+    check: Callable[[int], None] = lambda tokens: None,
 ) -> Steps[list[EncodedText | ServiceError]]:
     """Tokenise each text, or return the error that says why it cannot be classified.
 
     A step is a few short texts, one long text, or one window of sentences.
 
-    After each step, ``check`` is called with the new encodings to infer. If it raises an error, the
-    work ends with this error.
+    After each step, ``check`` is called with the number of tokens so far. If it raises an error,
+    the work ends with this error.
     """
     encoded: list[EncodedText | ServiceError] = []
+    tokens = 0
     for group in _groups(texts):
+        if encoded:
+            yield
         wholes = tokenizer.encode_texts(group, options, max_chars=max_chars)
         encoded += wholes
-        check(encodings(wholes))
-        yield
+        tokens += _tokens_of(wholes)
+        check(tokens)
     if options.split:
         for index, (text, whole) in enumerate(zip(texts, encoded, strict=True)):
             if isinstance(whole, ServiceError) or isinstance(text, TextPair):
                 continue
             sentences: list[EncodedSentence] = []
             for spans in sentence_spans(text, options.language):
+                yield
                 latest = _sentences(tokenizer, text, spans, options)
                 sentences += latest
-                check(encodings([sentence.text for sentence in latest]))
-                yield
+                tokens += _tokens_of([sentence.text for sentence in latest])
+                check(tokens)
             encoded[index] = replace(whole, sentences=sentences)
     return encoded
+
+
+def _tokens_of(texts: Sequence[EncodedText | ServiceError]) -> int:
+    return sum(map(len, encodings(texts)))
 
 
 def _groups(texts: Sequence[Input]) -> Iterator[Sequence[Input]]:

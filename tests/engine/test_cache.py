@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.engine.batching.batches import Answer
-from app.engine.batching.cache import ResultCache
+from app.engine.cache import ResultCache
 from app.engine.model.model import Scored
 from app.engine.text.encoding import Encoding
 from app.errors import InferenceFailed, Overloaded, ServiceError
@@ -119,14 +119,13 @@ def test_no_texts_compute_nothing() -> None:
 
 
 def test_what_was_not_used_for_the_longest_time_goes_first() -> None:
-    """A hit makes a result the latest; ``missing`` does not."""
+    """A hit makes a result the latest."""
     lookups = Lookups()
     lookups.ask([1])
     room_for_three = 3 * lookups.cache.size
     lookups = Lookups(room_for_three)
     lookups.ask([1], [2], [3])
     lookups.ask([1])
-    assert lookups.cache.missing([Encoding.of([2]), Encoding.of([9])]) == [Encoding.of([9])]
     lookups.ask([4])
     assert lookups.cache.size == room_for_three
     lookups.ask([1], [3], [4])

@@ -5,9 +5,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Protocol, TypeVar
 
 from app.engine.batching.batches import Answer
+from app.engine.model.model import Scored
+from app.engine.text.encoding import Encoding
 from app.errors import ServiceError
 
 DIGEST_BYTES = 16
@@ -17,27 +18,12 @@ OBJECT_BYTES = 33  # of a bytes object, beside its content
 CONTAINER_BYTES = 200
 
 
-class Keyed(Protocol):
-    """An item of which equal ones have equal keys, and equal results."""
-
-    @property
-    def key(self) -> bytes:
-        """What equal items have in common."""
-
-
-Item = TypeVar("Item", bound=Keyed)
-Result = tuple[list[float], list[float]]  # two numbers for each label
-Compute = Callable[[Sequence[Item]], Awaitable[Answer[Result]]]
-
-
 class ResultCache:
     """The results of one model's latest texts. They take at most ``max_bytes`` bytes.
 
-    The results are kept by a digest of the items' keys, never with the text. When there is no room,
+    The results are kept by a digest of the token ids, never with the text. When there is no room,
     the result that was not used for the longest time is dropped. ``on_lookup`` gets the numbers of
-    hits and misses of each request.
-
-    Use it on the event loop. Only ``missing`` may be called on another thread.
+    hits and misses of each request. Use it on the event loop.
     """
 
     def __init__(
@@ -58,21 +44,21 @@ class ResultCache:
         """The number of bytes that the results take, with all overhead."""
         return len(self._kept) * self._entry_bytes
 
-    def missing(self, items: Sequence[Item]) -> list[Item]:
-        """Those whose results are not here. This does not count as a use of the others."""
-        return [item for item in items if _digest(item) not in self._kept]
-
-    async def answer(self, items: Sequence[Item], compute: Compute[Item]) -> Answer[Result]:
+    async def answer(
+        self,
+        items: Sequence[Encoding],
+        compute: Callable[[Sequence[Encoding]], Awaitable[Answer[Scored]]],
+    ) -> Answer[Scored]:
         """The results from here, and from ``compute`` for those that are missing, in their order.
 
         Computed results are kept, errors are not. If nothing is missing, ``compute`` is not called,
         and the answer has taken no time.
         """
-        digests = [_digest(item) for item in items]
+        digests = [blake2b(item.key, digest_size=DIGEST_BYTES).digest() for item in items]
         known = [self._get(digest) for digest in digests]
         places = [place for place, result in enumerate(known) if result is None]
         self._on_lookup(len(known) - len(places), len(places))
-        answer: Answer[Result] = Answer([], 0.0, 0.0)
+        answer: Answer[Scored] = Answer([], 0.0, 0.0)
         if places:
             answer = await compute([items[place] for place in places])
         for place, result in zip(places, answer.results, strict=True):
@@ -82,7 +68,7 @@ class ResultCache:
         results = [next(computed) if result is None else result for result in known]
         return replace(answer, results=results)
 
-    def _get(self, digest: bytes) -> Result | None:
+    def _get(self, digest: bytes) -> Scored | None:
         kept = self._kept.get(digest)
         if kept is None:
             return None
@@ -90,15 +76,11 @@ class ResultCache:
         numbers = self._numbers.unpack(kept)
         return [*numbers[: self._labels]], [*numbers[self._labels :]]
 
-    def _keep(self, digest: bytes, result: Result) -> None:
+    def _keep(self, digest: bytes, result: Scored) -> None:
         logits, scores = result
         self._kept[digest] = self._numbers.pack(*logits, *scores)
         if len(self._kept) > self._max_entries:
             self._kept.popitem(last=False)
-
-
-def _digest(item: Keyed) -> bytes:
-    return blake2b(item.key, digest_size=DIGEST_BYTES).digest()
 
 
 def _allocated(size: int) -> int:
