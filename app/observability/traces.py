@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from app.config.extras import missing_extra
@@ -42,19 +42,24 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def request(self, headers: Mapping[bytes, bytes], method: str) -> trace.Span:
-        """Start the span of a request, a child of the caller's span if the headers name one."""
+        """Start the span of a request, a child of the caller's span if the headers name one.
+
+        It is the current one until the end of the request's task.
+        """
         carrier = {
             name.decode(): value.decode("latin-1")
             for name, value in headers.items()
             if name in (b"traceparent", b"tracestate")
         }
         parent = self._propagator.extract(carrier)
-        return self._tracer.start_span(
+        span = self._tracer.start_span(
             method,
             parent,
             kind=trace.SpanKind.SERVER,
             attributes={"http.request.method": method},
         )
+        context.attach(trace.set_span_in_context(span))
+        return span
 
     def end_request(self, span: trace.Span, *, method: str, route: str, status: int) -> None:
         """Add what is known after the answer, and end the span."""
