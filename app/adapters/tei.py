@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, W
 from pydantic_core import PydanticCustomError
 
 from app.adapter import Adapter
-from app.adapters.forms.common import RANKED, LabelScore, ranking, tokens_computed
+from app.adapters.forms.common import RANKED, ByField, LabelScore, ranking, tokens_computed
 from app.adapters.forms.instances import (
     PREDICTIONS,
     InstancesRequest,
@@ -36,7 +36,6 @@ from app.errors import (
 )
 from app.problems import Problem
 from app.validation import (
-    ByField,
     NonEmpty,
     PairObject,
     Text,
