@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING
 from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from app.config.extras import missing_extra
-
 if TYPE_CHECKING:
     from app.engine.batching.batches import BatchReport
 
+# A module of the extra `otel`, which Tracer needs.
+EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 # Seconds that a collector may take. Short, so that a slow collector does not delay the shutdown.
 TIMEOUT_S = 2
 
 
 class Tracer:
-    """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread.
-
-    It needs the SDK, which ``require_sdk`` looks for.
-    """
+    """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread."""
 
     def __init__(self, endpoint: str, *, version: str) -> None:
         """``endpoint`` is a collector's address, such as http://localhost:4318."""
@@ -103,19 +100,6 @@ class Tracer:
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(TIMEOUT_S)
-
-
-def require_sdk() -> None:
-    """Check that the OpenTelemetry SDK is installed.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import opentelemetry.exporter.otlp.proto.http.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from None
 
 
 def current_tag() -> trace.SpanContext | None:
