@@ -49,7 +49,8 @@ def atomic_directory(output: Path) -> Iterator[Path]:
         UserError: another process is writing to ``output``, or its disk is full.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    directory, old = (output.with_name(f".{output.name}{suffix}") for suffix in (PARTIAL, OLD))
+    directory = output.with_name(f".{output.name}.partial")
+    old = output.with_name(f".{output.name}.old")
     with ExitStack() as stack:
         with _locked(output.parent):
             _remove_leftovers(directory, old, output)

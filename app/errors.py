@@ -6,7 +6,6 @@ from typing import ClassVar, Literal, get_args
 # The seconds that a client is told to wait if nothing says how long it should.
 RETRY_AFTER_S = 1.0
 
-
 # What helps when a disk is full. Commands that write elsewhere put their own option in its place.
 OTHER_DISK = "choose a directory on another disk"
 
@@ -75,7 +74,6 @@ class ServiceError(Exception):
 
     Each subclass has a ``status``, ``code`` and ``title``. The client gets these, and a ``detail``
     that says what was wrong and what is accepted.
-    ``retry_after_s`` is the number of seconds after which the client should try again.
     """
 
     status: ClassVar[int]
@@ -85,11 +83,14 @@ class ServiceError(Exception):
     ends_texts: ClassVar[bool] = True
     # The reason under which metrics count the request as not admitted; None: it is not counted.
     rejection: str | None = None
+    # The number of seconds after which the client should try again.
+    retry_after_s: float | None = None
 
     def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.retry_after_s = retry_after_s
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
     @classmethod
     def document(cls, detail: str, request_id: str) -> dict[str, str | int]:
@@ -189,8 +190,9 @@ class Overloaded(ServiceError):
     """
 
     status, code, title = 429, "overloaded", "Overloaded"
+    retry_after_s = RETRY_AFTER_S
 
-    def __init__(self, detail: str, *, reason: Full, retry_after_s: float = RETRY_AFTER_S) -> None:
+    def __init__(self, detail: str, *, reason: Full, retry_after_s: float | None = None) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
         self.rejection = reason
 
@@ -213,20 +215,16 @@ class OutOfMemory(ServiceError):
 class NotReady(ServiceError):
     status, code, title = 503, "not_ready", "Not ready"
     rejection = code
-
-    def __init__(self, detail: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
-        super().__init__(detail, retry_after_s=retry_after_s)
+    retry_after_s = RETRY_AFTER_S
 
 
 class ShuttingDown(ServiceError):
     status, code, title = 503, "shutting_down", "Shutting down"
     rejection = code
+    retry_after_s = RETRY_AFTER_S
 
     def __init__(
-        self,
-        detail: str = "the service is shutting down",
-        *,
-        retry_after_s: float = RETRY_AFTER_S,
+        self, detail: str = "the service is shutting down", *, retry_after_s: float | None = None
     ) -> None:
         super().__init__(detail, retry_after_s=retry_after_s)
 

@@ -2,16 +2,11 @@
 
 import asyncio
 import logging
-import random
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
-
-from opentelemetry.context import attach, detach
-from opentelemetry.trace import set_span_in_context
 
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
@@ -20,21 +15,17 @@ from app.engine.text.pairs import Input
 from app.errors import (
     ClientDisconnected,
     InferenceFailed,
-    InvalidRequest,
     Overloaded,
     ServiceError,
     ShuttingDown,
     TooManyTexts,
     forget_frames,
 )
-from app.limits import READING
-from app.observability.logs import trace_id
-from app.observability.observers import ModelUse, RequestReport, observe_request
+from app.limits import READING, timeout_ms
+from app.observability.logs import log_request, request_id, trace_id
+from app.observability.observers import ModelUse, count_request
 from app.service import Service
 
-REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
-TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
 UNMATCHED = "unmatched"  # the route of requests that no route answers
 OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be a series
 
@@ -91,7 +82,7 @@ class Exchange(ABC):
         self.route = UNMATCHED
         self.status = InferenceFailed.status  # until the answer says otherwise
         self.code = ""  # of the error that was answered
-        self.model_use: ModelUse | None = None
+        self.model_use = ModelUse()
         self._held = 0  # bytes of its body
 
     @abstractmethod
@@ -111,7 +102,6 @@ class Exchange(ABC):
         service = self.service
         tracer, metrics = service.tracer, service.metrics
         span = tracer.request(self.headers, self.verb) if tracer else None
-        token = attach(set_span_in_context(span)) if span else None
         metrics.requests_in_flight.value += 1
         started = time.perf_counter()
         try:
@@ -130,18 +120,14 @@ class Exchange(ABC):
             self.release()
             traced = span or b"traceparent" in self.headers
             trace = trace_id(span, self.headers) if traced else None
-            report = self._report(seconds, trace)
-            observe_request(report, metrics, logged=service.logs_requests)
-            if tracer and span and token:
-                detach(token)
+            if service.logs_requests:
+                self._log(seconds, trace)
+            count_request(metrics, self.verb, self.route, self.status, seconds, trace)
+            if tracer and span:
                 tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
 
     async def classify(
-        self,
-        texts: Sequence[Input],
-        *,
-        model: str | None,
-        options: TextOptions = DEFAULTS,
+        self, texts: Sequence[Input], *, model: str | None, options: TextOptions = DEFAULTS
     ) -> Classification:
         """Classify texts of the request by its deadline.
 
@@ -154,11 +140,10 @@ class Exchange(ABC):
         self.check_number(len(texts))
         classifier = self.service.models.classifier(model)
         self.asks(classifier.model.name, len(texts))
-        classification = await self.while_connected(
-            classifier.classify(texts, options, deadline=self.deadline)
-        )
-        self.classified(classification, classification.outcomes)
-        return classification
+        work = classifier.classify(texts, options, deadline=self.deadline)
+        done = await self.while_connected(work)
+        self.classified(done, done.outcomes)
+        return done
 
     def check_number(self, texts: int) -> None:
         """Return if a request may have as many texts.
@@ -166,28 +151,23 @@ class Exchange(ABC):
         Raises:
             TooManyTexts: it may not.
         """
-        most = self.service.settings.max_texts
-        if texts > most:
+        if texts > (most := self.service.settings.max_texts):
             raise TooManyTexts(f"there are {texts} texts; at most {most} are accepted")
 
     def asks(self, model: str, texts: int) -> None:
         """Note for the log what the request asks of a model; in a stream, texts add up."""
-        if self.model_use is not None:
-            self.model_use.texts += texts
-        elif self.service.logs_requests:
-            self.model_use = ModelUse(model, texts)
+        self.model_use.model = model
+        self.model_use.texts += texts
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
         """Note for the log the tokens of the texts, and the time of each stage."""
-        if self.model_use is not None:
-            self.add_tokens(outcomes)
-            self.model_use.stages = done.stages
+        self.add_tokens(outcomes)
+        self.model_use.stages = done.stages
 
     def add_tokens(self, outcomes: Iterable[Outcome]) -> None:
         """Note for the log the tokens of the texts that have a result."""
-        if self.model_use is not None:
-            tokens = (o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
-            self.model_use.tokens += sum(tokens)
+        tokens = (o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
+        self.model_use.tokens += sum(tokens)
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client leaves.
@@ -201,15 +181,13 @@ class Exchange(ABC):
         working = cast(asyncio.Task[Any], asyncio.current_task())
         if arrival.departed:
             work.close()
-            raise ClientDisconnected("the client closed the connection after its request")
+            raise ClientDisconnected("the client left after its request")
         arrival.on_departure = working.cancel
         try:
             return await work
         except asyncio.CancelledError:
             if arrival.departed and not working.uncancel():  # 0: the server has not cancelled
-                raise ClientDisconnected(
-                    "the client closed the connection before its answer"
-                ) from None
+                raise ClientDisconnected("the client left before its answer") from None
             raise
         finally:
             arrival.on_departure = None
@@ -240,21 +218,23 @@ class Exchange(ABC):
         self.service.models.classifier(None).observer.failure(error, texts=0)
         return error
 
-    def _report(self, seconds: float, trace: str | None) -> RequestReport:
-        paths, reads = self.service.paths, self.verb in READING
-        quiet = reads and (self.path in paths.probes or self.path in paths.quiet)
-        return RequestReport(
-            self.request_id,
-            self.client,
-            self.verb,
-            self.route,
-            self.status,
-            seconds,
-            code=self.code,
-            trace=trace,
-            model_use=self.model_use,
-            quiet=quiet and self.status < 400,
-        )
+    def _log(self, seconds: float, trace: str | None) -> None:
+        """Write its line. ``trace`` is the id of its trace."""
+        use = self.model_use
+        spent = {"duration": seconds, **use.stages}
+        fields = {
+            "request_id": self.request_id,
+            **({"trace_id": trace} if trace else {}),
+            "client": self.client,
+            "method": self.verb,
+            "route": self.route,
+            "status": self.status,
+            **({"code": self.code} if self.code else {}),
+            **({"model": use.model, "texts": use.texts, "tokens": use.tokens} if use.model else {}),
+            **{f"{name}_ms": round(each * 1000, 2) for name, each in spent.items()},
+        }
+        quiet = self.verb in READING and self.path in self.service.often_asked
+        log_request(fields, quiet=quiet and self.status < 400)
 
     def _error(self, cause: BaseException) -> ServiceError:
         """The error that the client sees. What is not expected is logged."""
@@ -268,26 +248,3 @@ class Exchange(ABC):
             error = InferenceFailed("unexpected error; search the service's log for the request_id")
         self.code = error.code
         return error
-
-
-def request_id(own: bytes | None = None) -> str:
-    """The client's own id if it is valid, otherwise a new one, which need not be secret.
-
-    The system's random bytes would cost a system call, for which Python gives up the GIL.
-    """
-    if own and REQUEST_ID.fullmatch(own):
-        return own.decode()
-    return f"{random.getrandbits(128):032x}"
-
-
-def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
-    """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``.
-
-    Raises:
-        InvalidRequest: the client asks for something that is no time.
-    """
-    if not TIMEOUT_MS.fullmatch(asked):
-        raise InvalidRequest(
-            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
-        )
-    return min(int(asked[:TIMEOUT_DIGITS]), longest_ms)

@@ -1,14 +1,15 @@
-"""Who may send requests, how many, and how many bytes their bodies may take together."""
+"""Who may send requests, how many, how long they take, and how many bytes their bodies hold."""
 
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from app.config.settings import Settings
-from app.errors import RateLimited, Unauthorized
+from app.errors import InvalidRequest, RateLimited, Unauthorized
 from app.shared_memory.board import Board
 from app.shared_memory.moving_window import MovingWindow
 
@@ -17,6 +18,8 @@ PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 IPV6_NETWORK_BITS = 64  # one customer of a provider has at least so many addresses
 # The methods that request a probe or a page; gRPC has one verb for all.
 READING = frozenset({"GET", "HEAD", "GRPC"})
+TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
+TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
 
 
 class PathSet:
@@ -169,6 +172,19 @@ class InflightBytes:
     def _add(self, size: int) -> None:
         self._own_taken += size
         self._own[0] = self._own_taken
+
+
+def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
+    """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``.
+
+    Raises:
+        InvalidRequest: the client asks for something that is no time.
+    """
+    if not TIMEOUT_MS.fullmatch(asked):
+        raise InvalidRequest(
+            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
+        )
+    return min(int(asked[:TIMEOUT_DIGITS]), longest_ms)
 
 
 def plain_address(host: str) -> str:

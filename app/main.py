@@ -14,7 +14,7 @@ from app.api.routes import metrics
 from app.config.settings import Settings
 from app.engine.loading import load_all
 from app.engine.model.bundle import bundles_to_use
-from app.observability.traces import require_sdk
+from app.observability.traces import EXPORTER
 from app.service import Service
 from app.shared_memory.board import Board
 
@@ -46,6 +46,7 @@ def create_app(
 
     Raises:
         UserError: a bundle cannot be served, or an adapter cannot be set up.
+        ModuleNotFoundError: an extra is missing.
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
@@ -53,7 +54,7 @@ def create_app(
     service = Service(settings, paths, board=board, cpus=cpus, gpu_workers=gpu_workers)
     routes = all_routes(service, adapters)
     if settings.otlp_endpoint:
-        require_sdk()
+        import_module(EXPORTER)
     bundles = bundles_to_use(settings.model)
     loaded = load_all(bundles, service.config, service.cpus)
 

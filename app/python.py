@@ -19,7 +19,7 @@ from app.files.run.local import LocalClassifier
 from app.files.run.report import progress_bar
 from app.files.tables.outputs import ResultColumns
 from app.files.tables.table import split_into_chunks
-from app.validation import PAIR, ClassifyRequest, checked, text_or_pair
+from app.validation import PAIR, ClassifyRequest, checked, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,12 +231,8 @@ class Classifier:
 
 
 def _input(value: Any) -> Input | ServiceError:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping) and {*value} <= {"text", "text_pair"}:
-        text = text_or_pair(value.get("text"), value.get("text_pair"))
-        if text is not None:
-            return text
+    if (text := text_of(value)) is not None:
+        return text
     if str(value) in MISSING:
         return EmptyText("there is no text")
     return InvalidRequest(f"a text must be a string or {PAIR}")

@@ -50,6 +50,7 @@ class Service:
         """
         self.settings = settings
         self.paths = paths
+        self.often_asked = paths.probes | paths.quiet
         self.board = board or Board.alone()
         self.workers = statuses(self.board)
         self.status = self.workers[self.board.number or 0]

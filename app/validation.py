@@ -37,7 +37,7 @@ FAULTS = {
 
 
 class Schema(Protocol[Validated]):
-    """What validates a parsed body: a pydantic model, or ``ByField``."""
+    """What validates a parsed body: a pydantic model, or what chooses among several."""
 
     def model_validate(self, obj: Any, /) -> Validated:
         """The body as a model."""
@@ -62,34 +62,6 @@ class RequestBody(BaseModel):
                 {"name": ascii(unknown[:40]), "accepted": ", ".join(known)},
             )
         return body
-
-
-class ByField:
-    """A body that may have several forms. The first field of ``forms`` that it has decides.
-
-    A body without any of them has the form ``otherwise``, if given.
-    """
-
-    def __init__(
-        self, forms: Mapping[str, type[BaseModel]], otherwise: type[BaseModel] | None = None
-    ) -> None:
-        self._forms = forms
-        self._otherwise = otherwise
-
-    def model_validate(self, obj: Any, /) -> BaseModel:
-        """The body in its form.
-
-        Raises:
-            ValidationError: it does not match the form.
-            InvalidRequest: it has no form.
-        """
-        fields = obj if isinstance(obj, dict) else ()
-        known = (form for name, form in self._forms.items() if name in fields)
-        form = next(known, self._otherwise)
-        if form is None:
-            names = ", ".join(self._forms)
-            raise InvalidRequest(f"{NO_OBJECT} with at least one of the fields {names}")
-        return form.model_validate(obj)
 
 
 def checked(value: Any, schema: Schema[Body]) -> Body:
@@ -178,13 +150,18 @@ def as_list(inputs: Input | list[Input]) -> list[Input]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def _text(value: Any, place: int | None = None) -> Input:
+def text_of(value: Any) -> Input | None:
+    """The text or pair that a string or an object is; None if it is neither."""
     if isinstance(value, str):
         return value
-    if isinstance(value, dict) and value.keys() <= PairObject.__annotations__.keys():
-        text = text_or_pair(value.get("text"), value.get("text_pair"))
-        if text is not None:
-            return text
+    if isinstance(value, Mapping) and value.keys() <= PairObject.__annotations__.keys():
+        return text_or_pair(value.get("text"), value.get("text_pair"))
+    return None
+
+
+def _text(value: Any, place: int | None = None) -> Input:
+    if (text := text_of(value)) is not None:
+        return text
     if place is not None:
         raise PydanticCustomError(
             "texts",

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, W
 from pydantic_core import PydanticCustomError
 
 from app.adapter import Adapter
-from app.adapters.forms.common import RANKED, LabelScore, ranking
+from app.adapters.forms.common import RANKED, ByField, LabelScore, ranking
 from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.api.body import read_body
 from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
@@ -27,7 +27,6 @@ from app.errors import (
 )
 from app.problems import Problem
 from app.validation import (
-    ByField,
     NonEmpty,
     PairObject,
     Text,

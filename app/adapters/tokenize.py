@@ -131,8 +131,8 @@ async def tokenize(request: HttpRequest) -> Response:
     results = await exchange.while_connected(work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]
-    if use := exchange.model_use:
-        use.tokens = sum(r["count"] for r in results if not isinstance(r, ServiceError))
+    counts = (r["count"] for r in results if not isinstance(r, ServiceError))
+    exchange.model_use.tokens = sum(counts)
     response: TokenizeResponse = {
         "model": version(model),
         "results": [item(result) for result in results],

@@ -1,86 +1,40 @@
-"""What metrics, traces and log say of each request, and of the work of each model."""
+"""What metrics and traces say of each request, and of the work of each model."""
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from app.engine.batching.batches import BatchReport
 from app.engine.model.model import Model
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome
 from app.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
-from app.observability.logs import log_request
 from app.observability.metrics import OTHER_OPERATION, Metrics
 from app.observability.traces import Tracer, current_tag
 
 
 @dataclass(slots=True)
 class ModelUse:
-    """What was asked of a model: its name and the number of texts; then what the answer took.
+    """What a request asks of a model: its name and the number of texts; then what that took.
 
     ``tokens`` are those of the texts that have a result, special ones included, before truncation.
     """
 
-    model: str
-    texts: int
+    model: str = ""
+    texts: int = 0
     tokens: int = 0
     stages: dict[str, float] = field(default_factory=dict)  # seconds
 
 
-@dataclass(slots=True)
-class RequestReport:
-    """What metrics and log say of a request that was answered. ``code`` is that of the error.
-
-    ``method`` is HTTP's, or GRPC. ``trace`` is the id of the trace. ``reason`` is why its bytes are
-    no request. ``quiet`` is what orchestrators and Prometheus ask for all the time.
-    """
-
-    request_id: str
-    client: str
-    method: str
-    route: str
-    status: int
-    seconds: float
-    code: str = ""
-    reason: str = ""
-    trace: str | None = None
-    model_use: ModelUse | None = None
-    quiet: bool = False
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of its line in the log."""
-        fields: dict[str, Any] = {"request_id": self.request_id}
-        if self.trace:
-            fields["trace_id"] = self.trace
-        fields |= {"client": self.client, "method": self.method}
-        fields |= {"route": self.route, "status": self.status}
-        if self.code:
-            fields["code"] = self.code
-        if self.reason:
-            return {**fields, "reason": self.reason}
-        use = self.model_use
-        if use is not None:
-            fields |= {"model": use.model, "texts": use.texts, "tokens": use.tokens}
-        fields["duration_ms"] = round(self.seconds * 1000, 2)
-        if use is not None:
-            for name, spent in use.stages.items():
-                fields[f"{name}_ms"] = round(spent * 1000, 2)
-        return fields
-
-
-def observe_request(report: RequestReport, metrics: Metrics, *, logged: bool) -> None:
-    """Count an answered request and, if requests are ``logged``, write its line.
-
-    Its trace id, if any, is the exemplar of its duration.
-    """
-    if logged:
-        log_request(report.fields(), quiet=report.quiet)
-    operation = metrics.operations.get(report.route, OTHER_OPERATION)
-    metrics.requests.labels(report.route, report.method, report.status, operation).value += 1
-    exemplar = {"trace_id": report.trace} if report.trace else None
-    metrics.request_seconds.labels(report.route, operation).observe(report.seconds, exemplar)
+def count_request(
+    metrics: Metrics, method: str, route: str, status: int, seconds: float, trace: str | None = None
+) -> None:
+    """Count an answered request. ``trace``, the id of its trace, is its duration's exemplar."""
+    operation = metrics.operations.get(route, OTHER_OPERATION)
+    metrics.requests.labels(route, method, status, operation).value += 1
+    exemplar = {"trace_id": trace} if trace else None
+    metrics.request_seconds.labels(route, operation).observe(seconds, exemplar)
 
 
 class ModelObserver(Observer):

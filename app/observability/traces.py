@@ -9,23 +9,20 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-from app.config.extras import missing_extra
 
 if TYPE_CHECKING:
     from app.engine.batching.batches import BatchReport
 
+# A module of the extra `otel`, which Tracer needs.
+EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 # Seconds that a collector may take. Short, so that a slow collector does not delay the shutdown.
 TIMEOUT_S = 2
 
 
 class Tracer:
-    """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread.
-
-    It needs the SDK, which ``require_sdk`` looks for.
-    """
+    """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread."""
 
     def __init__(self, endpoint: str, *, version: str) -> None:
         """``endpoint`` is a collector's address, such as http://localhost:4318."""
@@ -42,19 +39,24 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def request(self, headers: Mapping[bytes, bytes], method: str) -> trace.Span:
-        """Start the span of a request, a child of the caller's span if the headers name one."""
+        """Start the span of a request, a child of the caller's span if the headers name one.
+
+        It is the current one until the end of the request's task.
+        """
         carrier = {
             name.decode(): value.decode("latin-1")
             for name, value in headers.items()
             if name in (b"traceparent", b"tracestate")
         }
         parent = self._propagator.extract(carrier)
-        return self._tracer.start_span(
+        span = self._tracer.start_span(
             method,
             parent,
             kind=trace.SpanKind.SERVER,
             attributes={"http.request.method": method},
         )
+        context.attach(trace.set_span_in_context(span))
+        return span
 
     def end_request(self, span: trace.Span, *, method: str, route: str, status: int) -> None:
         """Add what is known after the answer, and end the span."""
@@ -98,19 +100,6 @@ class Tracer:
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(TIMEOUT_S)
-
-
-def require_sdk() -> None:
-    """Check that the OpenTelemetry SDK is installed.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import opentelemetry.exporter.otlp.proto.http.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise missing_extra(error) from None
 
 
 def current_tag() -> trace.SpanContext | None:

@@ -28,8 +28,9 @@ from app.errors import (
     ShuttingDown,
     UnsupportedTransferCoding,
 )
-from app.exchange import Arrival, request_id
+from app.exchange import Arrival
 from app.limits import IPV4_MAPPED, plain_address
+from app.observability.logs import request_id
 from app.server.arrivals import QUIET_S, Turns
 from app.server.refusals import answer, refusal
 from app.server.transport import ResponseTransport, has_unread

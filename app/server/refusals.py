@@ -6,7 +6,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.errors import BadRequest, NotReady, ServiceError
 from app.exchange import OTHER_METHOD, UNMATCHED
-from app.observability.observers import RequestReport, observe_request
+from app.observability.logs import log_request
+from app.observability.observers import count_request
 from app.problems import problem
 from app.service import Service
 
@@ -36,14 +37,16 @@ def answer(
 
 def note(service: Service, error: ServiceError, request_id: str, client: str) -> None:
     """Count and log the answer to bytes that are not a valid request."""
-    report = RequestReport(
-        request_id,
-        client,
-        OTHER_METHOD,
-        UNMATCHED,
-        error.status,
-        seconds=0.0,
-        code=error.code,
-        reason=error.detail,
-    )
-    observe_request(report, service.metrics, logged=service.logs_requests)
+    count_request(service.metrics, OTHER_METHOD, UNMATCHED, error.status, seconds=0.0)
+    if service.logs_requests:
+        log_request(
+            {
+                "request_id": request_id,
+                "client": client,
+                "method": OTHER_METHOD,
+                "route": UNMATCHED,
+                "status": error.status,
+                "code": error.code,
+                "reason": error.detail,
+            }
+        )

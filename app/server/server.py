@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     def _listen(self) -> None:
-        turns = Turns(self._service.paths.probes | self._service.paths.quiet)
+        turns = Turns(self._service.often_asked)
         tls = self._tls()
         note_end = self._note_end if self._assignment else None  # only the supervisor counts
         for site, config in self._configs.items():

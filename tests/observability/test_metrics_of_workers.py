@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.observability.metrics import Metrics
-from app.observability.observers import RequestReport, observe_request
+from app.observability.observers import count_request
 from app.observability.series import Counter, Gauge, Histogram
 from app.observability.series_store import SeriesStore
 from app.shared_memory.board import NUMBER_BYTES, SECTIONS, Board
@@ -22,10 +22,10 @@ WORKER = """
 import sys
 from app.shared_memory.board import Board
 from app.observability.metrics import Metrics
-from app.observability.observers import RequestReport, observe_request
+from app.observability.observers import count_request
 metrics = Metrics(Board.open(int(sys.argv[1]), 2, 1))
 for route in ("/classify", "/worker"):
-    observe_request(RequestReport("", "", "POST", route, 200, 0.3), metrics, logged=False)
+    count_request(metrics, "POST", route, 200, 0.3)
 metrics.requests_in_flight.value = 3
 metrics.show_model("model", "revision 2", "int8", "CPU", "1.0")
 metrics.model_ready.watch(lambda: True, "model")
@@ -84,8 +84,7 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
         own.model_ready.watch(lambda: True, "model")
         own.queue_texts.watch(lambda: 1, "model")
         own.requests_in_flight.value += 1
-        report = RequestReport("", "", "POST", "/classify", 200, 0.003)
-        observe_request(report, own, logged=False)
+        count_request(own, "POST", "/classify", 200, 0.003)
 
         def shown(name: str, **labels: str) -> float | None:
             return own.registry.get_sample_value(name, labels)

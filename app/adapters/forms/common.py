@@ -1,14 +1,15 @@
 """What the protocols of other servers have in common."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PlainValidator
 from typing_extensions import TypedDict
 
 from app.engine.text.encoding import Overflow, TextOptions
 from app.engine.text.pairs import Input
-from app.validation import NonEmpty, PairObject, Text, Threshold, parse_texts
+from app.errors import InvalidRequest
+from app.validation import NO_OBJECT, NonEmpty, PairObject, Text, Threshold, parse_texts
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[
@@ -27,6 +28,34 @@ RANKED = [
     {"label": "negative", "score": 0.061},
     {"label": "neutral", "score": 0.04},
 ]
+
+
+class ByField:
+    """A body that may have several forms. The first field of ``forms`` that it has decides.
+
+    A body without any of them has the form ``otherwise``, if given.
+    """
+
+    def __init__(
+        self, forms: Mapping[str, type[BaseModel]], otherwise: type[BaseModel] | None = None
+    ) -> None:
+        self._forms = forms
+        self._otherwise = otherwise
+
+    def model_validate(self, obj: Any, /) -> BaseModel:
+        """The body in its form.
+
+        Raises:
+            ValidationError: it does not match the form.
+            InvalidRequest: it has no form.
+        """
+        fields = obj if isinstance(obj, dict) else ()
+        known = (form for name, form in self._forms.items() if name in fields)
+        form = next(known, self._otherwise)
+        if form is None:
+            names = ", ".join(self._forms)
+            raise InvalidRequest(f"{NO_OBJECT} with at least one of the fields {names}")
+        return form.model_validate(obj)
 
 
 class LabelScore(TypedDict):

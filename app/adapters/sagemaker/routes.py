@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
+from app.adapters.forms.common import ByField
 from app.adapters.forms.instances import InstancesRequest, answer_instances
 from app.adapters.forms.pipeline import TextClassification, best_labels
 from app.adapters.sagemaker.records import (
@@ -27,7 +28,7 @@ from app.api.openapi.document import ERRORS, documented
 from app.api.routes import classify
 from app.errors import UnsupportedMediaType
 from app.limits import Paths, PathSet
-from app.validation import ByField, ClassifyRequest
+from app.validation import ClassifyRequest
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.

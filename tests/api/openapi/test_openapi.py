@@ -113,10 +113,12 @@ def test_examples_are_true(embedded: TestClient) -> None:
                     )
                     assert real.status_code == 200, (path, real.text)
                     assert real.headers["content-type"].partition(";")[0] == media_type
-                    shown = examples(answer).get(name)
                     if media_type == "application/json":
                         assert fits(document, answer["schema"], real.json()), path
-                        assert shown is None or alike(shown, real.json()), path
+                    if not (shown := examples(answer).get(name)):
+                        continue
+                    if media_type == "application/json":
+                        assert alike(shown, real.json()), path
                     elif media_type == "application/x-ndjson":
                         lines = zip(shown.splitlines(), real.iter_lines(), strict=True)
                         assert all(alike(*map(json.loads, pair)) for pair in lines)
