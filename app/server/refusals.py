@@ -4,40 +4,26 @@ from collections.abc import Iterable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.errors import BadRequest, NotReady, ServiceError
-from app.exchange import OTHER_METHOD, UNMATCHED
+from app.errors import ServiceError
+from app.exchange import OTHER_METHOD, UNMATCHED, request_id
 from app.observability.observers import RequestReport, observe_request
 from app.problems import problem
 from app.service import Service
 
 
-def refusal(cause: BaseException | None) -> ServiceError:
-    """The error to answer when the parser stopped because of ``cause``."""
-    if isinstance(cause, ServiceError):
-        return cause
-    if isinstance(cause, MemoryError):
-        return NotReady("there is no memory for this request")
-    return BadRequest("the request is not valid HTTP/1.1")
-
-
-def answer(
-    error: ServiceError, request_id: str, default_headers: Iterable[tuple[bytes, bytes]]
+def refuse(
+    service: Service,
+    error: ServiceError,
+    client: str,
+    default_headers: Iterable[tuple[bytes, bytes]],
 ) -> bytes:
-    """The error as an HTTP response that says that the connection closes.
+    """The error as an HTTP response that says that the connection closes; count and log it.
 
-    ``default_headers`` are those of every answer, such as the date.
+    ``client`` is its address. ``default_headers`` are those of every answer, such as the date.
     """
-    response = problem(error, request_id)
-    own = [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
-    headers = [*default_headers, *response.raw_headers, *own]
-    lines = [name + b": " + value + b"\r\n" for name, value in headers]
-    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
-
-
-def note(service: Service, error: ServiceError, request_id: str, client: str) -> None:
-    """Count and log the answer to bytes that are not a valid request."""
+    own_id = request_id()
     report = RequestReport(
-        request_id,
+        own_id,
         client,
         OTHER_METHOD,
         UNMATCHED,
@@ -47,3 +33,8 @@ def note(service: Service, error: ServiceError, request_id: str, client: str) ->
         reason=error.detail,
     )
     observe_request(report, service.metrics, logged=service.logs_requests)
+    response = problem(error, own_id)
+    own = [(b"x-request-id", own_id.encode()), (b"connection", b"close")]
+    headers = [*default_headers, *response.raw_headers, *own]
+    lines = [name + b": " + value + b"\r\n" for name, value in headers]
+    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
