@@ -174,11 +174,6 @@ class HeadersTooLarge(ServiceError):
     ends_texts = False
 
 
-class UnsupportedTransferCoding(ServiceError):
-    status, code, title = 501, "unsupported_transfer_coding", "Unsupported transfer coding"
-    ends_texts = False
-
-
 Full = Literal["queue_full", "deadline", "inflight_bytes"]
 
 

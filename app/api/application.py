@@ -21,7 +21,6 @@ from app.errors import (
     BadRequest,
     ClientDisconnected,
     HeadersTooLarge,
-    UnsupportedTransferCoding,
     UserError,
 )
 from app.exchange import OTHER_METHOD, UNMATCHED
@@ -157,5 +156,5 @@ def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
         if isinstance(route, TextRoute):
             for status in (200, ClientDisconnected.status, *route.responses):
                 series.expect_request(route.path, "POST", int(status), route.operation)
-    for refusal in (BadRequest, HeadersTooLarge, UnsupportedTransferCoding):
+    for refusal in (BadRequest, HeadersTooLarge):
         series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)

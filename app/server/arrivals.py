@@ -143,10 +143,9 @@ class Arrivals:
 class Listener:
     """Begins a connection with a ``protocol`` for each socket that arrives at a site.
 
-    ``protocol`` makes the protocol of a connection from its socket, and ``arrivals`` takes the
-    sockets of the site. ``on_failure`` is called when a connection is gone before it begins. With
-    ``tls``, which may be replaced later, connections begin with its handshake. Create it on the
-    event loop.
+    ``arrivals`` takes the sockets of the site. ``on_failure`` is called when a connection is gone
+    before it begins. With ``tls``, which may be replaced later, connections begin with its
+    handshake. Create it on the event loop.
 
     Raises:
         UserError: another process listens on this address.
@@ -155,7 +154,7 @@ class Listener:
     def __init__(
         self,
         site: socket.socket,
-        protocol: Callable[[socket.socket], asyncio.Protocol],
+        protocol: Callable[[], asyncio.Protocol],
         arrivals: Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals] = Arrivals,
         on_failure: Callable[[], None] | None = None,
         tls: ssl.SSLContext | None = None,
@@ -192,9 +191,7 @@ class Listener:
     async def _begin(self, connection: socket.socket) -> None:
         tls = {**TLS_TIMEOUTS, "ssl": self.tls} if self.tls else {}
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: self._protocol(connection), connection, **tls
-            )
+            await self._loop.connect_accepted_socket(self._protocol, connection, **tls)
         except (OSError, asyncio.CancelledError):  # it is gone already, or its handshake is late
             connection.close()
             if self._on_failure is not None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,7 +18,7 @@ from fastapi import FastAPI
 from app.adapter import SideServer
 from app.config.formats import tls_context
 from app.errors import ServiceError, UserError
-from app.server import refusals, signals
+from app.server import signals
 from app.server.addresses import announce
 from app.server.arrivals import ACCEPTING_SHARE, LOOK_S, QUIET_S, Arrivals, Listener, Quiet, Turns
 from app.server.http_protocol import HttpProtocol
@@ -34,14 +35,6 @@ STATUS_S = 0.1  # between two reports of a worker to the supervisor and the othe
 # The last share of drain-ms, in which requests that have no result yet get an error.
 REFUSING_SHARE = 0.1
 MAX_REFUSING_S = 1.0
-
-# The methods of uvicorn's server that Server overrides, and why. A test compares this list with
-# the class.
-OVERRIDDEN = {
-    "startup": "our listeners, which accept many connections in an iteration",
-    "handle_exit": "the service knows of a signal at once; the exit code is ours",
-    "shutdown": "connections end after their answers, within drain-ms",
-}
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +95,6 @@ class Server(uvicorn.Server):
     def _listen(self) -> None:
         turns = Turns(self._service.often_asked)
         tls = self._tls()
-        note_end = self._note_end if self._assignment else None  # only the supervisor counts
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()
@@ -111,13 +103,11 @@ class Server(uvicorn.Server):
                 config=config,
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
-                max_header_bytes=self._service.settings.max_header_bytes,
+                service=self._service,
                 turns=turns,
-                on_refusal=partial(refusals.note, self._service),
-                on_end=note_end,
             )
             arrivals = partial(HandedOver, on_loss=self._note_end) if self._assignment else Arrivals
-            self._listeners.append(Listener(site, protocol, arrivals, note_end, tls))
+            self._listeners.append(Listener(site, protocol, arrivals, self._note_end, tls))
             tls = None  # the port of the metrics has none
 
     def _join(self, assignment: Assignment) -> None:
@@ -132,7 +122,7 @@ class Server(uvicorn.Server):
         self._service.reload = self._member.reload
 
     def _note_end(self) -> None:
-        """A connection has ended."""
+        """A connection has ended before it began."""
         self._service.status.closed += 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -186,7 +176,8 @@ class Server(uvicorn.Server):
         results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
         draining = asyncio.create_task(self._service.models.drain(results_by))
         stopping = [asyncio.create_task(side.stop(stop_by)) for side in self._side_servers]
-        await self._close_what_is_quiet(stop_by - ACCEPTING_SHARE * drain_s, results_by)
+        since = asyncio.get_running_loop().time()
+        await self._close_what_is_quiet(since, stop_by - ACCEPTING_SHARE * drain_s, results_by)
         for listener in self._listeners:
             await listener.close()
         lifecycle.results_lost = not await draining
@@ -197,7 +188,7 @@ class Server(uvicorn.Server):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, stop_by - time.monotonic()))
-        await self._close_what_is_quiet(0.0, stop_by)  # when the last answers are read
+        await self._close_what_is_quiet(since, 0.0, stop_by)  # when the last answers are read
         connections = self.server_state.connections
         if any(connection.transport.get_write_buffer_size() for connection in connections):
             lifecycle.results_lost = True
@@ -205,11 +196,12 @@ class Server(uvicorn.Server):
         await self.lifespan.shutdown()
         logger.info("stopped")
 
-    async def _close_what_is_quiet(self, accept_until: float, until: float) -> None:
+    async def _close_what_is_quiet(self, since: float, accept_until: float, until: float) -> None:
         """Close quiet connections; return when none is left and none can arrive, or at ``until``.
 
         The listeners close at ``accept_until`` at the latest, but those of a worker when the
-        supervisor ends them. Both times are on the clock ``time.monotonic``.
+        supervisor ends them. Both times are on the clock ``time.monotonic``. The server stops
+        ``since`` a time on the event loop's clock.
         """
         quiet = Quiet()
         connections = self.server_state.connections
@@ -220,7 +212,7 @@ class Server(uvicorn.Server):
                 for listener in listeners:
                     await listener.close()
             for connection in list(connections):
-                connection.shutdown()
+                cast(HttpProtocol, connection).close_if_quiet(since)
             await asyncio.sleep(LOOK_S)
 
     def _arrived(self) -> int:

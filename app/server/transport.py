@@ -1,7 +1,6 @@
-"""A connection's transport, which lets a client read its last answer; what it has unread."""
+"""A connection's transport, which lets a client read its last answer."""
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -107,11 +106,3 @@ class ResponseTransport:
             return
         self._seen = self.dropped
         self._look_later()
-
-
-def has_unread(connection: socket.socket) -> bool:
-    """Whether something has arrived that is not read yet."""
-    try:
-        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:  # there is no data, or the connection is gone
-        return False

@@ -32,7 +32,7 @@ def test_connections_that_wait_are_accepted_together() -> None:
 
     async def run() -> int:
         site = bind("127.0.0.1", 0)
-        listener = Listener(site, lambda _: asyncio.Protocol())
+        listener = Listener(site, asyncio.Protocol)
         clients = _connections(site.getsockname())
         iterations = 0
         while listener.arrivals.accepted < CONNECTIONS:
@@ -57,7 +57,7 @@ def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
 
     async def run() -> list[bytes]:
         site = bind("127.0.0.1", 0)
-        listener = Listener(site, lambda _: Greeting())
+        listener = Listener(site, Greeting)
         clients = _connections(site.getsockname())
         await listener.close()
         await listener.close()  # may be said twice
@@ -88,7 +88,7 @@ def test_without_file_descriptors_it_waits_and_says_so(
         site = Site()
         site.bind(("127.0.0.1", 0))
         site.setblocking(False)
-        listener = Listener(site, lambda _: asyncio.Protocol())
+        listener = Listener(site, asyncio.Protocol)
         with socket.create_connection(site.getsockname(), timeout=30):
             await asyncio.sleep(0.12)
             full = False
@@ -109,10 +109,10 @@ def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
         first, second = bind("127.0.0.1", 0), None
         port = first.getsockname()[1]
         second = bind("127.0.0.1", port)
-        listener = Listener(first, lambda _: asyncio.Protocol())
+        listener = Listener(first, asyncio.Protocol)
         try:
             with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1 port {port}: Address"):
-                Listener(second, lambda _: asyncio.Protocol())
+                Listener(second, asyncio.Protocol)
         finally:
             await listener.close()
             second.close()

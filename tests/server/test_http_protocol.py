@@ -30,7 +30,7 @@ CLOSE = b"connection: close"
 REQUEST = post(BODY, CLOSE)
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
-LONG = b"a" * 100_000
+LONG = b"a" * 3_000_000  # more than is read at once
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ NO_HTTP = (400, "bad_request", "")
 HTTP_2 = (400, "bad_request", "HTTP/2 is not supported")
 HOST = (400, "bad_request", "exactly one Host")
 LINE_ENDS = (400, "bad_request", "CR LF")
-CODING = (501, "unsupported_transfer_coding", "")
+CODING = (400, "bad_request", "")
 REFUSED = {
     "a large head at once": ([HEAD + b"x: " + b"a" * 3_000 + b"\r\n\r\n"], TOO_LARGE),
     "a header that does not end": ([HEAD, b"x: " + b"a" * 1_500, b"a" * 1_500], TOO_LARGE),
@@ -87,7 +87,7 @@ def test_what_is_no_request_is_a_problem(
     """
     status, code, words = expected
     with connect(process.port, behind + parts[0], *parts[1:]) as connection:
-        connection.settimeout(10)  # a head may take 20 s
+        connection.settimeout(10)  # a head may take 75 s
         answers = read_all(connection)
     assert statuses(answers) == [*([200] if behind else []), status]
     head, _, body = answers[answers.rindex(b"HTTP/1.1 %d" % status) :].partition(b"\r\n\r\n")
@@ -113,16 +113,6 @@ def test_white_space_around_a_header_s_value_is_not_part_of_it(process: Process)
     answer = exchange(process.port, post(BODY, *odd))
     assert statuses(answer) == [200]
     assert b"\r\nx-request-id: own\r\n" in answer
-
-
-@pytest.mark.parametrize(("version", "seen"), [(b"1.0", [200]), (b"1.1", [100, 200])])
-def test_only_clients_of_http_1_1_get_100(
-    process: Process, version: bytes, seen: list[int]
-) -> None:
-    """A client of HTTP/1.0 does not know 100, so its Expect is ignored."""
-    request = post(BODY, CLOSE, b"expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/" + version)
-    head, end, body = request.partition(b"\r\n\r\n")
-    assert statuses(exchange(process.port, head + end, body)) == seen
 
 
 @pytest.mark.parametrize("cuts", [[], [60, 130]], ids=["at once", "in pieces"])
@@ -242,6 +232,7 @@ def test_trailers_are_not_collected(process: Process) -> None:
         pytest.param(b"", id="nothing"),
         pytest.param(b"\r\n", id="blank lines"),
         pytest.param(HEALTH, id="between requests"),
+        pytest.param(HEAD, id="half a head"),
         pytest.param(HEALTH[:-2] + b"content-length: 9\r\n\r\n", id="half a body"),
     ],
 )
@@ -256,12 +247,6 @@ def test_a_connection_without_requests_ends(listen: Listen, sent: bytes) -> None
                         return
                 connection.sendall(b"\r" if sent else b"")
             pytest.fail("the connection is still open")
-
-
-def test_a_head_that_trickles_in_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a head is not complete in time, the connection closes."""
-    monkeypatch.setattr("app.server.http_protocol.HEAD_TIMEOUT_S", 0.1)
-    assert exchange(listen(), HEAD) == b""
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics", "/", "/models"])
