@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,19 +130,27 @@ def main() -> int:
         folder, site = Path(name), packages.install()
         wheel = facts(site)
         print("onnxruntime-gpu:", *[f"{what} {value};" for what, value in wheel.items()])
-        found += wrong(wheel)
+        found += _said(wrong(wheel))
         variables = stand_ins.build(site, folder)
         for model_type in only:
             print(f"{model_type}: exporting and opening", flush=True)
             for precision, graph in graphs.make(folder, model_type).items():
                 seen = see(graph, variables)
-                found += [f"{graph.stem}: {one}" for one in faults(model_type, precision, seen)]
+                wrongs = faults(model_type, precision, seen)
+                found += _said(f"{graph.stem}: {one}" for one in wrongs)
                 rows.append(_row(graph.stem, seen))
+        print("\n".join(table(rows)))
         print("serving", flush=True)
-        found += served.faults(folder / "served", variables)
-    print("\n".join(table(rows)))
-    print("\n".join(found) or "nothing is wrong")
+        found += _said(served.faults(folder / "served", variables))
+    print(f"{len(found)} faults" if found else "nothing is wrong")
     return 1 if found else 0
+
+
+def _said(faults: Iterable[str]) -> Iterator[str]:
+    """Print each as soon as it is found: what comes after it may end the check."""
+    for fault in faults:
+        print(f"FAULT: {fault}", flush=True)
+        yield fault
 
 
 if __name__ == "__main__":

@@ -55,11 +55,12 @@ def _alone(service: Service, fault: Path) -> Iterator[str]:
     if (kept := service.info()["limits"]["max_batch_tokens"]) != lowered:
         yield f"the lowered budget {lowered} is {kept} after another batch"
     fault.write_text(KERNELS)
-    seen = [_classify(service)[0], _status(service, "/health/live")]
+    seen = {"answers": _classify(service)[0]}
     fault.write_text(NOTHING)
-    seen += [_classify(service)[0], _status(service, "/health/live")]
-    if seen != [503] * 4:
-        yield f"a lost GPU is no lost GPU: {seen}"
+    seen["later answers"] = _classify(service)[0]
+    seen |= {probe: _status(service, f"/health/{probe}") for probe in ("live", "ready")}
+    if set(seen.values()) != {503}:
+        yield f"after error 700 not all is 503: {seen}"
 
 
 def _together(service: Service, fault: Path) -> Iterator[str]:

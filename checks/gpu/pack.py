@@ -30,7 +30,7 @@ from checks.gpu.slim import slim
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "sentiment-service"
-SOURCES = ("app", "checks/__init__.py", "checks/gpu", "benchmarks")
+SOURCES = ("app", "sentiment_*.py", "checks/__init__.py", "checks/gpu", "benchmarks")
 # PyTorch is there, and NumPy with it. The package of the same version for GPUs takes the place of
 # onnxruntime. Only BERTweet needs emoji, which has no wheel; nothing is downloaded with hf-xet.
 LEFT_OUT = {"torch", "numpy", "onnxruntime", "emoji", "hf-xet"}
@@ -107,9 +107,6 @@ def install(wheels: Path, site: Path) -> None:
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)  # noqa: S202 - a wheel that pip has downloaded
-    for kind in ("purelib", "platlib"):
-        for data in site.glob(f"*.data/{kind}"):
-            shutil.copytree(data, site, dirs_exist_ok=True)
 
 
 def pack(out: Path, site: Path, setup: Setup, python: str, piece_bytes: int) -> list[str]:

@@ -1,35 +1,25 @@
-"""``make gpu-check`` without a GPU: its steps on the CPU, what it skips and what it survives."""
+"""``make gpu-check`` without a GPU: what it skips and what it survives."""
 
 import json
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from app.engine.model.bundle import sha256
+from app.errors import DeviceLost, OutOfMemory
+from benchmarks.tables import Row
 from checks.gpu import run_steps
 from checks.gpu.models import random_batches
 from checks.gpu.setup import TINY, Setup
+from checks.gpu.steps import faults
 from tests.support.serving import eventually, run_program
-from tests.support.tiny_bundle import make_bundle, write_manifest
 
 STEP = run_steps.Step("machine", "Machine", 60)
-
-
-def _bundle(path: Path, *precisions: str) -> None:
-    """A tiny bundle that has the same graph in these precisions."""
-    model = make_bundle(path) / "onnx/model.onnx"
-    parity = {"samples": 1, "max_abs_logit_diff": 0.0, "label_agreement": 1.0}
-    variant = {
-        "file": "onnx/model.onnx",
-        "sha256": sha256(model),
-        "bytes": model.stat().st_size,
-        "parity": parity,
-    }
-    write_manifest(path, variants=dict.fromkeys(precisions, variant))
 
 
 def _check(work: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
@@ -40,24 +30,6 @@ def _check(work: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
     found = json.loads((work / "gpu-check.json").read_text(encoding="utf-8"))
     page = (work / "gpu-check.md").read_text(encoding="utf-8")
     return done.returncode, {step["step"]: step for step in found["steps"]}, page
-
-
-def test_every_step_runs_on_the_cpu_provider(tmp_path: Path) -> None:
-    """All steps give rows, and JSON and page have them; only the provider is another one."""
-    setup = Setup(tmp_path, "cpu", TINY)
-    _bundle(setup.bundle("tiny"), "fp32", "fp16")
-    code, found, page = _check(tmp_path, "--device", "cpu", "--size", "tiny")
-    assert {name: step["reason"] for name, step in found.items() if step["state"] != "ok"} == {}
-    assert code == 0
-    assert list(found) == [step.name for step in run_steps.STEPS]
-    assert all(step["rows"] for step in found.values())
-    assert {row["within"] for row in found["parity"]["rows"]} == {"yes"}
-    cells = [(row["tokens"], row["texts"]) for row in found["speed"]["rows"]]
-    assert cells == [(8, 1), (8, 4), (16, 1), (16, 4)]
-    assert {row["labels changed"] for row in found["independence"]["rows"]} == {0}
-    assert [row["shapes"] for row in found["new_shapes"]["rows"]] == [TINY.new_shapes]
-    assert {row.get("not 200", 0) for row in found["service"]["rows"]} == {0}
-    assert all(f"## {step.title}" in page for step in run_steps.STEPS)
 
 
 def test_without_a_gpu_the_rest_is_skipped(tmp_path: Path) -> None:
@@ -114,6 +86,28 @@ def test_a_step_ends_with_its_command(tmp_path: Path) -> None:
         step.stdin.close()
         assert step.wait(30) == -signal.SIGKILL
     eventually(lambda: not Path(f"/proc/{child}/cmdline").exists())
+
+
+@pytest.mark.parametrize("lost", [DeviceLost("error 700"), None])
+def test_the_faults_must_be_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Exception | None
+) -> None:
+    """The step yields what each fault ends in, and fails if one ends otherwise."""
+    model = Mock()
+    model.compute.side_effect = [None, OutOfMemory("too little"), None, lost]
+    setup = Setup(tmp_path, "cuda", TINY)
+    setup.bundle("tiny").mkdir()
+    for name, found in (("Bundle", Mock()), ("precisions", lambda _: ["fp16"])):
+        monkeypatch.setattr(faults, name, found)
+    monkeypatch.setattr(faults, "load_model", lambda *_, **__: model)
+    monkeypatch.setattr(faults, "of_tokens", lambda *_: [])
+    monkeypatch.setattr(faults, "_store_nowhere", lambda: None)
+    rows: list[Row] = []
+    with nullcontext() if lost else pytest.raises(AssertionError, match="an illegal address"):
+        rows.extend(faults.run(setup))
+    if lost:
+        ends = [row["ends in"] and str(row["ends in"]).partition("(")[0] for row in rows]
+        assert ends == [None, "OutOfMemory", None, "DeviceLost"]
 
 
 def _program(path: Path, script: str) -> str:

@@ -64,10 +64,10 @@ def run(setup: Setup) -> Iterator[Row]:
     assert not wrong, f"another end than expected: {', '.join(wrong)}"
 
 
-def _error(model: Model, texts: int) -> ServiceError | None:
+def _error(model: Model, texts: int) -> ServiceError | DeviceLost | None:
     try:
         model.compute(of_tokens(model, TOKENS, texts))
-    except ServiceError as error:
+    except (ServiceError, DeviceLost) as error:
         return error
     return None
 
