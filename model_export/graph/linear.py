@@ -134,6 +134,14 @@ def is_exact_gelu(value: ir.Value) -> bool:
     return scaled.inputs[0] is u
 
 
+def selects_first_token(node: ir.Node) -> bool:
+    """Whether the node takes the first token of [batch, sequence, hidden]."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1:
+        return False
+    index = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return index is not None and not index.numpy().any()
+
+
 def _is_constant(value: ir.Value | None, axes: int) -> bool:
     tensor = value.const_value if value is not None else None
     return tensor is not None and tensor.dtype == ir.DataType.FLOAT and len(tensor.shape) == axes
