@@ -32,20 +32,13 @@ class CalibrationTexts:
         """Read a labelled file.
 
         Raises:
-            UserError: ``read_examples`` refuses the file, or it has too few texts, or all of them
-                have the same labels.
+            UserError: ``read_examples`` refuses the file, or it has too few texts.
         """
         examples = read_examples(path, labels, columns, multi_label=multi_label)
         if len(examples) < LEAST_TEXTS:
             raise UserError(
                 f"{path} holds {len(examples)} labelled texts; calibration needs at least "
                 f"{LEAST_TEXTS}"
-            )
-        used = {example.labels for example in examples}
-        if len(used) == 1:
-            raise UserError(
-                f"all texts of {path} are labelled {', '.join(used.pop())!r}; calibration needs "
-                "texts with different labels"
             )
         return cls(examples, sha256(path))
 

@@ -180,6 +180,7 @@ def _manifest(
     checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
 ) -> Manifest:
     hub = origin(checkpoint.path)
+    language = getattr(checkpoint.model.config, "language", None)
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -195,6 +196,7 @@ def _manifest(
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
         text_pairs=checkpoint.text_pairs,
+        language=language if isinstance(language, str) else None,
         notes=checkpoint.notes,
         variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},

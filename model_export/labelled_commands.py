@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
@@ -68,7 +69,7 @@ def evaluate_command(words: list[str]) -> None:
     if options.picture:
         write_text_atomically(options.picture, svg(scored))
     if options.json:
-        changed = [change.as_dict() for change in found]
+        changed = [asdict(change) for change in found]
         document = {"models": documents} | ({"changes": changed} if options.against else {})
         print(json.dumps(document, indent=2, ensure_ascii=False))
         return

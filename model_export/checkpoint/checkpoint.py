@@ -21,7 +21,7 @@ from model_export.checkpoint.fast_tokenizer.bertweet_form import embed_unknown_p
 from model_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from model_export.checkpoint.labels import MULTI_LABEL
 from model_export.checkpoint.layout import choose_local_files, shards
-from model_export.checkpoint.weights import Fit, load_weights
+from model_export.checkpoint.weights import load_weights
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
@@ -36,7 +36,6 @@ class Checkpoint:
     path: Path
     model: Any
     tokenizer: PreTrainedTokenizerFast
-    fit: Fit
     labels: list[str]
     max_tokens: int
     preprocessing: Preprocessing
@@ -96,7 +95,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             "number of tokens that have a position"
         )
     try:
-        fit = load_weights(model, path / weights)
+        load_weights(model, path / weights)
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
     _prepare_for_export(model)
@@ -108,7 +107,6 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         path=path,
         model=model.eval(),
         tokenizer=tokenizer,
-        fit=fit,
         labels=decided.labels,
         max_tokens=longest or limit,
         preprocessing=decided.preprocessing,

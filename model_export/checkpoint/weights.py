@@ -97,7 +97,7 @@ def check_fit(fitted: Fit, model: Any, tensors: Mapping[str, torch.Tensor], wher
             )
 
 
-def load_weights(model: Any, weights: Path) -> Fit:
+def load_weights(model: Any, weights: Path) -> None:
     """Load the tensors of a file, or of an index's shards, into the model as float32.
 
     Raises:
@@ -115,7 +115,6 @@ def load_weights(model: Any, weights: Path) -> Fit:
                 "infinite in float32): the training probably failed; give another checkpoint"
             )
     model.load_state_dict(taken, assign=True)
-    return fitted
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -25,9 +25,9 @@ from model_export.graph.linear import (
     is_exact_gelu,
     linear_to,
     producer,
+    selects_first_token,
 )
 from model_export.graph.passes.editor import Editor, forget_shapes, scope_of
-from model_export.graph.passes.first_token import selects_first_token
 from model_export.graph.reference_attention import DOMAIN, reference_attention
 
 LARGEST = float(np.finfo(np.float16).max)

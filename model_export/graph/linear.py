@@ -70,7 +70,7 @@ def array_of(value: ir.Value | None) -> np.ndarray:
         NotRecognised: the value is computed, or there is none.
     """
     if value is None or value.const_value is None:
-        raise NotRecognised(f"{value.name if value is not None else 'an input'} is not a constant")
+        raise NotRecognised(f"{value} is not a constant")
     return value.const_value.numpy()
 
 
@@ -94,11 +94,7 @@ def producer(value: ir.Value | None, *op_types: str) -> ir.Node:
     """
     node = value.producer() if value is not None else None
     if node is None or (op_types and node.op_type not in op_types):
-        name = value.name if value is not None else "a missing input"
-        raise NotRecognised(
-            f"{name} should come from {' or '.join(op_types) or 'a node'}, "
-            f"not from {node.op_type if node is not None else 'a graph input or a constant'}"
-        )
+        raise NotRecognised(f"{value} should come from {' or '.join(op_types) or 'a node'}")
     return node
 
 
@@ -115,9 +111,7 @@ def consumer(value: ir.Value, *op_types: str) -> ir.Node:
     """
     nodes = [node for node in consumers(value) if node.op_type in op_types]
     if len(nodes) != 1:
-        raise NotRecognised(
-            f"{value.name} should feed one {' or '.join(op_types)}, but feeds {len(nodes)}"
-        )
+        raise NotRecognised(f"{value} should feed one {' or '.join(op_types)}, not {len(nodes)}")
     return nodes[0]
 
 
@@ -132,6 +126,14 @@ def is_exact_gelu(value: ir.Value) -> bool:
     except NotRecognised:
         return False
     return scaled.inputs[0] is u
+
+
+def selects_first_token(node: ir.Node) -> bool:
+    """Whether the node takes the first token of [batch, sequence, hidden]."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1:
+        return False
+    index = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return index is not None and not index.numpy().any()
 
 
 def _is_constant(value: ir.Value | None, axes: int) -> bool:

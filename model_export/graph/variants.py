@@ -16,14 +16,13 @@ from model_export.checkpoint.checkpoint import Checkpoint
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.flat import flatten, halve
 from model_export.graph.linear import Linear, NotRecognised
-from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.half_precision import to_half_precision
 from model_export.graph.passes.int8 import (
     fold_attention_biases,
     quantize_linears,
     quantize_word_embedding,
 )
-from model_export.graph.passes.padding import drop_padding
+from model_export.graph.passes.padding import drop_padding, keep_first_token
 from model_export.graph.passes.rows import compute_on_rows, sum_tokens_in_order
 
 OPSET = 18

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from model_export.quality.labelled import Example, Labels
 from model_export.quality.scores import Scores
@@ -15,15 +14,15 @@ ROWS_SHOWN = 10  # of each kind of change
 class Change:
     """The texts whose labels changed in one way; ``rows`` counts the labelled texts from 1.
 
-    ``before`` and ``after`` are a label, or all of a multi-label model's. ``better`` of the texts
-    are now right, and ``worse`` were right before.
+    ``before`` and ``after`` are a label, or all of a multi-label model's. ``now_right`` and
+    ``now_wrong`` count texts whose labels are right now, or were before.
     """
 
     before: str
     after: str
     rows: list[int]
-    better: int
-    worse: int
+    now_right: int
+    now_wrong: int
 
     def line(self) -> str:
         """The change in one line, for a terminal."""
@@ -31,13 +30,8 @@ class Change:
         more = " …" if len(self.rows) > ROWS_SHOWN else ""
         return (
             f"{self.before} → {self.after}: {len(self.rows)} "
-            f"({self.better} now right, {self.worse} now wrong); rows {rows}{more}"
+            f"({self.now_right} now right, {self.now_wrong} now wrong); rows {rows}{more}"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready copy."""
-        counts = {"texts": len(self.rows), "now_right": self.better, "now_wrong": self.worse}
-        return {"from": self.before, "to": self.after, **counts, "rows": self.rows}
 
 
 def changes(

@@ -173,18 +173,12 @@ def _names(
         names = [str(written).strip()]
     if not multi_label and len(names) != 1:
         raise UserError(f"the model gives each text one label, but the row has {len(names)}")
-    meant = {name if name in labels else spellings.get(name.lower()) for name in names}
-    if None in meant:
-        raise UserError(_unknown(names, labels, spellings))
-    return tuple(label for label in labels if label in meant)
-
-
-def _unknown(names: list[str], labels: list[str], spellings: dict[str, str]) -> str:
-    """Which of the names is not a label, and what is accepted."""
-    name = next(name for name in names if name not in labels and name.lower() not in spellings)
-    if not name:
-        return "the row has no label"
-    shown = repr(name) if len(name) <= LONGEST_SHOWN else f"of {len(name)} characters"
-    position = "; a label's position is written LABEL_0, LABEL_1 …" if name.isdigit() else ""
-    accepted = f"{', '.join(labels)}{nearest(name, labels)}{position}"
-    return f"label {shown} is not one of the model's: {accepted}"
+    meant = {name: name if name in labels else spellings.get(name.lower()) for name in names}
+    if unknown := [name for name, label in meant.items() if label is None]:
+        name, near = unknown[0], nearest(unknown[0], labels)
+        shown = repr(name) if len(name) <= LONGEST_SHOWN else f"of {len(name)} characters"
+        raise UserError(
+            f"label {shown} is not one of the model's: {', '.join(labels)}{near}, or their "
+            "positions, LABEL_0, LABEL_1 …"
+        )
+    return tuple(label for label in labels if label in meant.values())

@@ -116,6 +116,16 @@ def test_the_manifest_says_where_it_comes_from(made: Exported) -> None:
     assert str(made.source.parent) not in everything
 
 
+@pytest.mark.parametrize(("entry", "language"), [("en", "en"), (7, None)])
+def test_the_language_in_config_json_is_recorded(
+    tmp_path: Path, entry: object, language: str | None
+) -> None:
+    """The service then warns of texts in others; a checkpoint mostly has no such entry."""
+    checkpoint = load_checkpoint(make_checkpoint(tmp_path / "source", "bert", language=entry))
+    manifest = export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
+    assert manifest.language == language
+
+
 def test_the_graphs_are_valid_with_free_batch_and_length(made: Exported) -> None:
     """fp32 is plain ONNX at opset 18; every input is [batch, sequence] of any size."""
     onnx.checker.check_model(str(made.bundle / "onnx/model.onnx"), full_check=True)

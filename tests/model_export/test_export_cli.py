@@ -176,7 +176,7 @@ def test_finetune_trains_and_says_what_it_wrote(
     [
         ("{tmp}/none --output {tmp}/out", "neither"),
         ("{source} --output {tmp}", "is not a bundle"),
-        ("{source} --output {tmp}/malformed/out", "Not a directory"),
+        ("{source} --output {tmp}/malformed/out", "malformed: File exists"),
         ("{source} --output {tmp}/out --evaluate {tmp}/malformed", "malformed:1"),
         ("{source} --output {tmp}/out --calibrate {tmp}/malformed", "malformed:1"),
         ("evaluate {tmp} {tmp}/labelled.tsv", "not a bundle"),

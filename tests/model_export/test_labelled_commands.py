@@ -90,8 +90,8 @@ def test_two_bundles_are_compared(
     document = _json(words, capsys)
     assert [model["bundle"] for model in document["models"]] == [str(bundle), str(other)]
     first, _ = document["changes"]
-    assert (first["from"], first["to"], first["rows"]) == ("negative", "positive", [1, 4])
-    assert (first["texts"], first["now_right"], first["now_wrong"]) == (2, 1, 1)
+    assert (first["before"], first["after"], first["rows"]) == ("negative", "positive", [1, 4])
+    assert (first["now_right"], first["now_wrong"]) == (1, 1)
     assert "love it" not in json.dumps(document)
 
 
@@ -109,16 +109,11 @@ def test_a_multi_label_bundle_is_scored_label_by_label(
     # The first gets neutral and positive, the second negative and neutral, the third all three.
     assert document["models"][0]["micro_f1"] == 2 * 3 / (3 + 7)
     assert document["models"][0]["accuracy"] == pytest.approx(1 / 3)
-    counts = {"texts": 1, "now_right": 0, "now_wrong": 0}
+    first = {"before": "negative, neutral", "after": "neutral, positive", "rows": [1]}
+    second = {"before": "neutral, positive", "after": "negative, neutral", "rows": [2]}
     assert document["changes"] == [
-        {
-            "from": "negative, neutral",
-            "to": "neutral, positive",
-            **counts,
-            "now_right": 1,
-            "rows": [1],
-        },
-        {"from": "neutral, positive", "to": "negative, neutral", **counts, "rows": [2]},
+        {**first, "now_right": 1, "now_wrong": 0},
+        {**second, "now_right": 0, "now_wrong": 0},
     ]
 
 
@@ -129,7 +124,10 @@ def test_only_some_of_the_changed_texts_are_shown() -> None:
     gold: list[Labels] = [(label,) for label in labels]
     neutral: list[Labels] = [("neutral",)] * 60
     found = changes(examples, neutral, gold)
-    assert [(len(one.rows), one.better, one.worse) for one in found] == [(20, 20, 0), (20, 20, 0)]
+    assert [(len(one.rows), one.now_right, one.now_wrong) for one in found] == [
+        (20, 20, 0),
+        (20, 20, 0),
+    ]
     old, new = (score(gold, named, LABELS) for named in (neutral, gold))
     lines = comparison(old, new, found, examples).splitlines()
     shown = [line for line in lines if line.startswith("row ")]

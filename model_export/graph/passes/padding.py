@@ -1,4 +1,10 @@
-"""Drops padding everywhere except in attention.
+"""Reduces the last layer to the first token, and drops padding everywhere except in attention.
+
+The classifier of BERT's family reads only the hidden state of ``<s>`` (``[CLS]``). So the last
+layer need not compute queries, attention output and feed-forward of the other tokens. The result is
+exact: the same operations compute the first token's values from the same numbers. The queries of
+two tokens are kept instead of one. ONNX Runtime multiplies a single row with another kernel, and
+the last bit of its sums changes with the padding of the batch.
 
 A batch is padded to its longest text, and padding costs as much as real tokens. But linear
 layers, norms and activations treat each token separately and need no padding. So from the
@@ -19,12 +25,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from model_export.graph.encoder_layers import EncoderLayer, find_layers
-from model_export.graph.linear import NotRecognised, producer
+from model_export.graph.linear import NotRecognised, producer, selects_first_token
 from model_export.graph.passes.editor import Editor, scope_of, text_rows
-from model_export.graph.passes.first_token import QUERIES_KEPT
 
 TO_HEADS, TO_KEYS = (0, 2, 1, 3), (0, 2, 3, 1)  # [batch, heads, sequence, width]; keys transposed
 SCOPE = "/padding"
+QUERIES_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,38 @@ class _Places:
     join: ir.Value  # [tokens, heads], rows of [batch * heads * sequence]
     kept: ir.Value  # [batch * QUERIES_KEPT], rows of [tokens]
     first: ir.Value  # [batch], rows of [tokens]
+
+
+def keep_first_token(model: ir.Model) -> None:
+    """Cut the last layer's queries to two tokens and the rest of the layer to one, in place.
+
+    Raises:
+        NotRecognised: the classifier reads more than the first token.
+    """
+    last = find_layers(model.graph)[-1]
+    for use in last.output_norm.outputs[0].uses():
+        if not selects_first_token(use.node):
+            raise NotRecognised(
+                f"{use.node.op_type} {use.node.name} reads more of the last layer than its first "
+                "token"
+            )
+    edit, tape = Editor(model.graph, "first_token"), Tape()
+    first = edit.integers("first", [0])
+    kept = edit.integers("kept", list(range(QUERIES_KEPT)))
+    queries = tape.op("Gather", [last.hidden, kept], {"axis": 1})
+    residual = tape.op("Gather", [last.hidden, first], {"axis": 1})
+    model.graph.insert_before(last.query.matmul, tape.nodes)
+    last.query.matmul.replace_input_with(0, queries)
+    add = last.attention_residual
+    add.replace_input_with(tuple(add.inputs).index(last.hidden), residual)
+
+    shape = edit.integers("shape", [0, 1, last.hidden_size])
+    after = Tape()
+    by_head = last.context_reshape.inputs[0]
+    last.context_reshape.replace_input_with(0, after.op("Gather", [by_head, first], {"axis": 1}))
+    last.context_reshape.replace_input_with(1, shape)
+    model.graph.insert_before(last.context_reshape, after.nodes)
+    RemoveUnusedNodesPass()(model)
 
 
 def drop_padding(model: ir.Model) -> None:

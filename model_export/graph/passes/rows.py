@@ -14,9 +14,15 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from model_export.graph.linear import Linear, array_of, as_linear, consumers, input_of
+from model_export.graph.linear import (
+    Linear,
+    array_of,
+    as_linear,
+    consumers,
+    input_of,
+    selects_first_token,
+)
 from model_export.graph.passes.editor import Editor, hidden_states, scope_of, text_rows
-from model_export.graph.passes.first_token import selects_first_token
 
 ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Tanh", "Sigmoid", "Relu", "Neg"}
 
@@ -184,7 +190,7 @@ def sum_tokens_in_order(model: ir.Model) -> None:
 
     ONNX Runtime adds a ReduceSum in an order that depends on the padded length, so the last bits of
     a text's mean depend on the other texts of its batch. A product of two equal rows with the
-    mask's values adds one token after another; ``first_token.py`` says why there are two rows.
+    mask's values adds one token after another; ``padding.py`` says why there are two rows.
     """
     hidden = hidden_states(model)
     edit = Editor(model.graph, "mean_pooling")

@@ -11,8 +11,7 @@ from onnx_ir.tape import Tape
 from app.engine.text.encoding import Encoding
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import NotRecognised
-from model_export.graph.passes.first_token import keep_first_token
-from model_export.graph.passes.padding import drop_padding
+from model_export.graph.passes.padding import drop_padding, keep_first_token
 from tests.support.checkpoints import HIDDEN_SIZE
 from tests.support.model_export.graphs import random_encodings, run, session
 

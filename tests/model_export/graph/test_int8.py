@@ -17,14 +17,13 @@ from app.engine.text.encoding import Encoding
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from model_export.graph.encoder_layers import find_layers
 from model_export.graph.linear import array_of
-from model_export.graph.passes.first_token import keep_first_token
 from model_export.graph.passes.int8 import (
     LARGEST_WEIGHT,
     fold_attention_biases,
     quantize_linears,
     quantize_matrix,
 )
-from model_export.graph.passes.padding import drop_padding
+from model_export.graph.passes.padding import drop_padding, keep_first_token
 from model_export.graph.variants import export_graph
 from tests.support.checkpoints import (
     HIDDEN_SIZE,

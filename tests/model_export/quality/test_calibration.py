@@ -165,7 +165,6 @@ def test_a_second_calibration_takes_the_place_of_the_first(tmp_path: Path) -> No
     [
         ("", "holds no labelled texts"),
         ("en\tpositive\tlove\n" * 99, "holds 99 labelled texts; calibration needs at least 100"),
-        ("en\tpositive\tlove\n" * 100, "all texts of .* are labelled 'positive'"),
         ("en\tpositive\tlove\nen\thappy\tlove\n", ":2: label 'happy' is not one of"),
         ("en\tpositive\tlove\nen\tnegative\tnan\n" * 50, "gave no finite logits"),
         ("en\tpositive\tlove\nen\tnegative\tworst\n" * 50, "all predicted labels are right"),

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnx_ir.tape import Tape
 
 from app.engine.model.bundle import Precision
 from app.errors import UserError
@@ -172,18 +171,4 @@ def test_a_graph_without_names_is_refused(tmp_path: Path, roberta: Exported) -> 
         node.name = f"node_{number}"
     ir.save(model, tmp_path / "model.onnx")
     with pytest.raises(UserError, match=r"no value in .* is named after a module"):
-        layer_parity(load_checkpoint(roberta.source), tmp_path / "model.onnx", "fp32", IDS)
-
-
-def test_a_value_of_another_width_is_refused(tmp_path: Path, roberta: Exported) -> None:
-    """A name that ended up on something else is told apart from a wrong number."""
-    model = ir.load(_variant(roberta, "fp32"))
-    norm = find_layers(model.graph)[0].output_norm
-    tape = Tape()
-    tape.op("Concat", [norm.outputs[0]] * 2, {"axis": -1}, name=f"{norm.name}_twice")
-    model.graph.insert_after(norm, tape.nodes)
-    ir.save(model, tmp_path / "model.onnx")
-    with pytest.raises(
-        UserError, match=r"layer\.0\.output\.LayerNorm is 48 wide in PyTorch and 96"
-    ):
         layer_parity(load_checkpoint(roberta.source), tmp_path / "model.onnx", "fp32", IDS)
