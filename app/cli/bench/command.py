@@ -31,7 +31,7 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
     """
     texts = tweets(MADE_UP)
     if options.input:
-        texts = texts_of_file(Path(options.input), options.column or "text")
+        texts = texts_of_file(Path(options.input), options.column)
     with ExitStack() as stack:
         if options.url:
             target = Target(options.url, os.environ.get("SENTIMENT_API_KEY"))
