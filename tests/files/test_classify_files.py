@@ -310,7 +310,7 @@ def test_a_text_that_is_not_utf8(
         (["--engine", "ray", "--input", "in.csv"], "--engine needs --input and --output"),
         ([*ON_RAY, "--json"], "--json is for use without --engine"),
         ([*ON_RAY, "--url", "http://x"], "--url is for use without --engine"),
-        (["--address", "auto", "love"], "--address needs --engine ray"),
+        (["--address", "local", "love"], "--address needs --engine ray"),
         (["--input", "s3://a/b.csv"], "--engine ray reads object stores"),
         (["--url", "http://x", "--model", "m", "love"], "--url"),
         (["--url", "localhost:8000", "love"], "http://"),

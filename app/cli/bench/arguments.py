@@ -37,7 +37,10 @@ def add_arguments(bench: ArgumentParser) -> None:
         "made-up English texts that are as long as tweets]",
     )
     bench.add_argument(
-        "--column", metavar="NAME", help="column of --input with the texts [default: text]"
+        "--column",
+        default="text",
+        metavar="NAME",
+        help="column of --input with the texts [default: %(default)s]",
     )
     bench.add_argument(
         "--p99-ms",

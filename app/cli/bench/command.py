@@ -30,7 +30,7 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
     """
     texts = tweets(MADE_UP)
     if options.input:
-        texts = texts_of_file(Path(options.input), options.column or "text")
+        texts = texts_of_file(Path(options.input), options.column)
     bodies = _bodies(texts, options.texts_per_request)
     with ExitStack() as stack:
         if options.url:

@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -174,16 +173,12 @@ def _below(filesystem: fs.FileSystem, path: str) -> list[fs.FileInfo] | None:
 
 
 def _matching(filesystem: fs.FileSystem, pattern: str) -> list[fs.FileInfo]:
-    """The files whose paths match, name by name: ``*`` does not match a slash."""
-    names = pattern.split("/")
-    fixed = next(index for index, name in enumerate(names) if WILDCARDS & set(name))
-    base = "/".join(names[:fixed]) or "/"
-    return [
-        file
-        for file in _files(filesystem, base, recursive=fixed < len(names) - 1)
-        if file.path.count("/") == pattern.count("/")
-        and all(map(fnmatchcase, file.path.split("/"), names))
-    ]
+    """The files whose paths match; ``*`` does not match a slash."""
+    start = min(pattern.index(sign) for sign in WILDCARDS & set(pattern))
+    base = pattern[:start].rpartition("/")[0] or "/"
+    files = _files(filesystem, base, recursive="/" in pattern[start:])
+    whole = f"/{pattern.lstrip('/')}"  # a pattern without a slash before it may match an end only
+    return [file for file in files if PurePosixPath("/", file.path).match(whole)]
 
 
 def _files(filesystem: fs.FileSystem, base: str, *, recursive: bool) -> list[fs.FileInfo]:

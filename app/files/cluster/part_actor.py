@@ -72,18 +72,16 @@ class ActorTask:
 
     def classifier(self) -> LocalClassifier:
         """Load the model on this node: from the same path if the same bundle is there."""
-        measure = self.settings.device == "cuda"
-        path = bundles_to_use(self.settings.model)[0]
-        manifest = path / MANIFEST
-        if not self.settings.model or (manifest.is_file() and sha256(manifest) == self.manifest):
-            return LocalClassifier(self.settings, measure=measure)
+        settings = self.settings
+        manifest = bundles_to_use(settings.model)[0] / MANIFEST
         with tempfile.TemporaryDirectory(prefix="sentiment-") as folder:
-            for name, content in ray.get(self.files).items():
-                copy = Path(folder, name)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                content.tofile(copy)
-            settings = self.settings.model_copy(update={"model": (Path(folder),)})
-            return LocalClassifier(settings, measure=measure)
+            if settings.model and not (manifest.is_file() and sha256(manifest) == self.manifest):
+                for name, content in ray.get(self.files).items():
+                    copy = Path(folder, name)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    content.tofile(copy)
+                settings = settings.model_copy(update={"model": (Path(folder),)})
+            return LocalClassifier(settings, measure=settings.device == "cuda")
 
     def check_node(self) -> None:
         """Check what must be the same on this node as where the command runs.

@@ -20,7 +20,7 @@ from app.errors import UserError
 from app.files.run.local import LocalClassifier
 from app.files.tables.outputs import ResultColumns
 from app.files.tables.parquet import result_arrays, result_schema, texts
-from app.files.tables.table import CHUNK_ROWS, Chunk
+from app.files.tables.table import CHUNK_ROWS, Chunk, column_index
 
 # The directory inside of the archive that Spark copies to the nodes.
 BUNDLE = "bundle"
@@ -99,11 +99,8 @@ def classify(
 
 
 def _text_index(column: str, schema: StructType) -> int:
-    names = schema.names
-    if column not in names:
-        listed = ", ".join(map(repr, names))
-        raise UserError(f"the DataFrame has no column {column!r}; column accepts one of: {listed}")
-    if names.count(column) > 1:
+    index = column_index(column, schema.names, "the DataFrame", "column")
+    if schema.names.count(column) > 1:
         raise UserError(
             f"the DataFrame has several columns {column!r}; give each column its own name"
         )
@@ -112,7 +109,6 @@ def _text_index(column: str, schema: StructType) -> int:
         raise UserError(
             f"the column {column!r} of the DataFrame has the type {kind.simpleString()}, not string"
         )
-    index: int = names.index(column)
     return index
 
 

@@ -56,9 +56,7 @@ class ClassifyOptions:
     @classmethod
     def from_arguments(cls, arguments: Namespace) -> Self:
         """The options as the command line gave them."""
-        given = {field.name: getattr(arguments, field.name) for field in fields(cls)}
-        defaults = {"column": given["column"] or "text", "address": given["address"] or "auto"}
-        return cls(**given | defaults)
+        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
 
 
 def add_arguments(classify: ArgumentParser) -> None:
@@ -91,7 +89,10 @@ def add_arguments(classify: ArgumentParser) -> None:
         help="write the results to a file; until the job is complete, they are in FILE.partial",
     )
     classify.add_argument(
-        "--column", metavar="NAME", help="column of --input with the texts [default: text]"
+        "--column",
+        default="text",
+        metavar="NAME",
+        help="column of --input with the texts [default: %(default)s]",
     )
     classify.add_argument(
         "--threshold",
@@ -131,9 +132,10 @@ def add_arguments(classify: ArgumentParser) -> None:
     )
     classify.add_argument(
         "--address",
+        default="auto",
         metavar="auto|local|ray://HOST:PORT|HOST:PORT",
         help="the Ray cluster: the one that runs on this machine, one that is started for this "
-        "run, or one elsewhere [default: auto]",
+        "run, or one elsewhere [default: %(default)s]",
     )
 
 
@@ -160,7 +162,7 @@ def input_fault(options: Namespace) -> str | None:
     path = (options.input or "").lower()
     if options.input is not None and not path.endswith(READ):
         return f"{Path(options.input)} must end in one of: {' '.join(READ)}"
-    if options.column and (not path or path.endswith((".txt", ".txt.gz"))):
+    if options.column != "text" and (not path or path.endswith((".txt", ".txt.gz"))):
         return "--column needs an --input with columns: CSV, TSV, JSON, JSONL or Parquet"
     return None
 
@@ -181,7 +183,7 @@ def _usage_fault(options: Namespace) -> str | None:
     """What is wrong with the options of ``classify`` without an engine; None if they are valid."""
     # An empty path is refused below, because it has no ending.
     given, made = (None if path is None else Path(path) for path in (options.input, options.output))
-    if options.address:
+    if options.address != "auto":
         return "--address needs --engine ray"
     for path in filter(None, (options.input, options.output)):
         if "://" in path:

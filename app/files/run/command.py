@@ -126,35 +126,35 @@ def _to_standard_output(
     table: Table, classifier: TableClassifier, options: ClassifyOptions
 ) -> None:
     output = ResultsOutput() if options.json else LinesOutput()
-    shown = options.input is not None and sys.stderr.isatty() and not sys.stdout.isatty()
-    tally, started = Tally(), time.monotonic()
+    is_file = options.input is not None
+    shown = is_file and sys.stderr.isatty() and not sys.stdout.isatty()
     with (
         open(1, "w", encoding="utf-8", errors=SURROGATEESCAPE_OR_REPLACE, closefd=False) as stdout,
-        _classified(table, classifier, tally, shown=shown) as chunks,
+        _classified(table, classifier, bar=shown, counts=is_file) as chunks,
     ):
         for chunk, results in chunks:
             stdout.writelines(output.lines(chunk, results))
             stdout.flush()
-    if options.input:
-        print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
 
 
 def _stream_to_file(target: Path, table: Table, classifier: TableClassifier) -> None:
     """A stream can be read only once, so a run that fails leaves nothing to continue."""
     output = output_format(target.suffix, table, classifier.columns)
-    tally, started = Tally(), time.monotonic()
-    with _classified(table, classifier, tally, shown=sys.stderr.isatty()) as chunks:
+    with _classified(table, classifier, bar=sys.stderr.isatty(), counts=True) as chunks:
         write_atomically(target, lambda path: output.write(path, chunks))
-    print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
 
 
 @contextmanager
 def _classified(
-    table: Table, classifier: TableClassifier, tally: Tally, *, shown: bool
+    table: Table, classifier: TableClassifier, *, bar: bool, counts: bool
 ) -> Iterator[Iterator[ClassifiedChunk]]:
-    """The results, which are counted and shown. Leaving the context cancels work in progress."""
+    """The results, with a progress bar, and counts at the end; both only if they are wanted.
+
+    Leaving the context early cancels work in progress.
+    """
+    tally, started = Tally(), time.monotonic()
     total = table.ends[-1].rows if table.ends else None
-    with progress_bar(shown=shown, total=total) as advance:
+    with progress_bar(shown=bar, total=total) as advance:
         chunks = classifier.classify(
             table.chunks(),
             # Results of a stream must not wait for more input: a person may be typing it.
@@ -163,3 +163,5 @@ def _classified(
         )
         with closing(chunks):
             yield counted(chunks, tally)
+    if counts:
+        print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)

@@ -140,7 +140,7 @@ def _json_value(value: Any) -> Any:
 
 
 def column_index(
-    column: str, columns: Sequence[str], path: TableSource, option: str = "--column"
+    column: str, columns: Sequence[str], path: TableSource | str, option: str = "--column"
 ) -> int:
     """The position of the column that ``option`` names.
 
