@@ -34,10 +34,6 @@ def _fill(answer: Message, question: Message) -> None:
             _add_file(answer, POOL.FindFileByName(question.file_by_filename))
         case "file_containing_symbol":
             _add_file(answer, POOL.FindFileContainingSymbol(question.file_containing_symbol))
-        case "all_extension_numbers_of_type":
-            name = question.all_extension_numbers_of_type
-            POOL.FindMessageTypeByName(name)  # raises for an unknown name
-            answer.all_extension_numbers_response.base_type_name = name
         case _:  # no message here has extensions
             raise KeyError
 
