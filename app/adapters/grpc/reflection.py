@@ -5,7 +5,7 @@ grpcio-reflection has v1alpha only, and reads the process's common pool of messa
 
 from collections.abc import AsyncGenerator
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor import FileDescriptor
 from grpc import StatusCode
 
 from app.adapters.grpc.call import Call, Handlers
@@ -38,11 +38,9 @@ def _fill(answer: Message, question: Message) -> None:
             raise KeyError
 
 
-def _add_file(answer: Message, file: Message) -> None:
+def _add_file(answer: Message, file: FileDescriptor) -> None:
     # None of the files imports another one.
-    description = FileDescriptorProto()
-    file.CopyToProto(description)
-    answer.file_descriptor_response.file_descriptor_proto.append(description.SerializeToString())
+    answer.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
 
 
 HANDLERS: Handlers = {
