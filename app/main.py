@@ -24,7 +24,7 @@ ADAPTERS = (
     "app.adapters.explain",
     "app.adapters.huggingface",
     "app.adapters.open_inference",
-    "app.adapters.sagemaker.routes",
+    "app.adapters.sagemaker",
     "app.adapters.stream.routes",
     "app.adapters.tei",
     "app.adapters.tokenize",
