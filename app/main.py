@@ -23,13 +23,12 @@ from app.shared_memory.board import Board
 ADAPTERS = (
     "app.adapters.explain",
     "app.adapters.huggingface",
-    "app.adapters.kserve",
-    "app.adapters.model_list",
     "app.adapters.open_inference",
-    "app.adapters.sagemaker.routes",
+    "app.adapters.sagemaker",
     "app.adapters.stream.routes",
     "app.adapters.tei",
     "app.adapters.tokenize",
+    "app.adapters.v1_models",
     "app.adapters.vllm",
     "app.adapters.vertex",  # the last: its paths are the user's, who gets an error if one is taken
     "app.adapters.grpc.adapter",

@@ -135,28 +135,28 @@ async def explain_text(
         ServiceError: the text could not be classified, or ``Classifier.classify`` would raise it.
     """
     try:
-        spans = word_spans(text)
-        texts = [text, *without_each(text, spans)]
+        words = words_of(text)
         try:
+            texts = [text, *map(without, words)]
             done = await classifier.attempt(texts, DEFAULTS, deadline=deadline)
         except TooManyTexts as error:
             raise TextTooLong(
-                f"the text and its {len(spans)} copies, each without one word, are too long: "
+                f"the text and its {len(words)} copies, each without one word, are too long: "
                 f"{error}"
             ) from None
-        whole, *without = done.outcomes
+        whole, *others = done.outcomes
         if isinstance(whole, ServiceError):
             raise whole
-        words = contributions(text, spans, whole, without, multi_label=done.model.multi_label)
+        explained = contributions(words, whole, others, multi_label=done.model.multi_label)
     except BaseException as error:
         classifier.observer.failure(error, texts=1)
         raise
     classifier.observer.predictions([whole])
-    return done, whole, words
+    return done, whole, explained
 
 
-def word_spans(text: str) -> list[tuple[int, int]]:
-    """The start and end of each word, in characters. Words are separated by white space.
+def words_of(text: str) -> list[re.Match[str]]:
+    """The words of a text, which are separated by white space.
 
     Raises:
         TextTooLong: the text has too many characters or words. Their number is limited because
@@ -164,26 +164,22 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     """
     if len(text) > MAX_CHARS:
         raise TextTooLong(f"the text has {len(text)} characters; at most {MAX_CHARS} are explained")
-    spans = [match.span() for match in WORD.finditer(text)]
-    if len(spans) > MAX_WORDS:
-        raise TextTooLong(f"the text has {len(spans)} words; at most {MAX_WORDS} are explained")
-    return spans
+    words = [*WORD.finditer(text)]
+    if len(words) > MAX_WORDS:
+        raise TextTooLong(f"the text has {len(words)} words; at most {MAX_WORDS} are explained")
+    return words
 
 
-def without_each(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """One copy of the text per word, without that word and the space before or after it."""
-    copies = []
-    for start, end in spans:
-        before, after = text[:start], text[end:]
-        copies.append(before[:-1] + after if before[-1:].isspace() else before + after[1:])
-    return copies
+def without(word: re.Match[str]) -> str:
+    """The text without this word of it, and without the space before or after the word."""
+    before, after = word.string[: word.start()], word.string[word.end() :]
+    return before[:-1] + after if before[-1:].isspace() else before + after[1:]
 
 
 def contributions(
-    text: str,
-    spans: Sequence[tuple[int, int]],
+    words: Sequence[re.Match[str]],
     whole: Prediction,
-    without: Sequence[Outcome],
+    others: Sequence[Outcome],
     *,
     multi_label: bool,
 ) -> list[Word]:
@@ -195,18 +191,20 @@ def contributions(
     # Without its only word, a text is empty and has no score. This score is used instead: the one
     # of a model that has no information.
     unknown = 0.5 if multi_label else 1 / len(whole["scores"])
-    words: list[Word] = []
-    for (start, end), outcome in zip(spans, without, strict=True):
+    explained: list[Word] = []
+    for word, outcome in zip(words, others, strict=True):
         if isinstance(outcome, EmptyText):
             score = unknown
         elif isinstance(outcome, ServiceError):
             raise outcome
         else:
             score = outcome["scores"][whole["label"]]
+        start, end = word.span()
         contribution = whole["score"] - score
-        word = text[start:end]
-        words.append({"start": start, "end": end, "word": word, "contribution": contribution})
-    return words
+        explained.append(
+            {"start": start, "end": end, "word": word[0], "contribution": contribution}
+        )
+    return explained
 
 
 ADAPTER = Adapter(router.routes)

@@ -36,8 +36,6 @@ async def predict(request: HttpRequest) -> Response:
 def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
     """The routes that the platform has chosen, but for those that answer as it expects anyway."""
     health_path, predict_path = _path("AIP_HEALTH_ROUTE"), _path("AIP_PREDICT_ROUTE")
-    if health_path and health_path == predict_path:
-        raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} is another route; use /predict")
     if predict_path in OWN_PATHS.admin:
         raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict")
     probes = [OWN_PATHS.probes, *(other.paths.probes for other in others)]

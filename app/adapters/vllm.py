@@ -1,4 +1,4 @@
-"""POST /v1/classify, compatible with vLLM. ``model_list.py`` has GET /v1/models."""
+"""POST /v1/classify, compatible with vLLM. ``v1_models.py`` has GET /v1/models."""
 
 import time
 from typing import Annotated, Literal

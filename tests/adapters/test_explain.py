@@ -5,7 +5,7 @@ import math
 import pytest
 from fastapi.testclient import TestClient
 
-from app.adapters.explain import without_each, word_spans
+from app.adapters.explain import without, words_of
 from tests.conftest import Serve
 from tests.support.serving import metric
 
@@ -65,7 +65,7 @@ def test_an_explanation_is_the_same_each_time(serve: Serve) -> None:
 
 def test_one_space_goes_with_its_word() -> None:
     """One space goes with a removed word, because some tokenizers would see a double space."""
-    assert without_each("a b\nc", word_spans("a b\nc")) == ["b\nc", "a\nc", "a b"]
+    assert [*map(without, words_of("a b\nc"))] == ["b\nc", "a\nc", "a b"]
 
 
 def test_what_has_no_logits_is_not_explained(client: TestClient) -> None:

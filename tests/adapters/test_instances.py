@@ -28,14 +28,16 @@ def test_vertex_chooses_its_routes(serve: Serve, monkeypatch: pytest.MonkeyPatch
     assert prediction["label"] == "positive"
 
 
+@pytest.mark.parametrize("path", ["/v2/models/tiny/infer", "/mine"])
 def test_a_health_route_opens_no_other_method(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """If it is the path of a route that classifies, that route still needs a key."""
-    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/v2/models/tiny/infer")
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", path)
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/mine")
     client = serve(api_keys="a-key-for-tests")
-    assert client.get("/v2/models/tiny/infer").status_code == 200
-    assert client.post("/v2/models/tiny/infer", json={}).status_code == 401
+    assert client.get(path).status_code == 200
+    assert client.post(path, json={}).status_code == 401
 
 
 def test_vertex_may_choose_a_route_that_is_there(

@@ -17,10 +17,9 @@ APP = Path(app.__file__).parent
 ASKED = {
     "app.adapters.explain": "POST /explain",
     "app.adapters.huggingface": "POST /",
-    "app.adapters.kserve": "POST /v1/models/tiny:predict",
-    "app.adapters.model_list": "GET /v1/models",
+    "app.adapters.v1_models": "POST /v1/models/tiny:predict",
     "app.adapters.open_inference": "POST /v2/models/tiny/infer",
-    "app.adapters.sagemaker.routes": "POST /invocations",
+    "app.adapters.sagemaker": "POST /invocations",
     "app.adapters.stream.routes": "POST /classify/stream",
     "app.adapters.tei": "POST /predict",
     "app.adapters.tokenize": "POST /tokenize",

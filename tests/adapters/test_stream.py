@@ -376,3 +376,13 @@ def test_shutdown_ends_a_stream_with_a_word(start: Start) -> None:
     codes = {answer["error"]["code"] for answer in answers if "error" in answer}
     assert codes <= {"shutting_down"}
     assert code == 0
+
+
+def test_an_idle_stream_ends_at_shutdown(start: Start) -> None:
+    """A client that says nothing and keeps its stream open is told, long before --drain-ms."""
+    process = start("--drain-ms", "600000")
+    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
+        ask_line(connection, received, 0)
+        process.signal(signal.SIGTERM)
+        assert b'"code":"shutting_down"' in received.read()
+    assert process.wait()[0] == 0

@@ -30,16 +30,9 @@ for _file in _FILES.file:
 class Method:
     """A method as the .proto file declares it. ``streams``: it has any number of messages."""
 
-    path: str
     request: type[Message]
     response: type[Message]
     streams: bool
-
-
-def message(name: str) -> type[Message]:
-    """The class of a message, by its full name."""
-    message_class: type[Message] = GetMessageClass(POOL.FindMessageTypeByName(name))
-    return message_class
 
 
 def more_fields(content: bytes, kind: Descriptor, most: int) -> bool:
@@ -94,24 +87,15 @@ def _parts(kind: Descriptor) -> dict[int, Descriptor]:
     return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 
-def _methods() -> dict[str, Method]:
-    services = [
-        service
-        for file in _FILES.file
-        for service in POOL.FindFileByName(file.name).services_by_name.values()
-    ]
-    return {
-        (path := f"/{service.full_name}/{method.name}"): Method(
-            path,
-            GetMessageClass(method.input_type),
-            GetMessageClass(method.output_type),
-            method.client_streaming or method.server_streaming,
-        )
-        for service in services
-        for method in service.methods
-    }
-
-
-METHODS = _methods()
+METHODS = {  # by their paths
+    f"/{service.full_name}/{method.name}": Method(
+        GetMessageClass(method.input_type),
+        GetMessageClass(method.output_type),
+        method.client_streaming or method.server_streaming,
+    )
+    for file in _FILES.file
+    for service in POOL.FindFileByName(file.name).services_by_name.values()
+    for method in service.methods
+}
 # The full names of the services, such as inference.GRPCInferenceService.
 SERVICES = sorted({path.split("/")[1] for path in METHODS})

@@ -5,7 +5,7 @@ grpcio-reflection has v1alpha only, and reads the process's common pool of messa
 
 from collections.abc import AsyncGenerator
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor import FileDescriptor
 from grpc import StatusCode
 
 from app.adapters.grpc.call import Call, Handlers
@@ -34,19 +34,13 @@ def _fill(answer: Message, question: Message) -> None:
             _add_file(answer, POOL.FindFileByName(question.file_by_filename))
         case "file_containing_symbol":
             _add_file(answer, POOL.FindFileContainingSymbol(question.file_containing_symbol))
-        case "all_extension_numbers_of_type":
-            name = question.all_extension_numbers_of_type
-            POOL.FindMessageTypeByName(name)  # raises for an unknown name
-            answer.all_extension_numbers_response.base_type_name = name
         case _:  # no message here has extensions
             raise KeyError
 
 
-def _add_file(answer: Message, file: Message) -> None:
+def _add_file(answer: Message, file: FileDescriptor) -> None:
     # None of the files imports another one.
-    description = FileDescriptorProto()
-    file.CopyToProto(description)
-    answer.file_descriptor_response.file_descriptor_proto.append(description.SerializeToString())
+    answer.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
 
 
 HANDLERS: Handlers = {

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 
-from app.adapters.explain import contributions, without_each, word_spans
+from app.adapters.explain import contributions, without, words_of
 from app.cli.bench.texts import tweet_lengths
 from app.config.settings import Settings
 from app.engine.model.bundle import Bundle
@@ -72,12 +72,12 @@ class Truth:
         """The answer of /explain to a text, without the model."""
         key = text, self.model.temperature
         if key not in self._explained:
-            spans = word_spans(text)
-            without = [self._outcome(one) for one in without_each(text, spans)]
+            words = words_of(text)
+            others = [self._outcome(without(word)) for word in words]
             whole = cast(Prediction, self._outcome(text))
-            words = contributions(text, spans, whole, without, multi_label=self.model.multi_label)
+            explained = contributions(words, whole, others, multi_label=self.model.multi_label)
             kept = {name: self.of(text)[name] for name in ("label", "score", "tokens", "truncated")}
-            self._explained[key] = {**kept, "words": _as_json(words)}
+            self._explained[key] = {**kept, "words": _as_json(explained)}
         return self._explained[key]
 
     def recalibrate(self) -> float:

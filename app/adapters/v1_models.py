@@ -1,19 +1,24 @@
-"""GET /v1/models and GET /v1/models/{name}, for clients of OpenAI's API and of KServe V1."""
+"""/v1/models: the models for clients of OpenAI's API, and the protocol V1 of KServe."""
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.adapter import Adapter
-from app.api.http_exchange import HttpRequest, Route
+from app.adapters.forms.instances import InstancesRequest, answer_instances
+from app.api.body import read_body
+from app.api.http_exchange import HttpRequest, Route, TextRoute
 from app.api.openapi import examples
-from app.api.openapi.document import NAME_IN_PATH, documented, example
+from app.api.openapi.document import ERRORS, NAME_IN_PATH, documented, example
 from app.errors import ModelNotFound, NotReady, RateLimited, ShuttingDown, Unauthorized
 from app.service import Service
 
 router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
+# Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a
+# name.
+predict_router = APIRouter(prefix="/v1/models", include_in_schema=False, route_class=TextRoute)
 
 SERVED = {
     "id": examples.MODEL,
@@ -81,6 +86,17 @@ async def model(request: HttpRequest) -> ModelStatus:
     return {**served_model(service, name), "name": name, "ready": True}
 
 
+@predict_router.post("/{name}:predict", responses=documented(*ERRORS))
+async def predict(request: HttpRequest) -> Response:
+    """Labels, scores and logits, in the format of KServe's protocol V1.
+
+    A bad text has its error in its place.
+    """
+    name = request.exchange.service.models.classifier(request.path_params["name"]).model.name
+    body = await read_body(request, InstancesRequest)
+    return await answer_instances(request, body, model=name)
+
+
 def served_model(service: Service, name: str) -> ServedModel:
     """The fields of a model that OpenAI's clients read."""
     return {
@@ -91,4 +107,4 @@ def served_model(service: Service, name: str) -> ServedModel:
     }
 
 
-ADAPTER = Adapter(router.routes)
+ADAPTER = Adapter([*router.routes, *predict_router.routes])

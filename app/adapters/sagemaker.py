@@ -1,23 +1,43 @@
-"""Records, one a line, as SageMaker sends them: each line is answered by a line in its place."""
+"""Amazon SageMaker: GET /ping, GET /execution-parameters, and POST /invocations.
+
+The platform sends records, one a line, and each is answered by a line in its place; or JSON in one
+of several forms, among them that of Hugging Face's containers, which have the same route.
+"""
 
 import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
-from fastapi import Response
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
 
-from app.adapters.forms.instances import ACCEPTED, text_of
-from app.api.body import INLINE_BYTES, parse, read_bytes
-from app.api.http_exchange import HttpRequest
-from app.api.routes.classify import in_places
+from app.adapter import Adapter
+from app.adapters.forms.common import ByField
+from app.adapters.forms.instances import ACCEPTED, InstancesRequest, answer_instances, text_of
+from app.adapters.forms.pipeline import TextClassification, best_labels
+from app.api.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
+from app.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
+from app.api.openapi.document import ERRORS, documented
+from app.api.routes import classify
 from app.engine.predictions import Outcome, item
 from app.engine.step_thread import Steps, finish
 from app.engine.text.pairs import Input
-from app.errors import InvalidRequest, ServiceError, TooManyTexts
+from app.errors import InvalidRequest, ServiceError, TooManyTexts, UnsupportedMediaType
+from app.limits import Paths, PathSet
+from app.validation import ClassifyRequest
+
+# Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
+# The platform has its own description, and docs/platforms.md has ours.
+router = APIRouter(include_in_schema=False, route_class=Route)
+text_router = APIRouter(include_in_schema=False, route_class=TextRoute)
 
 Reader = Callable[[bytes, int], Input]  # of a line and its number, from 1
+
+# The requests of a transform job may together have at most this many megabytes.
+JOB_MEGABYTES = 100
 # The most records that are classified together.
 GROUP_RECORDS = 128
 # A text with such an error could be answered later or elsewhere. So the whole request fails, and
@@ -84,6 +104,73 @@ class Answers:
     ends: tuple[bytes, bytes] = (b"", b"\n")
 
 
+JSON_LINES = Answers("application/jsonlines", write_json)
+# By content type: how a line is read, and how lines are answered that ask for no other form.
+RECORDS: dict[str, tuple[Reader, Answers]] = {
+    "application/jsonlines": (read_json, JSON_LINES),
+    "application/jsonl": (read_json, JSON_LINES),
+    "application/x-ndjson": (read_json, JSON_LINES),
+    "text/csv": (read_csv, Answers("text/csv", write_csv)),
+}
+# By the header Accept.
+ANSWERS = {
+    **{kind: answers for kind, (_, answers) in RECORDS.items()},
+    "application/json": Answers("application/json", write_json, join=b",", ends=(b"[", b"]")),
+}
+# A body in JSON has the form of the first of these fields that it has. ``inputs`` alone is answered
+# as by Hugging Face's containers; with one of our own fields, as by POST /classify.
+FORMS: dict[str, type[BaseModel]] = {
+    "instances": InstancesRequest,
+    **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},
+    "inputs": TextClassification,
+}
+
+
+@router.get("/ping")
+async def ping(request: HttpRequest) -> Response:
+    """Succeeds, with an empty answer, while you can send traffic."""
+    await request.exchange.service.check_ready()
+    return Response()
+
+
+@router.get("/execution-parameters")
+async def execution_parameters(request: HttpRequest) -> dict[str, Any]:
+    """How a batch transform job should call, unless it sets this itself."""
+    service = request.exchange.service
+    concurrent = service.models.classifier(None).plan.runners
+    megabytes = service.settings.max_body_bytes // 2**20
+    return {
+        "MaxConcurrentTransforms": concurrent,
+        "BatchStrategy": "MULTI_RECORD",
+        "MaxPayloadInMB": max(1, min(megabytes, JOB_MEGABYTES // concurrent)),
+    }
+
+
+@text_router.post("/invocations", responses=documented(*ERRORS))
+async def invocations(request: HttpRequest) -> Response:
+    """Classify in the formats of Amazon SageMaker, and of the containers that run there.
+
+    JSON Lines and CSV are answered line by line; blank and bad lines have their error in their
+    place. In JSON, the fields decide: `inputs` alone is answered as by Hugging Face's containers,
+    `inputs` with a field of `POST /classify` as there, and `instances` as by Vertex AI.
+    """
+    content_type = media_type(request, b"content-type")
+    if content_type in RECORDS:
+        read, answers = RECORDS[content_type]
+        answers = ANSWERS.get(media_type(request, b"accept"), answers)
+        return await answer_records(request, read, answers)
+    if content_type != "application/json":
+        raise UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
+    body = await read_body(request, ByField(FORMS))
+    match body:
+        case InstancesRequest():
+            return await answer_instances(request, body)
+        case ClassifyRequest():
+            return await classify.answer(request, body)
+        case _:
+            return await _as_container(request, cast(TextClassification, body))
+
+
 async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -> Response:
     """Classify the lines of the body. Blank and bad lines have their errors in their places.
 
@@ -136,9 +223,29 @@ async def _classified(
     bad = [text for text in texts if isinstance(text, ServiceError)]
     request.exchange.service.models.classifier(None).observer.predictions(bad)
     classified = (await request.exchange.classify(good, model=None)).outcomes if good else []
-    outcomes = in_places(texts, classified)
+    outcomes = classify.in_places(texts, classified)
     for outcome in outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.
             raise type(outcome)(outcome.detail, retry_after_s=outcome.retry_after_s) from None
     return outcomes
+
+
+async def _as_container(request: HttpRequest, body: TextClassification) -> Response:
+    """What Hugging Face's pipeline for text classification returns.
+
+    Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
+    has a list of labels, and that of a single text stands alone.
+    """
+    ranked, done = await best_labels(request, body)
+    if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
+        return JsonAnswer([labels[0] for labels in ranked], done.server_timing)
+    return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
+
+
+ADAPTER = Adapter(
+    [*router.routes, *text_router.routes],
+    # The platform sends no key with GET.
+    Paths(probes=PathSet({"/ping"}), open=PathSet({"/execution-parameters"})),
+    instances=frozenset({"/invocations"}),
+)
