@@ -16,7 +16,7 @@ from opentelemetry.trace import set_span_in_context
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
 from app.engine.text.encoding import DEFAULTS, TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import (
     ClientDisconnected,
     InferenceFailed,
@@ -138,7 +138,7 @@ class Exchange(ABC):
 
     async def classify(
         self,
-        texts: Sequence[Input],
+        texts: Sequence[Text],
         *,
         model: str | None,
         options: TextOptions = DEFAULTS,

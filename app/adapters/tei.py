@@ -23,7 +23,7 @@ from app.engine.classifier import Classification
 from app.engine.machine.gpu import CUDA
 from app.engine.predictions import Prediction, every_prediction
 from app.engine.text.encoding import TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import (
     DeadlineExceeded,
     EmptyText,
@@ -39,7 +39,7 @@ from app.validation import (
     ByField,
     NonEmpty,
     PairObject,
-    Text,
+    SingleText,
     as_list,
     parse_texts,
     text_or_pair,
@@ -57,7 +57,7 @@ _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
 }
 
 
-def _parse_inputs(value: Any) -> Input | list[Input]:
+def _parse_inputs(value: Any) -> Text | list[Text]:
     """The texts. A batch may be a list of lists: of one text each, or of two for a pair."""
     if not isinstance(value, list) or not any(isinstance(item, list) for item in value):
         return parse_texts(value)
@@ -74,13 +74,13 @@ def _parse_inputs(value: Any) -> Input | list[Input]:
 
 
 Inputs = Annotated[
-    Input | list[Input],
+    Text | list[Text],
     PlainValidator(
         _parse_inputs,
-        json_schema_input_type=Text
-        | NonEmpty[Text]
+        json_schema_input_type=SingleText
+        | NonEmpty[SingleText]
         | NonEmpty[PairObject]
-        | NonEmpty[Annotated[list[Text], Field(min_length=1, max_length=2)]],
+        | NonEmpty[Annotated[list[SingleText], Field(min_length=1, max_length=2)]],
     ),
 ]
 
@@ -158,7 +158,7 @@ async def predict(request: HttpRequest) -> Response:
 
 
 def _headers(
-    done: Classification, texts: Sequence[Input], predictions: Sequence[Prediction], started: float
+    done: Classification, texts: Sequence[Text], predictions: Sequence[Prediction], started: float
 ) -> dict[str, str]:
     """TEI's headers: the device, the amount of text, and the times in milliseconds.
 

@@ -25,7 +25,7 @@ from app.engine.text.encoding import (
     TextOptions,
     encodings,
 )
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.engine.text.steps import CHARS_PER_TEXT, encode_steps
 from app.engine.tuning.plan import ServingPlan
 from app.errors import DeadlineExceeded, ServiceError
@@ -124,7 +124,7 @@ class Classifier:
         return min(batches * self.plan.budget.tokens, self.request_tokens)
 
     async def classify(
-        self, texts: Sequence[Input], options: TextOptions = DEFAULTS, *, deadline: float
+        self, texts: Sequence[Text], options: TextOptions = DEFAULTS, *, deadline: float
     ) -> Classification:
         """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
 
@@ -173,7 +173,7 @@ class Classifier:
 
     async def attempt(
         self,
-        texts: Sequence[Input],
+        texts: Sequence[Text],
         options: TextOptions,
         *,
         deadline: float,
@@ -215,7 +215,7 @@ class Classifier:
                 self._unused.set()
 
     async def _encode(
-        self, texts: Sequence[Input], options: TextOptions, deadline: float, *, refuse: bool
+        self, texts: Sequence[Text], options: TextOptions, deadline: float, *, refuse: bool
     ) -> list[EncodedText | ServiceError]:
         """Tokenise the texts; with ``refuse``, long ones only while the queue has room for them."""
         if deadline <= self._loop.time():

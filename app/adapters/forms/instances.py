@@ -13,14 +13,14 @@ from app.api.http_exchange import HttpRequest, JsonAnswer
 from app.api.openapi import examples
 from app.api.routes.classify import whole_failure
 from app.engine.predictions import FailedItem, Prediction, item
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.validation import NonEmpty, text_or_pair
 
 TEXT_FIELDS = ("text", "inputs", "content")
 ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
 
 
-def text_of(value: Any) -> Input | None:
+def text_of(value: Any) -> Text | None:
     """The text that a record of a platform holds: the value itself, or one of its fields.
 
     A record with ``text_pair`` holds a pair. None means that the record holds something else.
@@ -32,7 +32,7 @@ def text_of(value: Any) -> Input | None:
     return text_or_pair(text, text_pair)
 
 
-def _texts(value: Any) -> list[Input]:
+def _texts(value: Any) -> list[Text]:
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("instances", "must be a list of at least one text")
     texts = []
@@ -67,7 +67,7 @@ class InstancesRequest(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
     instances: Annotated[
-        list[Input],
+        list[Text],
         PlainValidator(_texts, json_schema_input_type=NonEmpty[str] | NonEmpty[TextObject]),
     ] = Field(description="texts, or objects with a text")
     parameters: TextParameters | None = Field(default=None, description="for all texts")

@@ -14,7 +14,7 @@ from app.api.http_exchange import HttpRequest
 from app.api.routes.classify import in_places
 from app.engine.predictions import Outcome, item
 from app.engine.step_thread import Steps, finish
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import InvalidRequest, ServiceError, TooManyTexts
 
 # The most records that are classified together.
@@ -32,7 +32,7 @@ class Format(ABC):
     ends = (b"", b"\n")
 
     @abstractmethod
-    def text(self, line: bytes, number: int) -> Input:
+    def text(self, line: bytes, number: int) -> Text:
         """The text or pair of a line; empty if the line is blank. ``number`` is for errors, from 1.
 
         Raises:
@@ -49,7 +49,7 @@ class JsonLines(Format):
 
     media_type = "application/jsonlines"
 
-    def text(self, line: bytes, number: int) -> Input:
+    def text(self, line: bytes, number: int) -> Text:
         """The text or pair of a line."""
         if not line.strip():
             return ""
@@ -76,7 +76,7 @@ class CsvRecords(Format):
 
     media_type = "text/csv"
 
-    def text(self, line: bytes, number: int) -> Input:
+    def text(self, line: bytes, number: int) -> Text:
         """The text of a line."""
         try:
             (columns,) = csv.reader([line.decode()], strict=True)
@@ -128,8 +128,8 @@ async def answer_records(request: HttpRequest, reads: Format, writes: Format) ->
     return Response(before + writes.join.join(answers) + after, media_type=writes.media_type)
 
 
-def _texts(reads: Format, lines: Sequence[bytes], first: int) -> Steps[list[Input | ServiceError]]:
-    texts: list[Input | ServiceError] = []
+def _texts(reads: Format, lines: Sequence[bytes], first: int) -> Steps[list[Text | ServiceError]]:
+    texts: list[Text | ServiceError] = []
     for number, line in enumerate(lines, first):
         try:
             texts.append(reads.text(line.removesuffix(b"\r"), number))

@@ -10,7 +10,7 @@ from app.api.routes.classify import in_places
 from app.engine.classifier import Classifier
 from app.engine.predictions import Outcome
 from app.engine.text.encoding import TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
 from app.exchange import Exchange
 
@@ -56,7 +56,7 @@ class StreamGroup:
         """Looked up at every use, because a reload may have replaced it."""
         return self._service.models.classifier(self._model)
 
-    async def _outcomes(self, texts: Sequence[Input]) -> Sequence[Outcome]:
+    async def _outcomes(self, texts: Sequence[Text]) -> Sequence[Outcome]:
         if not texts:
             return []
         observer = self._classifier.observer
@@ -70,7 +70,7 @@ class StreamGroup:
         self._classifier.observer.predictions(outcomes)
         return outcomes
 
-    async def _across_reloads(self, texts: Sequence[Input]) -> Sequence[Outcome]:
+    async def _across_reloads(self, texts: Sequence[Text]) -> Sequence[Outcome]:
         """The outcome of each text. Texts that a replaced model left undone go to the new one."""
         outcomes = await self._attempt(texts)
         if self._service.lifecycle.stopping:
@@ -82,7 +82,7 @@ class StreamGroup:
         by_number = dict(zip(undone, again, strict=True))
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
-    async def _attempt(self, texts: Sequence[Input]) -> Sequence[Outcome]:
+    async def _attempt(self, texts: Sequence[Text]) -> Sequence[Outcome]:
         submit = partial(self._gate.submit, admitted=self.admitted)
         attempt = self._classifier.attempt(texts, self._options, deadline=math.inf, submit=submit)
         try:

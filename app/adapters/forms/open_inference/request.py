@@ -7,7 +7,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from app.engine.text.encoding import Overflow
-from app.validation import NonEmpty, Text, whole
+from app.validation import NonEmpty, SingleText, whole
 
 OutputName = Literal["label", "score", "logits", "scores", "polarity"]
 _Count = Annotated[int, Field(ge=1)]
@@ -76,7 +76,9 @@ class JsonTensor(TextTensor):
     parameters: JsonParameters = JsonParameters()
     data: Annotated[
         list[str],
-        PlainValidator(_data, json_schema_input_type=NonEmpty[Text] | NonEmpty[tuple[Text]]),
+        PlainValidator(
+            _data, json_schema_input_type=NonEmpty[SingleText] | NonEmpty[tuple[SingleText]]
+        ),
     ]
 
 
