@@ -13,7 +13,7 @@ from app.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHARE
 from app.engine.cache import ResultCache
 from app.engine.config import EngineConfig
 from app.engine.health import Health
-from app.engine.lifecycle import Lifecycle, LifecycleStage
+from app.engine.lifecycle import Lifecycle, Phase
 from app.engine.model.model import Model, Scored
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome, outcomes_of
@@ -184,7 +184,7 @@ class Classifier:
         If ``submit`` is given, it submits the texts. It may wait for room in the queue, where other
         requests are refused.
         """
-        if self._lifecycle.stage is not LifecycleStage.READY:
+        if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
         self.model.check(options)
         self._attempts += 1
