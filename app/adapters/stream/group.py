@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from app.adapters.stream.ndjson import Line, answer_line
 from app.api.routes.classify import in_places
@@ -34,7 +33,6 @@ class StreamGroup:
         self._service = exchange.service
         self._model = model
         self._options = options
-        self._gate = self._service.models.stream_gate(model)
 
     async def answer(self) -> bytes:
         """The answers, in the order of the lines: a result or an error for each line."""
@@ -83,8 +81,9 @@ class StreamGroup:
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
     async def _attempt(self, texts: Sequence[Text]) -> Sequence[Outcome]:
-        submit = partial(self._gate.submit, admitted=self.admitted)
-        attempt = self._classifier.attempt(texts, self._options, deadline=math.inf, submit=submit)
+        attempt = self._classifier.attempt(
+            texts, self._options, deadline=math.inf, admitted=self.admitted
+        )
         try:
             return (await attempt).outcomes
         except ShuttingDown as error:
