@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from app.engine.classifier import Classification
 from app.engine.predictions import Outcome
 from app.engine.text.encoding import DEFAULTS, TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import (
     ClientDisconnected,
     InferenceFailed,
@@ -127,7 +127,7 @@ class Exchange(ABC):
                 tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
 
     async def classify(
-        self, texts: Sequence[Input], *, model: str | None, options: TextOptions = DEFAULTS
+        self, texts: Sequence[Text], *, model: str | None, options: TextOptions = DEFAULTS
     ) -> Classification:
         """Classify texts of the request by its deadline.
 

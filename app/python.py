@@ -13,7 +13,7 @@ from app.cli.exported_models import with_bundles
 from app.cli.sources import load_settings
 from app.engine.predictions import Outcome
 from app.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import TextPair
 from app.errors import EmptyText, InvalidRequest, ServiceError
 from app.files.run.local import LocalClassifier
 from app.files.run.report import progress_bar
@@ -220,7 +220,7 @@ class Classifier:
             raise RuntimeError("the Classifier is closed")
         if self._process != os.getpid():
             raise RuntimeError("a Classifier is of one process; make another one after a fork")
-        inputs: Iterator[Any] = map(_input, texts)  # also pairs, which files do not have
+        inputs: Iterator[Any] = map(_text, texts)  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
         shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
@@ -230,7 +230,7 @@ class Classifier:
                 return [outcome for _, outcomes in results for outcome in outcomes]
 
 
-def _input(value: Any) -> Input | ServiceError:
+def _text(value: Any) -> str | TextPair | ServiceError:
     if (text := text_of(value)) is not None:
         return text
     if str(value) in MISSING:

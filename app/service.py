@@ -23,7 +23,7 @@ from app.observability.metrics import Metrics
 from app.observability.observers import ModelObserver
 from app.observability.traces import Tracer
 from app.shared_memory.board import Board
-from app.shared_memory.worker_status import WorkerStage, WorkerStatus, statuses
+from app.shared_memory.worker_status import WorkerPhase, WorkerStatus, statuses
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.
@@ -106,8 +106,8 @@ class Service:
         try:
             self.models.check_live()
         except NotReady:
-            lost = (WorkerStage.HOPELESS, WorkerStage.ENDED)
-            if all(other.stage in lost for other in self._others()):
+            lost = (WorkerPhase.HOPELESS, WorkerPhase.ENDED)
+            if all(other.phase in lost for other in self._others()):
                 raise
 
     async def check_ready(self) -> None:
@@ -119,7 +119,7 @@ class Service:
         try:
             await self.models.check_ready()
         except (NotReady, ShuttingDown):
-            if not any(other.stage is WorkerStage.READY for other in self._others()):
+            if not any(other.phase is WorkerPhase.READY for other in self._others()):
                 raise
 
     def _others(self) -> list[WorkerStatus]:

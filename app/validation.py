@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from app.engine.text.encoding import Overflow, Split, TextOptions
 from app.engine.text.input_tokenizer import VISIBLE
-from app.engine.text.pairs import Input, TextPair
+from app.engine.text.pairs import Text, TextPair
 from app.errors import InvalidRequest, plain_words
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -101,7 +101,7 @@ NonEmpty = Annotated[list[Item], Field(min_length=1)]
 
 # A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
 # checks each text, so that each bad text gets its own error.
-Text = Annotated[
+SingleText = Annotated[
     str,
     WithJsonSchema({"type": "string", "pattern": rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$"}),
 ]
@@ -119,7 +119,7 @@ class PairObject(TypedDict):
     text_pair: NotRequired[Annotated[str | None, Field(description="the second text")]]
 
 
-def parse_texts(value: Any) -> Input | list[Input]:
+def parse_texts(value: Any) -> Text | list[Text]:
     """One text or pair, or a list of at least one. In a list, null is an empty text.
 
     So the place of a missing value, as tables have them, gets an error, and the others a result.
@@ -136,7 +136,7 @@ def parse_texts(value: Any) -> Input | list[Input]:
     return ["" if item is None else _text(item, place) for place, item in enumerate(value)]
 
 
-def text_or_pair(text: Any, text_pair: Any = None) -> Input | None:
+def text_or_pair(text: Any, text_pair: Any = None) -> Text | None:
     """The text, or the pair if there is a second one. None if one of them is not a string."""
     if not isinstance(text, str):
         return None
@@ -145,12 +145,12 @@ def text_or_pair(text: Any, text_pair: Any = None) -> Input | None:
     return TextPair(text, text_pair) if isinstance(text_pair, str) else None
 
 
-def as_list(inputs: Input | list[Input]) -> list[Input]:
+def as_list(inputs: Text | list[Text]) -> list[Text]:
     """The texts of a request, of which there may be only one."""
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def text_of(value: Any) -> Input | None:
+def text_of(value: Any) -> Text | None:
     """The text or pair that a string or an object is; None if it is neither."""
     if isinstance(value, str):
         return value
@@ -159,7 +159,7 @@ def text_of(value: Any) -> Input | None:
     return None
 
 
-def _text(value: Any, place: int | None = None) -> Input:
+def _text(value: Any, place: int | None = None) -> Text:
     if (text := text_of(value)) is not None:
         return text
     if place is not None:
@@ -174,10 +174,10 @@ def _text(value: Any, place: int | None = None) -> Input:
 
 
 Texts = Annotated[
-    Input | list[Input],
+    Text | list[Text],
     PlainValidator(
         parse_texts,
-        json_schema_input_type=Text | NonEmpty[str] | NonEmpty[PairObject],
+        json_schema_input_type=SingleText | NonEmpty[str] | NonEmpty[PairObject],
     ),
 ]
 

@@ -24,7 +24,7 @@ from app.engine.classifier import Classification, Classifier
 from app.engine.predictions import Outcome, Prediction
 from app.engine.text.encoding import DEFAULTS
 from app.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
-from app.validation import RequestBody, Text
+from app.validation import RequestBody, SingleText
 
 
 class ExplainRoute(TextRoute):
@@ -72,7 +72,7 @@ class ExplainRequest(RequestBody):
         json_schema_extra={"examples": [{"inputs": "I love this, but it is expensive"}]}
     )
 
-    inputs: Text = Field(description="the text")
+    inputs: SingleText = Field(description="the text")
     model: str | None = Field(default=None, description="name of a served model")
 
 

@@ -24,7 +24,7 @@ from app.api.openapi.document import ERRORS, documented
 from app.api.routes import classify
 from app.engine.predictions import Outcome, item
 from app.engine.step_thread import Steps, finish
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import InvalidRequest, ServiceError, TooManyTexts, UnsupportedMediaType
 from app.limits import Paths, PathSet
 from app.validation import ClassifyRequest
@@ -34,7 +34,7 @@ from app.validation import ClassifyRequest
 router = APIRouter(include_in_schema=False, route_class=Route)
 text_router = APIRouter(include_in_schema=False, route_class=TextRoute)
 
-Reader = Callable[[bytes, int], Input]  # of a line and its number, from 1
+Reader = Callable[[bytes, int], Text]  # of a line and its number, from 1
 
 # The requests of a transform job may together have at most this many megabytes.
 JOB_MEGABYTES = 100
@@ -45,7 +45,7 @@ GROUP_RECORDS = 128
 TRY_AGAIN = (503, 504)
 
 
-def read_json(line: bytes, number: int) -> Input:
+def read_json(line: bytes, number: int) -> Text:
     """The text or pair of a JSON value: a string, or an object with a text. Blank is empty.
 
     Raises:
@@ -59,7 +59,7 @@ def read_json(line: bytes, number: int) -> Input:
     return text
 
 
-def read_csv(line: bytes, number: int) -> Input:
+def read_csv(line: bytes, number: int) -> Text:
     """The text of a line of CSV, which has one column and no header.
 
     Raises:
@@ -198,8 +198,8 @@ async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -
     return Response(before + answers.join.join(written) + after, media_type=answers.media_type)
 
 
-def _texts(read: Reader, lines: Sequence[bytes], first: int) -> Steps[list[Input | ServiceError]]:
-    texts: list[Input | ServiceError] = []
+def _texts(read: Reader, lines: Sequence[bytes], first: int) -> Steps[list[Text | ServiceError]]:
+    texts: list[Text | ServiceError] = []
     for number, line in enumerate(lines, first):
         try:
             texts.append(read(line.removesuffix(b"\r"), number))

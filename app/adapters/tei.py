@@ -14,7 +14,7 @@ from app.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from app.api.openapi.document import ERRORS, documented, documented_body, example
 from app.engine.predictions import every_prediction
 from app.engine.text.encoding import TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import (
     DeadlineExceeded,
     EmptyText,
@@ -29,7 +29,7 @@ from app.problems import Problem
 from app.validation import (
     NonEmpty,
     PairObject,
-    Text,
+    SingleText,
     as_list,
     parse_texts,
     text_or_pair,
@@ -47,7 +47,7 @@ _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
 }
 
 
-def _parse_inputs(value: Any) -> Input | list[Input]:
+def _parse_inputs(value: Any) -> Text | list[Text]:
     """The texts. A batch may be a list of lists: of one text each, or of two for a pair."""
     if not isinstance(value, list) or not any(isinstance(item, list) for item in value):
         return parse_texts(value)
@@ -64,13 +64,13 @@ def _parse_inputs(value: Any) -> Input | list[Input]:
 
 
 Inputs = Annotated[
-    Input | list[Input],
+    Text | list[Text],
     PlainValidator(
         _parse_inputs,
-        json_schema_input_type=Text
-        | NonEmpty[Text]
+        json_schema_input_type=SingleText
+        | NonEmpty[SingleText]
         | NonEmpty[PairObject]
-        | NonEmpty[Annotated[list[Text], Field(min_length=1, max_length=2)]],
+        | NonEmpty[Annotated[list[SingleText], Field(min_length=1, max_length=2)]],
     ),
 ]
 

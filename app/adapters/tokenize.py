@@ -17,7 +17,7 @@ from app.api.routes.classify import version
 from app.engine.predictions import FailedItem, item
 from app.engine.step_thread import Steps
 from app.engine.text.input_tokenizer import InputTokenizer
-from app.engine.text.pairs import Input, Offset, PairTokenizer, TextPair
+from app.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
 from app.errors import ServiceError, TooManyTexts
 from app.validation import RequestBody, Texts, as_list
 
@@ -142,7 +142,7 @@ async def tokenize(request: HttpRequest) -> Response:
 
 def tokens_steps(
     tokenizer: InputTokenizer,
-    texts: Sequence[Input],
+    texts: Sequence[Text],
     *,
     special: bool,
     max_chars: int,
@@ -171,7 +171,7 @@ def tokens_steps(
 
 
 def _tokens(
-    tokenizer: InputTokenizer, text: Input, *, special: bool, max_chars: int
+    tokenizer: InputTokenizer, text: Text, *, special: bool, max_chars: int
 ) -> Tokens | ServiceError:
     (encoding,) = tokenizer.encode_batch([text], max_chars=max_chars)
     if isinstance(encoding, ServiceError):

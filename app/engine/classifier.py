@@ -2,18 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.batches import Answer
 from app.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHARE
+from app.engine.batching.stream_gate import StreamGate
 from app.engine.cache import ResultCache
 from app.engine.config import EngineConfig
 from app.engine.health import Health
-from app.engine.lifecycle import Lifecycle, LifecycleStage
+from app.engine.lifecycle import Lifecycle, Phase
 from app.engine.model.model import Model, Scored
 from app.engine.observer import STAGES, Observer
 from app.engine.predictions import Outcome, outcomes_of
@@ -25,7 +25,7 @@ from app.engine.text.encoding import (
     TextOptions,
     encodings,
 )
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.engine.text.steps import CHARS_PER_TEXT, encode_steps
 from app.engine.tuning.plan import ServingPlan
 from app.errors import DeadlineExceeded, ServiceError
@@ -40,9 +40,6 @@ INLINE_CHARS = 2_000
 # Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
 # alone is not enough, because the texts of streams come and go in whole groups.
 STREAM_LOOKS = 2
-
-# Submits items to a batcher, with a ``tag``, at a time of its own choice, and returns the answer.
-Submit = Callable[..., Awaitable[Answer[Scored]]]
 
 # Idle runners get at least this long to end, also if ``retire`` has no time left.
 LEAST_DRAIN_S = 0.1
@@ -92,6 +89,7 @@ class Classifier:
             budget=plan.budget,
             max_queue_tokens=plan.max_queue_tokens,
         )
+        self.stream_gate = StreamGate(self._batcher, lambda: self.stream_tokens)
         self.health = Health(model, self._batcher)
         self._cache: ResultCache | None = None
         if config.cache_mb:
@@ -124,7 +122,7 @@ class Classifier:
         return min(batches * self.plan.budget.tokens, self.request_tokens)
 
     async def classify(
-        self, texts: Sequence[Input], options: TextOptions = DEFAULTS, *, deadline: float
+        self, texts: Sequence[Text], options: TextOptions = DEFAULTS, *, deadline: float
     ) -> Classification:
         """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
 
@@ -173,31 +171,31 @@ class Classifier:
 
     async def attempt(
         self,
-        texts: Sequence[Input],
+        texts: Sequence[Text],
         options: TextOptions,
         *,
         deadline: float,
-        submit: Submit | None = None,
+        admitted: asyncio.Event | None = None,
     ) -> Classification:
         """Do the same as ``classify``, but do not count the texts.
 
-        If ``submit`` is given, it submits the texts. It may wait for room in the queue, where other
-        requests are refused.
+        If ``admitted`` is given, the texts wait at the stream gate for room in the queue, where
+        other requests are refused. It is set when they have passed.
         """
-        if self._lifecycle.stage is not LifecycleStage.READY:
+        if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
         self.model.check(options)
         self._attempts += 1
         try:
             begun_ns, started = time.time_ns(), time.perf_counter()
-            encoded = await self._encode(texts, options, deadline, refuse=submit is None)
+            encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
             tokenize_s = time.perf_counter() - started
             tag = self.observer.tag()
             timeout_s = max(0.0, deadline - self._loop.time())
-            compute: Submit = (
+            compute = (
                 partial(self._batcher.submit, timeout_s=timeout_s, tag=tag)
-                if submit is None
-                else partial(submit, self._batcher, tag=tag)
+                if admitted is None
+                else partial(self.stream_gate.submit, tag=tag, admitted=admitted)
             )
             items = encodings(encoded)
             if self._cache is not None:
@@ -215,7 +213,7 @@ class Classifier:
                 self._unused.set()
 
     async def _encode(
-        self, texts: Sequence[Input], options: TextOptions, deadline: float, *, refuse: bool
+        self, texts: Sequence[Text], options: TextOptions, deadline: float, *, refuse: bool
     ) -> list[EncodedText | ServiceError]:
         """Tokenise the texts; with ``refuse``, long ones only while the queue has room for them."""
         if deadline <= self._loop.time():

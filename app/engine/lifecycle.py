@@ -1,4 +1,4 @@
-"""The lifecycle of the service: one shared object holds its stage, from start to stop."""
+"""The lifecycle of the service: one shared object holds its phase, from start to stop."""
 
 import asyncio
 import math
@@ -8,8 +8,8 @@ from enum import IntEnum, auto
 from app.errors import NotReady, ShuttingDown
 
 
-class LifecycleStage(IntEnum):
-    """The stages of the service, in the order in which they happen."""
+class Phase(IntEnum):
+    """The phases of the service, in the order in which they happen."""
 
     STARTING = auto()
     READY = auto()
@@ -19,7 +19,7 @@ class LifecycleStage(IntEnum):
 
 
 class Lifecycle:
-    """The current stage, and whether the service could stop in time.
+    """The current phase, and whether the service could stop in time.
 
     From ``stopping`` on, no new request is admitted. Use it on the event loop only. ``stop`` may
     also be called in a signal handler.
@@ -30,7 +30,7 @@ class Lifecycle:
         self._begin()
 
     def _begin(self) -> None:
-        self.stage = LifecycleStage.STARTING
+        self.phase = Phase.STARTING
         self.stopping = False
         self.closing = asyncio.Event()  # set when long-lived streams must end
         self.stop_by = math.inf  # a time of time.monotonic: the end of the drain time
@@ -39,8 +39,8 @@ class Lifecycle:
         self.computing = False  # time ran out while a runner was still inside inference
 
     def restart(self) -> None:
-        """Go back to the first stage if the service has stopped; otherwise do nothing."""
-        if self.stage is LifecycleStage.STOPPED:
+        """Go back to the first phase if the service has stopped; otherwise do nothing."""
+        if self.phase is Phase.STOPPED:
             self._begin()
 
     def check(self) -> None:
@@ -50,7 +50,7 @@ class Lifecycle:
             NotReady: the service is still starting.
             ShuttingDown: the service is stopping or has stopped.
         """
-        if self.stage is LifecycleStage.STARTING:
+        if self.phase is Phase.STARTING:
             raise NotReady("the service is starting")
         if self.stopping:
             raise ShuttingDown()
@@ -67,20 +67,20 @@ class Lifecycle:
     def started(self) -> None:
         """Admit requests from now on, unless the service is already stopping."""
         if not self.stopping:
-            self.stage = LifecycleStage.READY
+            self.phase = Phase.READY
 
     def stop(self) -> None:
         """Admit no more requests. The first call starts the drain time."""
         if not self.stopping:
-            self.stage, self.stopping = LifecycleStage.STOPPING, True
+            self.phase, self.stopping = Phase.STOPPING, True
             self.stop_by = time.monotonic() + self._drain_s
 
     def close(self) -> None:
         """Stop, and tell long-lived streams to end."""
         self.stop()
-        self.stage = max(self.stage, LifecycleStage.CLOSING)
+        self.phase = max(self.phase, Phase.CLOSING)
         self.closing.set()
 
     def stopped(self) -> None:
         """Record that everything has ended. The service may then be started again."""
-        self.stage, self.stopping = LifecycleStage.STOPPED, True
+        self.phase, self.stopping = Phase.STOPPED, True

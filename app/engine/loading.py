@@ -92,7 +92,7 @@ def load(
     if plan is None:
         with _computing(path):
             plan = tune(model, config, cpus)
-        logger.info("%s: %s", model.name, plan.sharing())
+        logger.info("%s: %s (GET /models says why)", model.name, plan.sharing())
     else:
         plan = replace(plan, budget=plan.budget.copy())
     if model.provider == CUDA:

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from app.engine.batching.stream_gate import StreamGate
 from app.engine.classifier import Classifier
 from app.engine.config import EngineConfig
 from app.engine.lifecycle import Lifecycle
@@ -53,7 +52,6 @@ class ModelRegistry:
         self._cpus = cpus
         self._classifier_of = classifier_of
         self.classifiers: dict[str, Classifier] = {}
-        self._stream_gates: dict[str, StreamGate] = {}  # kept when a model is reloaded
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
         self._loader: StepThread | None = None  # of the latest reload
@@ -82,16 +80,6 @@ class ModelRegistry:
             raise ModelNotFound(
                 f"no model has that name; the served models are: {', '.join(self.classifiers)}"
             ) from None
-
-    def stream_gate(self, model: str | None) -> StreamGate:
-        """The gate at which streams wait for the named model, or for the first one.
-
-        Raises:
-            ModelNotFound, NotReady, ShuttingDown: as in ``classifier``.
-        """
-        name = self.classifier(model).model.name
-        gate = StreamGate(lambda: self.classifiers[name].stream_tokens)
-        return self._stream_gates.setdefault(name, gate)
 
     def check_admission(self, *, timeout_s: float) -> None:
         """Return if any model admits work that must be done within ``timeout_s`` seconds.
@@ -207,16 +195,14 @@ class ModelRegistry:
         old.health.check_device()
         try:
             new = await self._load(old)
-        except DeviceLost as error:
-            logger.error("%s could not be reloaded: %s", name, error)
-            raise NotReady(f"{name} could not be reloaded: {error}") from None
-        except NoMemory as error:
-            logger.error("%s could not be reloaded: %s", name, error)
-            raise OutOfMemory(
-                "there is no memory for the new model beside the old one; the old one stays"
-            ) from None
         except UserError as error:
             logger.error("%s could not be reloaded: %s", name, error)
+            if isinstance(error, DeviceLost):
+                raise NotReady(f"{name} could not be reloaded: {error}") from None
+            if isinstance(error, NoMemory):
+                raise OutOfMemory(
+                    "there is no memory for the new model beside the old one; the old one stays"
+                ) from None
             raise InvalidBundle(
                 "the new bundle cannot be served; the service's log says why"
             ) from None
@@ -254,7 +240,6 @@ class ModelRegistry:
         self._lifecycle.stop()
         await self.drain(self._lifecycle.stop_by)
         self.classifiers.clear()
-        self._stream_gates.clear()
 
     def summary(self) -> str:
         """The models, each with its precision and its provider, in one line."""

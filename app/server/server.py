@@ -26,7 +26,7 @@ from app.server.workers.assignment import Assignment
 from app.server.workers.channels import HandedOver
 from app.server.workers.member import Member, StatusReport
 from app.service import Service
-from app.shared_memory.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerPhase
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
@@ -127,7 +127,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         signals.stop(self._service.lifecycle, sig)
-        self._service.status.stage_number = WorkerStage.STOPPING
+        self._service.status.phase_number = WorkerPhase.STOPPING
         # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
         # the exit code would report a failure.
         self.should_exit = True

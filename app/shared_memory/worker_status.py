@@ -7,8 +7,8 @@ from app.shared_memory.board import Board
 _NUMBERS = 10  # of the section, which WorkerStatus names
 
 
-class WorkerStage(IntEnum):
-    """What a worker is doing. The ranks of the stages, too: connections go to the lowest first."""
+class WorkerPhase(IntEnum):
+    """What a worker is doing. The ranks of the phases, too: connections go to the lowest first."""
 
     READY = 1
     NOT_READY = 2  # it answers, but inference fails
@@ -38,7 +38,7 @@ class WorkerStatus:
     restarts = _Number(1)  # supervisor: how often a new process took the place of an ended one
     dealt = _Number(2)  # supervisor: connections that this process has been given
     closed = _Number(3)  # worker: those of them that have ended
-    stage_number = _Number(4)  # worker, but the supervisor while there is no process
+    phase_number = _Number(4)  # worker, but the supervisor while there is no process
     beats = _Number(5)  # worker: grows while its event loop runs
     connections = _Number(6)  # worker: open now
     in_flight = _Number(7)  # worker: requests being answered
@@ -50,9 +50,9 @@ class WorkerStatus:
         self.numbers = board.section("status", number).cast("d")
 
     @property
-    def stage(self) -> WorkerStage:
+    def phase(self) -> WorkerPhase:
         """What the worker is doing."""
-        return WorkerStage(self.stage_number or WorkerStage.STARTING)
+        return WorkerPhase(self.phase_number or WorkerPhase.STARTING)
 
     @property
     def open(self) -> int:
@@ -63,11 +63,11 @@ class WorkerStatus:
         """A new process begins."""
         for index in range(2, _NUMBERS):
             self.numbers[index] = 0
-        self.stage_number, self.pid = WorkerStage.STARTING, pid
+        self.phase_number, self.pid = WorkerPhase.STARTING, pid
 
     def end(self) -> None:
         """The process has ended."""
-        self.stage_number, self.pid = WorkerStage.ENDED, 0
+        self.phase_number, self.pid = WorkerPhase.ENDED, 0
 
 
 def statuses(board: Board) -> list[WorkerStatus]:

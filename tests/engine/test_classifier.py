@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
-from app.engine.batching.batches import Answer
 from app.engine.classifier import INLINE_CHARS, Classification, Classifier
 from app.engine.text.encoding import TextOptions
 from app.engine.text.input_tokenizer import InputTokenizer
 from app.engine.text.steps import STEP_CHARS
-from app.errors import DeadlineExceeded, NotReady, ServiceError, ShuttingDown, TooManyTexts
+from app.errors import (
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+    TooManyTexts,
+)
 from tests.support.batching import until
 from tests.support.engine import classifying, label_or_code, soon
 from tests.support.serving import Gate
@@ -93,22 +99,29 @@ async def test_a_request_beyond_its_share_is_refused_while_it_is_tokenised(
         assert observer.batches == []
 
 
-async def test_what_submits_for_itself_is_not_refused(bundle: Path) -> None:
-    """With a ``submit``, as streams have, texts beyond a request's share are tokenised.
-
-    ``submit`` gets all of them, and may wait for room. The caller counts them.
-    """
-    texts = ["love it"] * 100
+async def test_what_waits_at_the_stream_gate_is_not_refused(bundle: Path, gate: Gate) -> None:
+    """With ``admitted``, texts wait where others are refused; then they are admitted, uncounted."""
     async with classifying(bundle, max_queue_tokens=200) as (classifier, observer):
-
-        async def submit(batcher: Any, items: Sequence[Any], tag: object) -> Any:
-            answers = [await batcher.submit([item], timeout_s=30) for item in items]
-            results = [result for answer in answers for result in answer.results]
-            return Answer(results, queue_seconds=0.0, inference_seconds=0.0)
-
-        done = await classifier.attempt(texts, TextOptions(), deadline=soon(), submit=submit)
-        assert [label_or_code(outcome) for outcome in done.outcomes] == ["positive"] * len(texts)
-        assert (observer.outcomes, observer.failures) == ([], [])
+        gate.close()
+        texts = ["love it"] * 24
+        others = [asyncio.create_task(_ask(classifier, *texts))]
+        await until(gate.reached.is_set)
+        others += [asyncio.create_task(_ask(classifier, *texts)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await _ask(classifier, *texts)
+        admitted = asyncio.Event()
+        waiting = asyncio.create_task(
+            classifier.attempt(texts, TextOptions(), deadline=soon(), admitted=admitted)
+        )
+        await asyncio.sleep(0.05)
+        assert not admitted.is_set()
+        gate.open.set()
+        done = await waiting
+        assert admitted.is_set()
+        assert [label_or_code(outcome) for outcome in done.outcomes] == ["positive"] * 24
+        await asyncio.gather(*others)
+        assert observer.outcomes == ["positive"] * 24 * 3
 
 
 async def test_a_deadline_that_has_passed_costs_no_work(

@@ -96,14 +96,13 @@ async def test_without_models_the_error_says_why(bundle: Path) -> None:
 
 
 async def test_a_reload_answers_with_the_new_content(bundle: Path) -> None:
-    """The old model's runners end, and a stream's gate stays the same."""
+    """The old model's runners end."""
     async with _registry(bundle) as models:
-        old, gate = models.classifier(None), models.stream_gate(None)
+        old = models.classifier(None)
         release(bundle, "fedcba9")
         assert await _revision(models) == "0123abc"
         await models.reload("tiny")
         assert await _revision(models) == "fedcba9"
-        assert models.stream_gate("tiny") is gate
         assert not old.computing
         with pytest.raises(ShuttingDown):
             old.check_admission(timeout_s=1)

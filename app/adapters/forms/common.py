@@ -7,16 +7,16 @@ from pydantic import BaseModel, Field, PlainValidator
 from typing_extensions import TypedDict
 
 from app.engine.text.encoding import Overflow, TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import InvalidRequest
-from app.validation import NO_OBJECT, NonEmpty, PairObject, Text, Threshold, parse_texts
+from app.validation import NO_OBJECT, NonEmpty, PairObject, SingleText, Threshold, parse_texts
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[
-    Input | list[Input],
+    Text | list[Text],
     PlainValidator(
         parse_texts,
-        json_schema_input_type=Text | NonEmpty[Text] | NonEmpty[PairObject],
+        json_schema_input_type=SingleText | NonEmpty[SingleText] | NonEmpty[PairObject],
     ),
 ]
 INPUTS = "one text, or a list of texts; a list of two strings is two separate texts"

@@ -10,14 +10,14 @@ from app.adapters.forms.common import TextParameters
 from app.api.http_exchange import HttpRequest, JsonAnswer
 from app.api.routes.classify import whole_failure
 from app.engine.predictions import item
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.validation import text_or_pair
 
 TEXT_FIELDS = ("text", "inputs", "content")
 ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
 
 
-def text_of(value: Any) -> Input | None:
+def text_of(value: Any) -> Text | None:
     """The text that a record of a platform holds: the value itself, or one of its fields.
 
     A record with ``text_pair`` holds a pair. None means that the record holds something else.
@@ -29,7 +29,7 @@ def text_of(value: Any) -> Input | None:
     return text_or_pair(text, text_pair)
 
 
-def _texts(value: Any) -> list[Input]:
+def _texts(value: Any) -> list[Text]:
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("instances", "must be a list of at least one text")
     texts = []
@@ -47,7 +47,7 @@ def _texts(value: Any) -> list[Input]:
 class InstancesRequest(BaseModel):
     """A list of texts, or of objects with a text; other fields are ignored."""
 
-    instances: Annotated[list[Input], PlainValidator(_texts)]
+    instances: Annotated[list[Text], PlainValidator(_texts)]
     parameters: TextParameters | None = None
 
 

@@ -3,14 +3,13 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from app.adapters.stream.ndjson import Line, answer_line
 from app.api.routes.classify import in_places
 from app.engine.classifier import Classifier
 from app.engine.predictions import Outcome
 from app.engine.text.encoding import TextOptions
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import ServiceError, ShuttingDown, TooManyTexts
 from app.exchange import Exchange
 
@@ -34,7 +33,6 @@ class StreamGroup:
         self._service = exchange.service
         self._model = model
         self._options = options
-        self._gate = self._service.models.stream_gate(model)
 
     async def answer(self) -> bytes:
         """The answers, in the order of the lines: a result or an error for each line."""
@@ -56,7 +54,7 @@ class StreamGroup:
         """Looked up at every use, because a reload may have replaced it."""
         return self._service.models.classifier(self._model)
 
-    async def _outcomes(self, texts: Sequence[Input]) -> Sequence[Outcome]:
+    async def _outcomes(self, texts: Sequence[Text]) -> Sequence[Outcome]:
         if not texts:
             return []
         observer = self._classifier.observer
@@ -70,7 +68,7 @@ class StreamGroup:
         self._classifier.observer.predictions(outcomes)
         return outcomes
 
-    async def _across_reloads(self, texts: Sequence[Input]) -> Sequence[Outcome]:
+    async def _across_reloads(self, texts: Sequence[Text]) -> Sequence[Outcome]:
         """The outcome of each text. Texts that a replaced model left undone go to the new one."""
         outcomes = await self._attempt(texts)
         if self._service.lifecycle.stopping:
@@ -82,9 +80,10 @@ class StreamGroup:
         by_number = dict(zip(undone, again, strict=True))
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
-    async def _attempt(self, texts: Sequence[Input]) -> Sequence[Outcome]:
-        submit = partial(self._gate.submit, admitted=self.admitted)
-        attempt = self._classifier.attempt(texts, self._options, deadline=math.inf, submit=submit)
+    async def _attempt(self, texts: Sequence[Text]) -> Sequence[Outcome]:
+        attempt = self._classifier.attempt(
+            texts, self._options, deadline=math.inf, admitted=self.admitted
+        )
         try:
             return (await attempt).outcomes
         except ShuttingDown as error:

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 from app.api.body import parse
 from app.engine.predictions import Outcome, item
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 from app.limits import InflightBytes
 from app.validation import text_or_pair
@@ -26,7 +26,7 @@ class Line:
     """The text or pair of a line, or its error. ``id`` is any JSON value, as the client sent it."""
 
     id: Any
-    text: Input | ServiceError
+    text: Text | ServiceError
     reserved: int = 0  # bytes, which are released when the line is answered
 
 
@@ -154,7 +154,7 @@ def answer_line(line: Line, outcome: Outcome) -> bytes:
     return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(item(outcome))[1:])
 
 
-def _parsed(content: bytes, number: int) -> tuple[Any, Input | ServiceError]:
+def _parsed(content: bytes, number: int) -> tuple[Any, Text | ServiceError]:
     """The id of a line, and its text or its error."""
     try:
         value = parse(content, f"line {number}")
@@ -166,7 +166,7 @@ def _parsed(content: bytes, number: int) -> tuple[Any, Input | ServiceError]:
     return value.get("id"), _text(value, number)
 
 
-def _text(value: dict[str, Any], number: int) -> Input | InvalidRequest:
+def _text(value: dict[str, Any], number: int) -> Text | InvalidRequest:
     if (text := text_or_pair(value.get("text"), value.get("text_pair"))) is not None:
         return text
     field = "text_pair" if isinstance(value.get("text"), str) else "text"

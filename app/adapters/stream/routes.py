@@ -8,7 +8,7 @@ waits, or while the client does not read its answers, nothing more is read from 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -22,6 +22,7 @@ from app.api.body import media_type
 from app.api.decoding import Decoder, decoder
 from app.api.http_exchange import HttpExchange, HttpRequest, TextRoute
 from app.api.openapi.document import ERRORS, documented, text_example
+from app.engine.batching.stream_gate import StreamGate
 from app.engine.text.encoding import Overflow, TextOptions
 from app.errors import (
     ClientDisconnected,
@@ -141,7 +142,6 @@ class StreamedAnswers(Response):
         self._options = options
         self._decoder = body
         self._lines = LineReader(service.settings.max_body_bytes, service.stream_inflight)
-        self._gate = service.models.stream_gate(model)  # may raise: no answer has begun yet
         # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
         self._failure: ServiceError | None = None  # why not everything was answered
@@ -190,7 +190,7 @@ class StreamedAnswers(Response):
     async def _watch_shutdown(self) -> None:
         """When streams must end, stop reading, and let no group wait for its turn any longer."""
         await self._service.lifecycle.closing.wait()
-        self._gate.close()
+        self._gate().close()
         with suppress(RuntimeError):  # the reader waits for no message
             self._patience.reschedule(0)
 
@@ -221,7 +221,7 @@ class StreamedAnswers(Response):
             message = await self._message(receive)
             for piece in self._decoder.decode(message.get("body", b"")):
                 self._check_shutdown()
-                for lines in self._lines.feed(piece, lambda: self._gate.group_bytes):
+                for lines in self._lines.feed(piece, lambda: self._gate().group_bytes):
                     yield lines
                 yield []
             more = message.get("more_body", False)
@@ -241,6 +241,10 @@ class StreamedAnswers(Response):
         if message["type"] == "http.disconnect":
             raise ClientDisconnected("before its answers")
         return message
+
+    def _gate(self) -> StreamGate[Any, Any]:
+        """That of the model as it is now: a reload replaces it."""
+        return self._service.models.classifier(self._model).stream_gate
 
     def _check_shutdown(self) -> None:
         if self._service.lifecycle.stopping:

@@ -11,7 +11,7 @@ from app.api.openapi.document import ERRORS, documented, documented_body, exampl
 from app.api.openapi.schemas import ClassifyResponse, ModelVersion
 from app.engine.model.model import Model
 from app.engine.predictions import Outcome, item
-from app.engine.text.pairs import Input
+from app.engine.text.pairs import Text
 from app.errors import ServiceError
 from app.validation import ClassifyRequest
 
@@ -54,7 +54,7 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     return JsonAnswer(response, done.server_timing)
 
 
-def in_places(texts: Sequence[Input | ServiceError], outcomes: Iterable[Outcome]) -> list[Outcome]:
+def in_places(texts: Sequence[Text | ServiceError], outcomes: Iterable[Outcome]) -> list[Outcome]:
     """The outcome of each text. ``outcomes`` has one for each that is not an error itself."""
     left = iter(outcomes)
     return [text if isinstance(text, ServiceError) else next(left) for text in texts]

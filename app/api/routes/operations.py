@@ -92,7 +92,7 @@ async def info(request: HttpRequest) -> Info:
             {
                 "number": worker.number,
                 "pid": worker.pid,
-                "stage": worker.stage.name.lower(),
+                "stage": worker.phase.name.lower(),
                 "restarts": worker.restarts,
                 "connections": worker.connections,
                 "in_flight": worker.in_flight,

@@ -109,6 +109,7 @@ class BatchReport:
     started: float
     ended: float
     failed: int  # number of items that failed
+    out_of_memory: bool = False
     tags: tuple[object, ...] = ()  # of the requests in the batch
     raised: list[BaseException] = field(
         default_factory=list
@@ -118,11 +119,6 @@ class BatchReport:
     def seconds(self) -> float:
         """How long it was computed."""
         return self.ended - self.started
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether memory ran out."""
-        return any(isinstance(error, OutOfMemory) for error in self.raised)
 
 
 def compute(
@@ -144,6 +140,7 @@ def compute(
         started=started,
         ended=ended,
         failed=sum(isinstance(result, ServiceError) for result in results),
+        out_of_memory=any(isinstance(error, OutOfMemory) for error in raised),
         tags=tuple(request.tag for request in requests if request.tag is not None),
         raised=raised,
     )

@@ -12,24 +12,23 @@ logger = logging.getLogger(__name__)
 
 
 class TokenBudget:
-    """The number of padded tokens (texts x longest) that a batch may have.
+    """The number of padded tokens (items x longest) that a batch may have.
 
     ``max_padding`` is the share of them that may be padding; None: the model computes no padding,
-    so none counts. ``lowered`` says whether the budget was lowered, because memory ran out in a
-    batch. The next start may have more memory.
+    so none counts. ``tokens`` is less than at the ``start`` if memory ran out in a batch. The next
+    start may have more memory.
     """
 
-    def __init__(
-        self, tokens: int, *, max_padding: float | None = MAX_PADDING, lowered: bool = False
-    ) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: int, *, max_padding: float | None = MAX_PADDING) -> None:
+        self.start = self.tokens = tokens
         self.max_padding = max_padding
-        self.lowered = lowered
         self._lock = threading.Lock()  # several runners may lower it at the same time
 
     def copy(self) -> "TokenBudget":
         """A copy of this budget for another model, whose batches then change only the copy."""
-        return TokenBudget(self.tokens, max_padding=self.max_padding, lowered=self.lowered)
+        other = TokenBudget(self.start, max_padding=self.max_padding)
+        other.tokens = self.tokens
+        return other
 
     def lower(self, too_large: int, reason: str) -> None:
         """Take no batches of ``too_large`` tokens any more: memory ran out in one.
@@ -41,7 +40,6 @@ class TokenBudget:
             before = self.tokens
             while self.tokens >= too_large and self.tokens > 1:
                 self.tokens //= 2
-            self.lowered = True
             now = self.tokens
         if now == before:
             return  # another part of the same batch, or another runner's batch, came first

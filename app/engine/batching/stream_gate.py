@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Generic
 
 from app.engine.batching.batcher import MicroBatcher
 from app.engine.batching.batches import Answer, Item, Result
@@ -21,15 +22,16 @@ BYTES_PER_TOKEN = 4
 LEAST_GROUPS = 4
 
 
-class StreamGate:
-    """Groups of lines wait here for room in the queue, first come, first served.
+class StreamGate(Generic[Item, Result]):
+    """Groups of lines wait here for room in the batcher's queue, first come, first served.
 
     ``max_tokens()`` is the number of tokens that all streams together may have in the queue and in
     batches. Groups that wait here delay no other request. A group has no deadline: it is admitted
     when its turn has come, and then computed, however long that takes.
     """
 
-    def __init__(self, max_tokens: Callable[[], int]) -> None:
+    def __init__(self, batcher: MicroBatcher[Item, Result], max_tokens: Callable[[], int]) -> None:
+        self._batcher = batcher
         self._max_tokens = max_tokens
         self._tokens = 0  # of admitted groups
         self._waiting = 0  # number of groups
@@ -43,14 +45,9 @@ class StreamGate:
         return self._max_tokens() * BYTES_PER_TOKEN // (self._waiting + LEAST_GROUPS)
 
     async def submit(
-        self,
-        batcher: MicroBatcher[Item, Result],
-        items: Sequence[Item],
-        tag: object = None,
-        *,
-        admitted: asyncio.Event,
+        self, items: Sequence[Item], *, tag: object = None, admitted: asyncio.Event
     ) -> Answer[Result]:
-        """Wait for the items' turn, then call ``batcher.submit``. ``admitted`` is set in between.
+        """Wait for the items' turn, then submit them. ``admitted`` is set in between.
 
         Raises:
             TooManyTexts: the items have more tokens than one request may queue.
@@ -60,7 +57,7 @@ class StreamGate:
         self._waiting += 1
         try:
             async with self._turn:
-                while wait_s := self._wait_s(batcher, tokens):
+                while wait_s := self._wait_s(tokens):
                     self._changed.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(wait_s):
@@ -71,7 +68,7 @@ class StreamGate:
         self._tokens += tokens
         admitted.set()
         try:
-            return await batcher.submit(items, timeout_s=math.inf, tag=tag)
+            return await self._batcher.submit(items, timeout_s=math.inf, tag=tag)
         finally:
             self._tokens -= tokens
             self._changed.set()
@@ -81,14 +78,14 @@ class StreamGate:
         self._closed = True
         self._changed.set()
 
-    def _wait_s(self, batcher: MicroBatcher[Item, Result], tokens: int) -> float:
+    def _wait_s(self, tokens: int) -> float:
         """Seconds until there may be room; 0 if there is room now."""
         if self._closed:
             raise ShuttingDown()
         if self._tokens and self._tokens + tokens > self._max_tokens():
             return MAX_WAIT_S
         try:
-            batcher.check_admission(tokens, timeout_s=math.inf)
+            self._batcher.check_admission(tokens, timeout_s=math.inf)
         except Overloaded as error:
             return min(max(error.retry_after_s or MAX_WAIT_S, MIN_WAIT_S), MAX_WAIT_S)
         return 0.0

@@ -18,7 +18,7 @@ from app.engine.text.encoding import (
     TextOptions,
     TextWarning,
 )
-from app.engine.text.pairs import Input, PairTokenizer, TextPair
+from app.engine.text.pairs import PairTokenizer, Text, TextPair
 from app.engine.text.text_tokenizer import TextTokenizer
 from app.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
 
@@ -87,7 +87,7 @@ class InputTokenizer:
                 self.library, max_tokens=max_tokens, stride=stride, has_types=has_types
             )
 
-    def encode(self, text: Input) -> Encoding:
+    def encode(self, text: Text) -> Encoding:
         """Tokenise one text or pair, keeping at most ``max_tokens`` tokens of it.
 
         Raises:
@@ -102,7 +102,7 @@ class InputTokenizer:
 
     def encode_texts(
         self,
-        texts: Sequence[Input],
+        texts: Sequence[Text],
         options: TextOptions = DEFAULTS,
         *,
         max_chars: float = math.inf,
@@ -118,7 +118,7 @@ class InputTokenizer:
         ]
 
     def encode_batch(
-        self, texts: Sequence[Input], *, max_chars: float = math.inf
+        self, texts: Sequence[Text], *, max_chars: float = math.inf
     ) -> list[Encoding | ServiceError]:
         """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
 
@@ -130,7 +130,7 @@ class InputTokenizer:
         encodings = iter(self._encode_sound(sound))
         return [error or next(encodings) for error in faults]
 
-    def _fault(self, text: Input, max_chars: float) -> ServiceError | None:
+    def _fault(self, text: Text, max_chars: float) -> ServiceError | None:
         """The reason why a text or pair cannot be tokenised, or None if it can."""
         if len(text) > max_chars:
             return TextTooLong(
@@ -145,7 +145,7 @@ class InputTokenizer:
             )
         return _fault(text.text, "the text") or _fault(text.text_pair, "text_pair")
 
-    def _encode_sound(self, texts: Sequence[Input]) -> Sequence[Encoding | EmptyText]:
+    def _encode_sound(self, texts: Sequence[Text]) -> Sequence[Encoding | EmptyText]:
         single = [self.normalise(text) for text in texts if isinstance(text, str)]
         encoded = self.texts.encode(single)
         if len(encoded) == len(texts):
@@ -158,7 +158,7 @@ class InputTokenizer:
         ]
 
     def _as_asked(
-        self, text: Input, encoding: Encoding | ServiceError, options: TextOptions
+        self, text: Text, encoding: Encoding | ServiceError, options: TextOptions
     ) -> EncodedText | ServiceError:
         if isinstance(encoding, ServiceError):
             return encoding

@@ -31,7 +31,7 @@ class TextPair:
 
 
 # What one prediction is made for.
-Input = str | TextPair
+Text = str | TextPair
 
 
 class PairTokenizer:

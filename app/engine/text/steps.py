@@ -6,7 +6,7 @@ from dataclasses import replace
 from app.engine.step_thread import Steps
 from app.engine.text.encoding import EncodedSentence, EncodedText, TextOptions, encodings
 from app.engine.text.input_tokenizer import InputTokenizer
-from app.engine.text.pairs import Input, TextPair
+from app.engine.text.pairs import Text, TextPair
 from app.engine.text.sentences import SentenceSpan, sentence_spans
 from app.errors import ServiceError
 
@@ -17,7 +17,7 @@ CHARS_PER_TEXT = 30  # one more text takes as long as this many more characters
 
 def encode_steps(
     tokenizer: InputTokenizer,
-    texts: Sequence[Input],
+    texts: Sequence[Text],
     options: TextOptions,
     *,
     max_chars: int,
@@ -58,7 +58,7 @@ def _tokens_of(texts: Sequence[EncodedText | ServiceError]) -> int:
     return sum(map(len, encodings(texts)))
 
 
-def _groups(texts: Sequence[Input]) -> Iterator[Sequence[Input]]:
+def _groups(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
     """The texts in their order, in groups. A group fits in one step, or has one longer text."""
     first = chars = 0
     for index, text in enumerate(texts):

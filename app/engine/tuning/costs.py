@@ -8,9 +8,8 @@ CPU time of that thread, which excludes the time that the scheduler gave to othe
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from statistics import mean, median
 from threading import Barrier
 from typing import Annotated
@@ -35,7 +34,6 @@ LEAST_SECONDS = 0.005  # a batch is repeated this long, so that all runners comp
 # at least one. With too few rounds the spread is unknown, and is assumed to be large.
 ROUNDS, ENOUGH_ROUNDS = 5, 3
 UNKNOWN_SPREAD = 0.2
-FINE_CLOCK_SECONDS = 0.0001  # a clock that times a batch must have smaller steps
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +77,12 @@ def measure(model: Model, ways: Sequence[tuple[int, int]]) -> list[Cost]:
     reference = _Candidate(model, *last)
     if not others:
         _take_turns([reference], share)
-    costs = [_beside(reference, _Candidate(model, *way), share) for way in others]
+    costs = []
+    for way in others:
+        candidate = _Candidate(model, *way)
+        _take_turns([candidate, reference], share)
+        costs.append(candidate.cost())
+        del candidate  # and its session
     return [*costs, reference.cost()]
 
 
@@ -91,9 +94,8 @@ class _Candidate:
         self.rounds: dict[int, list[float]] = defaultdict(list)  # by texts; 0: one text alone
         self._model = model.with_threads(threads)
         self._runners, self._threads = runners, threads
-        self._clock: Callable[[], float] = time.perf_counter
-        if model.provider == CPU and threads == 1 and _step(time.thread_time) < FINE_CLOCK_SECONDS:
-            self._clock = time.thread_time
+        alone = model.provider == CPU and threads == 1
+        self._clock = time.thread_time if alone else time.perf_counter
         self._pool = ThreadPoolExecutor(runners)
         ids = model.tokenizer.encode("measured " * TEXT_TOKENS).ids
         self._text = Encoding.of(ids[:TEXT_TOKENS])
@@ -129,21 +131,6 @@ class _Candidate:
             spread = max(spread, UNKNOWN_SPREAD)
         alone = least.pop(0)
         return Cost(self._runners, self._threads, least, alone, spread)
-
-
-@cache
-def _step(clock: Callable[[], float]) -> float:
-    """Seconds per step of a clock. On Windows a thread's clock has 64 steps per second."""
-    started = clock()
-    while (now := clock()) == started:
-        pass
-    return now - started
-
-
-def _beside(reference: _Candidate, candidate: _Candidate, seconds: float) -> Cost:
-    """Measure the candidate and the reference in turns, and return the candidate's cost."""
-    _take_turns([candidate, reference], seconds)
-    return candidate.cost()
 
 
 def _take_turns(candidates: Sequence[_Candidate], seconds: float) -> None:

@@ -55,28 +55,20 @@ class ServingPlan:
 
     runners: int
     threads: int
-    max_batch_tokens: int  # at the start
     max_queue_tokens: int
     budget: TokenBudget
     reason: str
 
     def sharing(self) -> str:
-        """How the CPUs are shared, and the budget, for the log; ``summary`` also says why."""
-        return (
-            f"runners {self.runners} x threads {self.threads}, at most {self.budget.tokens} tokens "
-            "a batch (GET /models says why)"
-        )
+        """How the CPUs are shared, and the budget."""
+        now, start = self.budget.tokens, self.budget.start
+        lowered = f" (lowered from {start}, because the memory ran out)" if now < start else ""
+        sharing = f"runners {self.runners} x threads {self.threads}"
+        return f"{sharing}, at most {now} tokens a batch{lowered}"
 
     def summary(self) -> str:
         """The plan with its reason, in one line."""
-        now, before = self.budget.tokens, self.max_batch_tokens
-        lowered = ""
-        if self.budget.lowered:
-            lowered = f" (lowered from {before}, because the memory ran out)"
-        return (
-            f"runners {self.runners} x threads {self.threads}, at most {now} tokens a "
-            f"batch{lowered}, {self.reason}"
-        )
+        return f"{self.sharing()}, {self.reason}"
 
 
 class _Kept(BaseModel):
@@ -98,19 +90,17 @@ def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
     # A GPU needs a longer queue than the least, and only a measurement says how long.
     queue = config.max_queue_tokens or (0 if model.provider == CUDA else LEAST_QUEUE_TOKENS)
     if len(ways) == 1 and config.max_batch_tokens and queue:
-        tokens = config.max_batch_tokens
-        budget = TokenBudget(tokens, max_padding=padding)
-        return ServingPlan(*ways[0], tokens, queue, budget, "as set")
+        budget = TokenBudget(config.max_batch_tokens, max_padding=padding)
+        return ServingPlan(*ways[0], queue, budget, "as set")
     costs, measured = _costs(model, config, cpus, ways)
     cost, texts = choose(costs, config.target_latency_ms / 1000)
     figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in costs if c != cost)])
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
-    tokens = config.max_batch_tokens or texts * TEXT_TOKENS
-    budget = TokenBudget(tokens, max_padding=padding)
+    budget = TokenBudget(config.max_batch_tokens or texts * TEXT_TOKENS, max_padding=padding)
     queue = config.max_queue_tokens or queue_tokens(
         cost, available_memory() // config.workers, config.gpu_workers
     )
-    return ServingPlan(cost.runners, cost.threads, tokens, queue, budget, reason)
+    return ServingPlan(cost.runners, cost.threads, queue, budget, reason)
 
 
 def _costs(

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.errors import NotReady, ShuttingDown
 from app.server.workers.worker_process import LOADING_S, WorkerProcess
-from app.shared_memory.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerPhase
 
 # Seconds in which workers may serve different models: while they switch to new ones.
 MIXED_S = 2.0
@@ -56,7 +56,7 @@ class GroupReload:
         """
         now = time.monotonic()
         models = {worker.status.models for worker in self._workers}
-        ready = all(worker.stage is WorkerStage.READY for worker in self._workers)
+        ready = all(worker.phase is WorkerPhase.READY for worker in self._workers)
         if ready and len(models) == 1:
             self._mixed = set()
         if len(models) == 1 or not ready or self._answers or not self._requests.empty():
@@ -81,8 +81,8 @@ class GroupReload:
         """Have all workers that answer load the model again; why that failed, or None."""
         self._number += 1
         self._ended.clear()
-        answering = (WorkerStage.READY, WorkerStage.NOT_READY)
-        workers = [worker for worker in self._workers if worker.stage in answering]
+        answering = (WorkerPhase.READY, WorkerPhase.NOT_READY)
+        workers = [worker for worker in self._workers if worker.phase in answering]
         faults = await self._have_done(workers, LOADING_S, kind="prepare", model=model)
         fault = _common(faults.values())
         if fault is not None:

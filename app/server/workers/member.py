@@ -17,7 +17,7 @@ from app.engine.model_registry import ModelRegistry
 from app.errors import InvalidBundle, NotReady, OutOfMemory, ServiceError, ShuttingDown
 from app.server.workers.channels import Control
 from app.service import Service
-from app.shared_memory.worker_status import WorkerStage, WorkerStatus
+from app.shared_memory.worker_status import WorkerPhase, WorkerStatus
 
 # Seconds between two tests whether inference works again.
 TRIES_AGAIN_S = 1.0
@@ -148,23 +148,23 @@ class StatusReport:
         status.answered = self._state.total_requests
         status.in_flight = int(self._service.metrics.requests_in_flight.value)
         status.models = self._digest()
-        status.stage_number = self._stage()
+        status.phase_number = self._phase()
         status.beats += 1
         if self._service.board.workers > 1:
             self._service.sync_workers()
 
-    def _stage(self) -> WorkerStage:
+    def _phase(self) -> WorkerPhase:
         models = self._service.models
         if self._service.lifecycle.stopping:
-            return WorkerStage.STOPPING
+            return WorkerPhase.STOPPING
         try:
             models.check_live()
         except NotReady:
-            return WorkerStage.HOPELESS
+            return WorkerPhase.HOPELESS
         if models.good:
-            return WorkerStage.READY
+            return WorkerPhase.READY
         self._try_again()
-        return WorkerStage.NOT_READY
+        return WorkerPhase.NOT_READY
 
     def _try_again(self) -> None:
         """Classify a text as a test. Without requests, nothing else would find that it works."""

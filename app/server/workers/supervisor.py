@@ -26,7 +26,7 @@ from app.server.workers.dealer import Dealer
 from app.server.workers.group_reload import GroupReload
 from app.server.workers.worker_process import HANGS_S, LOADING_S, WorkerProcess
 from app.shared_memory.board import Board
-from app.shared_memory.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerPhase
 
 TICK_S = 0.1  # between two looks at the workers
 # Seconds beyond drain-ms after which a worker that stops is killed.
@@ -142,7 +142,7 @@ class Supervisor:
         for together in (self._workers[:1], self._workers[1:]):
             for worker in together:
                 worker.start()
-            while any(worker.stage is WorkerStage.STARTING for worker in together):
+            while any(worker.phase is WorkerPhase.STARTING for worker in together):
                 await self._pause()
                 for worker in together:
                     worker.look()
@@ -196,20 +196,20 @@ class Supervisor:
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""
         now = time.monotonic()
-        if worker.silent_s > HANGS_S and worker.stage is not WorkerStage.STOPPING:
+        if worker.silent_s > HANGS_S and worker.phase is not WorkerPhase.STOPPING:
             worker.kill(f"it was silent for {HANGS_S:g} s")
-        elif worker.stage is WorkerStage.STARTING and now > worker.started_at + LOADING_S:
+        elif worker.phase is WorkerPhase.STARTING and now > worker.started_at + LOADING_S:
             worker.kill(f"it was not ready within {LOADING_S:g} s")
         elif now > worker.end_by:
             worker.kill("it did not end in time")
         elif self._stopping or worker.end_by < math.inf:
             pass  # it is ending already
-        elif worker.fault or worker.stage is WorkerStage.HOPELESS:
+        elif worker.fault or worker.phase is WorkerPhase.HOPELESS:
             what = worker.fault or "cannot recover"
             logger.error("worker %d %s and is replaced", worker.number, what)
             worker.end_connections()
             worker.end(now + self._drain_s + EXIT_S)
-        elif worker.stage is WorkerStage.STOPPING:  # someone sent it SIGTERM
+        elif worker.phase is WorkerPhase.STOPPING:  # someone sent it SIGTERM
             worker.end_connections()
             worker.end_by = now + self._drain_s + EXIT_S
 
@@ -253,7 +253,7 @@ class Supervisor:
         serving = [
             worker
             for worker in self._workers
-            if worker.alive and worker.stage is not WorkerStage.STARTING
+            if worker.alive and worker.phase is not WorkerPhase.STARTING
         ]
         for worker in self._workers:
             worker.end(stopped_at + self._drain_s + EXIT_S)

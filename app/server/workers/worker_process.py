@@ -16,7 +16,7 @@ from app.errors import UserError, system_error
 from app.server.workers.assignment import Assignment
 from app.server.workers.channels import Channel, Control
 from app.shared_memory.board import Board
-from app.shared_memory.worker_status import WorkerStage, WorkerStatus
+from app.shared_memory.worker_status import WorkerPhase, WorkerStatus
 
 # The pause before a worker is started again. It doubles until the worker is ready for STEADY_S.
 LEAST_PAUSE_S = 0.5
@@ -83,19 +83,19 @@ class WorkerProcess:
         return self._process is not None
 
     @property
-    def stage(self) -> WorkerStage:
+    def phase(self) -> WorkerPhase:
         """What the worker is doing."""
-        return self.status.stage
+        return self.status.phase
 
     @property
     def reachable(self) -> bool:
         """Whether connections may be dealt to the worker."""
-        return self._takes_connections and self.stage is not WorkerStage.STARTING
+        return self._takes_connections and self.phase is not WorkerPhase.STARTING
 
     @property
     def rank(self) -> tuple[bool, int]:
         """Workers that answer come first, then those that are ready."""
-        return self.silent_s > SILENT_S, self.stage
+        return self.silent_s > SILENT_S, self.phase
 
     def start(self) -> None:
         """Start a process: the command of this process once more.
@@ -149,9 +149,9 @@ class WorkerProcess:
         now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
-        elif self.stage is WorkerStage.READY:
+        elif self.phase is WorkerPhase.READY:
             self._ready_at = min(self._ready_at, now)
-        if self.status.beats != self._beats or self.stage is WorkerStage.STARTING:
+        if self.status.beats != self._beats or self.phase is WorkerPhase.STARTING:
             self._beats, self.silent_s = self.status.beats, 0.0
         else:
             self.silent_s += min(now - self._looked_at, MOST_ELAPSED_S)

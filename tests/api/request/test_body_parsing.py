@@ -32,7 +32,7 @@ from app.errors import (
     UnsupportedMediaType,
 )
 from app.exchange import Arrival
-from app.validation import RequestBody, Text
+from app.validation import RequestBody, SingleText
 
 T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
@@ -268,6 +268,6 @@ def test_a_decompressed_body_is_held_and_limited(worker: StepThread, size: int) 
 
 def test_the_pattern_of_a_text_is_only_for_openapi() -> None:
     """A field for a text takes a blank one, which then gets the error of blank texts."""
-    text = TypeAdapter(Text)
+    text = TypeAdapter(SingleText)
     assert text.validate_python(" ") == " "
     assert "pattern" in text.json_schema()

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from app.config.settings import Settings
 from app.engine.classifier import Classifier
-from app.engine.lifecycle import Lifecycle, LifecycleStage
+from app.engine.lifecycle import Lifecycle, Phase
 from app.engine.model.model import Model
 from app.main import create_app
 from tests.conftest import SET_BY_HAND
@@ -21,9 +21,9 @@ def _runner_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("runner-")}
 
 
-def _stage(app: FastAPI) -> LifecycleStage:
+def _phase(app: FastAPI) -> Phase:
     lifecycle: Lifecycle = app.state.service.lifecycle
-    return lifecycle.stage
+    return lifecycle.phase
 
 
 def test_an_application_can_be_started_again(bundle: Path) -> None:
@@ -31,11 +31,11 @@ def test_an_application_can_be_started_again(bundle: Path) -> None:
     app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
     for _ in range(2):
         with TestClient(app) as client:
-            assert _stage(app) is LifecycleStage.READY
+            assert _phase(app) is Phase.READY
             assert client.get("/health/ready").status_code == 200
             answer = client.post("/classify", json={"inputs": "love"})
             assert answer.json()["results"][0]["label"] == "positive"
-        assert _stage(app) is LifecycleStage.STOPPED
+        assert _phase(app) is Phase.STOPPED
 
 
 def test_a_start_that_fails_leaves_no_thread(

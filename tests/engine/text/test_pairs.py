@@ -13,7 +13,7 @@ from app.engine.model.bundle import Bundle, Precision
 from app.engine.model.load import load_model
 from app.engine.model.model import Model
 from app.engine.text.encoding import Encoding
-from app.engine.text.pairs import Input, PairTokenizer, TextPair, longest_first
+from app.engine.text.pairs import PairTokenizer, Text, TextPair, longest_first
 from app.errors import EmptyText, InferenceFailed, InvalidRequest
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
@@ -83,7 +83,7 @@ def test_other_texts_of_the_batch_do_not_change_a_pair(
 ) -> None:
     """The logits of pairs and of single texts are the same to the bit, alone and together."""
     model = _model(base, architecture, precision)
-    texts: list[Input] = [*PAIRS, *CORPUS[:3]]
+    texts: list[Text] = [*PAIRS, *CORPUS[:3]]
     batch = [model.tokenizer.encode(text) for text in texts]
     together = _logits(model.infer(batch))
     alone = [_logits(model.infer([encoding]))[0] for encoding in batch]

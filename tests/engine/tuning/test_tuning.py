@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Semaphore
-from time import sleep, thread_time
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -311,20 +311,6 @@ def test_time_that_others_had_does_not_count(
     assert max(cost["seconds"].values()) < 0.05
 
 
-def test_a_coarse_clock_is_not_trusted(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If a thread's CPU time moves in steps, as on Windows, elapsed time is used."""
-
-    def coarse() -> float:
-        return thread_time() // 0.015 * 0.015
-
-    monkeypatch.setattr("app.engine.tuning.costs.time.thread_time", coarse)
-    tune(model, config, cpus=1)
-    (cost,) = _costs(config)
-    assert 0 < min(cost["seconds"].values()) < 0.015
-
-
 def test_few_rounds_leave_much_in_doubt(
     model: Model, config: EngineConfig, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,9 +381,10 @@ def test_a_budget_lowered_for_want_of_memory_is_not_kept(
 ) -> None:
     """The summary says why the budget is lower; the next start begins with what was measured."""
     plan = tune(model, config, cpus=2)
-    start, plan.budget.tokens = plan.budget.tokens, 256
-    plan.budget.lower(200, "out of memory")
-    assert f"at most 128 tokens a batch (lowered from {start}, because" in plan.summary()
+    start = plan.budget.tokens
+    plan.budget.lower(start, "out of memory")
+    words = f"at most {start // 2} tokens a batch (lowered from {start}, because"
+    assert words in plan.summary()
     assert tune(model, config, cpus=2).budget.tokens == start
 
 

@@ -9,14 +9,14 @@ import pytest
 from app.server.workers import group_reload
 from app.server.workers.group_reload import GroupReload
 from app.server.workers.worker_process import WorkerProcess
-from app.shared_memory.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerPhase
 
 
 class FakeWorker:
     """Notes the messages that it gets."""
 
-    def __init__(self, stage: WorkerStage) -> None:
-        self.stage = stage
+    def __init__(self, phase: WorkerPhase) -> None:
+        self.phase = phase
         self.fault = ""
         self.messages: list[dict[str, Any]] = []
 
@@ -34,8 +34,8 @@ class Reloads:
     """The reloads of two fake workers; another one, which stops, asks for them."""
 
     def __init__(self) -> None:
-        self.workers = [FakeWorker(WorkerStage.READY) for _ in range(2)]
-        self.asker = FakeWorker(WorkerStage.STOPPING)
+        self.workers = [FakeWorker(WorkerPhase.READY) for _ in range(2)]
+        self.asker = FakeWorker(WorkerPhase.STOPPING)
         self.group = GroupReload(cast(list[WorkerProcess], self.workers))
 
     async def meanwhile(self, happening: Awaitable[None]) -> None:

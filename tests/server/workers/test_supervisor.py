@@ -20,7 +20,7 @@ from app.config.settings import Settings
 from app.server.workers.assignment import part, take_share, worker_count
 from app.server.workers.group_reload import GroupReload
 from app.server.workers.supervisor import Supervisor
-from app.shared_memory.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerPhase
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
 from tests.support.reloads import reload
@@ -437,7 +437,7 @@ def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(GroupReload, "reload_all", note)
     supervisor = Supervisor(Settings(), 2, [])
     for worker in supervisor._workers:
-        worker.status.stage_number = WorkerStage.READY
+        worker.status.phase_number = WorkerPhase.READY
     expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}
     for models, so_far in expected.items():
         for worker, model in zip(supervisor._workers, models, strict=True):

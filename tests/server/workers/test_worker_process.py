@@ -10,7 +10,7 @@ from app.config.settings import Settings
 from app.server.workers import worker_process
 from app.server.workers.worker_process import LEAST_PAUSE_S, MOST_PAUSE_S, STEADY_S, WorkerProcess
 from app.shared_memory.board import Board
-from app.shared_memory.worker_status import WorkerStage
+from app.shared_memory.worker_status import WorkerPhase
 
 
 class Lives:
@@ -31,7 +31,7 @@ class Lives:
         self._worker.start()
         self._worker.look()
         if ready_s is not None:
-            self._worker.status.stage_number = WorkerStage.READY
+            self._worker.status.phase_number = WorkerPhase.READY
             self._worker.look()
             self.now += ready_s
         self._code = 1

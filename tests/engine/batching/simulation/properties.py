@@ -325,7 +325,7 @@ def the_reports(record: Record) -> None:
         outcomes = batch.outcomes.values()
         failed = sum(not isinstance(outcome, Done) for outcome in outcomes)
         assert batch.report is not None
-        assert replace(batch.report, raised=[]) == BatchReport(
+        assert replace(batch.report, raised=[], out_of_memory=False) == BatchReport(
             items=len(batch.texts),
             tokens=sum(map(len, batch.texts)),
             padded_tokens=len(batch.texts) * max(map(len, batch.texts)),
