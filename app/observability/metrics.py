@@ -5,13 +5,14 @@ Series that alerts and dashboard read are exported from the first scrape on.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prometheus_client import PlatformCollector
+from prometheus_client import PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from app.observability import logs
 from app.observability.gpus import GpuCollector
-from app.observability.processes import ProcessesCollector
 from app.observability.series import Counter, Gauge, Histogram, InfoGauge, Merge, SharedRegistry
 from app.shared_memory.board import Board
 
@@ -36,6 +37,10 @@ BATCH_TEXTS = (1, 2, 4, 8, 16, 64, 256, 1024)
 BATCH_TOKENS = (32, 64, 128, 256, 512, 2048, 8192, 32_768)
 # The dashboard shows only the mean. The batcher allows 0.07 in a batch of several texts.
 PADDING = (0.0, 0.02, 0.05, 0.07, 0.1)
+
+EARLIEST = "process_start_time_seconds"
+# A sum over the processes would fall when one ends, so each worker counts its own.
+COUNTED = "process_cpu_seconds"
 
 OTHER_OPERATION = "other"  # health checks, metrics, models, pages
 
@@ -198,3 +203,30 @@ class Metrics:
         self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
     ) -> Histogram:
         return Histogram(f"sentiment_{name}", text, labels, self.registry, bounds=bounds)
+
+
+class ProcessesCollector(Collector):
+    """What prometheus_client says of a process, of all workers: sums, and the earliest start.
+
+    ``pids`` gives the ids of their processes.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._pid = 0
+        self._process = ProcessCollector(pid=lambda: self._pid, registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, without processes that have ended."""
+        found: dict[str, list[Metric]] = {}
+        for pid in self._pids():
+            self._pid = pid
+            for metric in self._process.collect():
+                found.setdefault(metric.name, []).append(metric)
+        for name, metrics in found.items():
+            if name == COUNTED:
+                continue
+            values = [metric.samples[0].value for metric in metrics]
+            shown = Metric(name, metrics[0].documentation, metrics[0].type)
+            shown.add_sample(name, {}, min(values) if name == EARLIEST else sum(values))
+            yield shown
