@@ -84,7 +84,7 @@ class Service:
         """Serve these models. At the end, accepted work is finished, or its time is over."""
         async with AsyncExitStack() as stack:
             self.lifecycle.restart()
-            stack.callback(self.metrics.publish)
+            stack.callback(self.metrics.registry.publish)
             stack.callback(self.lifecycle.stopped)
             if self.settings.otlp_endpoint:
                 self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
@@ -130,7 +130,7 @@ class Service:
 
         A worker among several calls this on its event loop, about ten times a second.
         """
-        self.metrics.publish()
+        self.metrics.registry.publish()
         self.access.catch_up()
 
     def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:

@@ -53,14 +53,13 @@ class Nvml:
     def __init__(self) -> None:
         self._nvml = import_module("pynvml")
         self._nvml.nvmlInit()
-        self._handles: dict[str, Any] = {}
-        self.names: dict[str, str] = {}  # of a GPU that was lost as well
+        self._found: list[tuple[str, str, Any]] = []  # index, name and handle of each
         for number in range(self._nvml.nvmlDeviceGetCount()):
             with suppress(self._nvml.NVMLError):  # a lost GPU must not hide the others
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
                 for index, instance in self._instances(str(number), handle):
-                    self.names[index] = self._nvml.nvmlDeviceGetName(instance)
-                    self._handles[index] = instance
+                    name = self._nvml.nvmlDeviceGetName(instance)
+                    self._found.append((index, name, instance))
 
     def _instances(self, index: str, handle: Any) -> list[tuple[str, Any]]:
         """The MIG instances of a GPU that is divided, else the GPU itself.
@@ -78,10 +77,9 @@ class Nvml:
 
     def read(self) -> list[Gpu]:
         """Read all GPUs. A value that NVML does not give is left out."""
-        return [self._read(index, handle) for index, handle in self._handles.items()]
+        return [self._read(*found) for found in self._found]
 
-    def _read(self, index: str, handle: Any) -> Gpu:
-        name = self.names[index]
+    def _read(self, index: str, name: str, handle: Any) -> Gpu:
         try:
             memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo, handle)
             rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -120,19 +118,16 @@ class GpuCollector(Collector):
         """
         if self._absent:
             return
-        if self._reading is None or self._reading.done():
-            reading: Future[list[Gpu]] = Future()
+        reading = self._reading
+        if reading is None or reading.done():
+            reading = Future()
             thread = threading.Thread(target=self._read, args=(reading,), name="nvml", daemon=True)
-            try:
+            with suppress(RuntimeError):  # no more threads: to this scrape, the GPUs are silent
                 thread.start()
-            except RuntimeError:  # no more threads: this scrape goes without
-                self._gpus = []
-                return
-            self._reading = reading
-        current = self._reading  # another scrape may begin the next one meanwhile
-        done, _ = await asyncio.wait([asyncio.wrap_future(current)], timeout=WAIT_S)
-        silent = self._nvml.names.items() if self._nvml else ()
-        self._gpus = current.result() if done else [Gpu(index, name) for index, name in silent]
+                self._reading = reading
+        done, _ = await asyncio.wait([asyncio.wrap_future(reading)], timeout=WAIT_S)
+        silent = [Gpu(gpu.index, gpu.name) for gpu in self._gpus]
+        self._gpus = reading.result() if done else silent
 
     def _read(self, reading: Future[list[Gpu]]) -> None:
         try:

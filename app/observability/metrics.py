@@ -5,16 +5,15 @@ Series that alerts and dashboard read are exported from the first scrape on.
 
 import os
 import time
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, PlatformCollector
+from prometheus_client import PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from app.observability import logs
 from app.observability.gpus import GpuCollector
-from app.observability.processes import ProcessesCollector
-from app.observability.series import Counter, Gauge, Histogram, InfoGauge, Merge
-from app.observability.series_store import SeriesStore
+from app.observability.series import Counter, Gauge, Histogram, InfoGauge, Merge, SharedRegistry
 from app.shared_memory.board import Board
 
 # Buckets are few, because each is a series for each route, stage or label. They are dense where
@@ -39,9 +38,11 @@ BATCH_TOKENS = (32, 64, 128, 256, 512, 2048, 8192, 32_768)
 # The dashboard shows only the mean. The batcher allows 0.07 in a batch of several texts.
 PADDING = (0.0, 0.02, 0.05, 0.07, 0.1)
 
-OTHER_OPERATION = "other"  # health checks, metrics, models, pages
+EARLIEST = "process_start_time_seconds"
+# A sum over the processes would fall when one ends, so each worker counts its own.
+COUNTED = "process_cpu_seconds"
 
-Family = TypeVar("Family", bound=Counter | Gauge | Histogram)
+OTHER_OPERATION = "other"  # health checks, metrics, models, pages
 
 
 class Metrics:
@@ -51,9 +52,7 @@ class Metrics:
     """
 
     def __init__(self, board: Board) -> None:
-        self.registry = CollectorRegistry()
-        self._store = SeriesStore(board)
-        self._families: list[Counter | Gauge | Histogram] = []
+        self.registry = SharedRegistry(board)
         PlatformCollector(registry=self.registry)
         self.gpus = GpuCollector()
         self.registry.register(self.gpus)
@@ -144,14 +143,11 @@ class Metrics:
             ["model"],
             LAG_SECONDS,
         )
-        self.model_info = self._kept(
-            InfoGauge(
-                "sentiment_model_info",
-                "Always 1: what the labels say is served.",
-                ["model", "revision", "precision", "provider", "version"],
-                self.registry,
-                self._store,
-            )
+        self.model_info = InfoGauge(
+            "sentiment_model_info",
+            "Always 1: what the labels say is served.",
+            ["model", "revision", "precision", "provider", "version"],
+            self.registry,
         )
         self._shown_models: dict[str, tuple[str, ...]] = {}
         self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"], max)
@@ -175,17 +171,12 @@ class Metrics:
         self.requests.labels(route, method, status, operation)
         self.request_seconds.labels(route, operation)
 
-    def publish(self) -> None:
-        """Write all numbers where other workers read them. Own scrapes do so by themselves."""
-        for family in self._families:
-            family.publish()
-
     def _of_processes(self, worker: str) -> None:
         """Create the metrics of the workers as processes."""
         restarts = self._counter(
             "worker_restarts", "Workers that were started in the place of one that ended.", []
         )
-        restarts.labels().value += self._store.continued
+        restarts.labels().value += self.registry.store.continued
         pids = self._gauge(
             "worker_pid", "The process of a worker; 0: it is not running.", ["worker"]
         )
@@ -194,16 +185,8 @@ class Metrics:
             ProcessesCollector(lambda: [int(pid.value) for pid in pids.totals().values()])
         )
         self._gauge("workers", "Workers that are running.", []).labels().value = 1
-        cpu = self._kept(
-            Counter(
-                "process_cpu_seconds",
-                "Total user and system CPU time spent in seconds.",
-                [],
-                self.registry,
-                self._store,
-            )
-        )
-        cpu.watch(time.process_time)
+        text = "Total user and system CPU time spent in seconds."
+        Counter("process_cpu_seconds", text, [], self.registry).watch(time.process_time)
         self._counter(
             "log_lines_dropped",
             "Log lines that were not written: standard error was not read in time, or is gone.",
@@ -211,20 +194,39 @@ class Metrics:
         ).watch(logs.dropped_lines)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
-        return self._kept(Counter(f"sentiment_{name}", text, labels, self.registry, self._store))
+        return Counter(f"sentiment_{name}", text, labels, self.registry)
 
     def _gauge(self, name: str, text: str, labels: Sequence[str], merge: Merge = sum) -> Gauge:
-        return self._kept(
-            Gauge(f"sentiment_{name}", text, labels, self.registry, self._store, merge=merge)
-        )
+        return Gauge(f"sentiment_{name}", text, labels, self.registry, merge=merge)
 
     def _histogram(
         self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
     ) -> Histogram:
-        return self._kept(
-            Histogram(f"sentiment_{name}", text, labels, self.registry, self._store, bounds=bounds)
-        )
+        return Histogram(f"sentiment_{name}", text, labels, self.registry, bounds=bounds)
 
-    def _kept(self, family: Family) -> Family:
-        self._families.append(family)
-        return family
+
+class ProcessesCollector(Collector):
+    """What prometheus_client says of a process, of all workers: sums, and the earliest start.
+
+    ``pids`` gives the ids of their processes.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._pid = 0
+        self._process = ProcessCollector(pid=lambda: self._pid, registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, without processes that have ended."""
+        found: dict[str, list[Metric]] = {}
+        for pid in self._pids():
+            self._pid = pid
+            for metric in self._process.collect():
+                found.setdefault(metric.name, []).append(metric)
+        for name, metrics in found.items():
+            if name == COUNTED:
+                continue
+            values = [metric.samples[0].value for metric in metrics]
+            shown = Metric(name, metrics[0].documentation, metrics[0].type)
+            shown.add_sample(name, {}, min(values) if name == EARLIEST else sum(values))
+            yield shown

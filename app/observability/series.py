@@ -16,18 +16,40 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, Generic, TypeVar
+from itertools import accumulate
+from typing import Any, ClassVar, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Exemplar, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from app.observability.series_store import Labels, SeriesStore
-from app.shared_memory.board import Numbers
+from app.shared_memory.board import Board, Numbers
 
 Series = TypeVar("Series", bound="Count | Distribution")
 Merge = Callable[[Iterable[float]], float]
+
+
+class SharedRegistry(CollectorRegistry):
+    """The metrics of one application, with the numbers of all workers of its service."""
+
+    def __init__(self, board: Board) -> None:
+        """This worker counts in its part of the ``board``."""
+        super().__init__()
+        self.store = SeriesStore(board)
+        self.families: list[_Family[Any]] = []
+
+    def publish(self) -> None:
+        """Write all numbers where other workers read them. Own scrapes do so by themselves."""
+        for family in self.families:
+            family.publish()
 
 
 class Count:
@@ -85,7 +107,7 @@ class Distribution:
 class _Family(ABC, Collector, Generic[Series]):
     """All series of a metric. The name of a counter is given without its suffix ``_total``."""
 
-    kind: ClassVar[str]
+    shown: ClassVar[Callable[..., Any]]  # makes what a scrape shows of it
     section: ClassVar[str] = "counts"  # of a worker's part, for the numbers of its series
 
     def __init__(
@@ -93,18 +115,18 @@ class _Family(ABC, Collector, Generic[Series]):
         name: str,
         text: str,
         labels: Sequence[str],
-        registry: CollectorRegistry,
-        store: SeriesStore,
+        registry: SharedRegistry,
         *,
         merge: Merge = sum,
         bounds: Sequence[float] = (),
     ) -> None:
         """``merge`` makes one number of those of all workers. Only histograms have ``bounds``."""
         self._name, self._text, self._labels = name, text, labels
-        self._store, self._merge, self._bounds = store, merge, bounds
+        self._store, self._merge, self._bounds = registry.store, merge, bounds
         self._cells = len(bounds) + 2 if bounds else 1  # of a series
         self._series: dict[tuple[str | int, ...], Series] = {}
         registry.register(self)
+        registry.families.append(self)
 
     def labels(self, *values: str | int) -> Series:
         """This worker's series with these label values, in the order of the names."""
@@ -127,10 +149,9 @@ class _Family(ABC, Collector, Generic[Series]):
 
     def collect(self) -> Iterator[Metric]:
         """The metric, with the numbers of all workers at this moment."""
-        metric = Metric(self._name, self._text, self.kind)
+        metric = self.shown(self._name, self._text, labels=self._labels)
         for names, series in self.totals().items():
-            labels = dict(zip(self._labels, names, strict=True))
-            self._add_samples(metric, labels, series)
+            self._show(metric, names, series)
         yield metric
 
     def publish(self) -> None:
@@ -143,27 +164,24 @@ class _Family(ABC, Collector, Generic[Series]):
         """The series whose numbers are in ``cells``."""
 
     @abstractmethod
-    def _add_samples(self, metric: Metric, labels: dict[str, str], series: Series) -> None:
-        """Add to ``metric`` the samples of ``series``, whose labels and values are ``labels``."""
+    def _show(self, metric: Any, names: Labels, series: Series) -> None:
+        """Add to ``metric``, which ``shown`` made, a series with these label values."""
 
 
 class _Counts(_Family[Count]):
     """A metric of which each series is one number."""
 
-    suffix: ClassVar[str] = ""  # of the samples' name
-
     def _over(self, cells: Numbers) -> Count:
         return Count(cells)
 
-    def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
-        metric.add_sample(f"{self._name}{self.suffix}", labels, series.value)
+    def _show(self, metric: Any, names: Labels, series: Count) -> None:
+        metric.add_metric(names, series.value)
 
 
 class Counter(_Counts):
     """A counter: the number of events by label values."""
 
-    kind = "counter"
-    suffix = "_total"
+    shown = CounterMetricFamily
 
     def watch(self, total: Callable[[], float]) -> None:
         """Count what ``total`` says that this process has counted since its start."""
@@ -175,7 +193,7 @@ class Counter(_Counts):
 class Gauge(_Counts):
     """A gauge: what all workers have at the moment. A worker that has ended has nothing."""
 
-    kind = "gauge"
+    shown = GaugeMetricFamily
     section = "gauges"
 
     def watch(self, function: Callable[[], float], *values: str | int) -> None:
@@ -186,15 +204,15 @@ class Gauge(_Counts):
 class InfoGauge(Gauge):
     """A gauge whose labels are what matters. It has the value 1, and is not shown with 0."""
 
-    def _add_samples(self, metric: Metric, labels: dict[str, str], series: Count) -> None:
+    def _show(self, metric: Any, names: Labels, series: Count) -> None:
         if series.value:
-            super()._add_samples(metric, labels, series)
+            super()._show(metric, names, series)
 
 
 class Histogram(_Family[Distribution]):
     """A histogram. ``bounds`` are the upper bounds of its buckets, ascending and without +Inf."""
 
-    kind = "histogram"
+    shown = HistogramMetricFamily
 
     @cached_property
     def _shown_bounds(self) -> list[str]:
@@ -203,17 +221,9 @@ class Histogram(_Family[Distribution]):
     def _over(self, cells: Numbers) -> Distribution:
         return Distribution(self._bounds, cells)
 
-    def _add_samples(self, metric: Metric, labels: dict[str, str], series: Distribution) -> None:
-        own = self._series.get(tuple(labels.values()))
+    def _show(self, metric: Any, names: Labels, series: Distribution) -> None:
+        own = self._series.get(names)
         exemplars = own.exemplars if own is not None else {}
-        count = 0.0
-        for bucket, (bound, observed) in enumerate(
-            zip(self._shown_bounds, series.counts, strict=True)
-        ):
-            count += observed
-            exemplar = exemplars.get(bucket)
-            metric.add_sample(
-                f"{self._name}_bucket", {**labels, "le": bound}, count, exemplar=exemplar
-            )
-        metric.add_sample(f"{self._name}_count", labels, count)
-        metric.add_sample(f"{self._name}_sum", labels, series.sum)
+        counts = zip(self._shown_bounds, accumulate(series.counts), strict=True)
+        buckets = [(*count, exemplars.get(bucket)) for bucket, count in enumerate(counts)]
+        metric.add_metric(names, buckets, series.sum)

@@ -6,14 +6,12 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.observability.metrics import Metrics
 from app.observability.observers import count_request
-from app.observability.series import Counter, Gauge, Histogram
-from app.observability.series_store import SeriesStore
+from app.observability.series import Counter, Gauge, Histogram, SharedRegistry
 from app.shared_memory.board import NUMBER_BYTES, SECTIONS, Board
 from tests.support.boards import boards, shared_board
 
@@ -30,7 +28,7 @@ metrics.requests_in_flight.value = 3
 metrics.show_model("model", "revision 2", "int8", "CPU", "1.0")
 metrics.model_ready.watch(lambda: True, "model")
 metrics.queue_texts.watch(lambda: 7, "model")
-metrics.publish()
+metrics.registry.publish()
 print("counted", flush=True)
 sys.stdin.read()
 """
@@ -122,7 +120,7 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
 
 
 def _counter(board: Board) -> Counter:
-    return Counter("things", "Things.", ["name"], CollectorRegistry(), SeriesStore(board))
+    return Counter("things", "Things.", ["name"], SharedRegistry(board))
 
 
 def _totals(counter: Counter) -> dict[tuple[str, ...], float]:
@@ -196,10 +194,10 @@ def test_new_series_are_found_by_readers_that_know_the_earlier_ones() -> None:
     """Counters, gauges and histograms may be added in any order, at any time."""
     both = []
     for board in boards(2):
-        registry, store = CollectorRegistry(), SeriesStore(board)
-        counter = Counter("things", "Things.", ["name"], registry, store)
-        gauge = Gauge("height", "Height.", ["name"], registry, store, merge=max)
-        histogram = Histogram("size", "Size.", ["name"], registry, store, bounds=[1, 2])
+        registry = SharedRegistry(board)
+        counter = Counter("things", "Things.", ["name"], registry)
+        gauge = Gauge("height", "Height.", ["name"], registry, merge=max)
+        histogram = Histogram("size", "Size.", ["name"], registry, bounds=[1, 2])
         both.append((registry, counter, gauge, histogram))
     for number in range(3):
         for registry, counter, gauge, histogram in both:

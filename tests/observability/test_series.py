@@ -7,8 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from app.observability.series import Counter, Histogram
-from app.observability.series_store import SeriesStore
+from app.observability.series import Counter, Histogram, SharedRegistry
 from app.shared_memory.board import Board
 
 BOUNDS = (0.0, 0.001, 0.25, 1, 10, 2_500_000)
@@ -29,11 +28,11 @@ def no_creation_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scrape_is_that_of_prometheus_client(accept: str) -> None:
     """In both formats, the same counts give the same text: names, labels, values and exemplars."""
     encode, _ = choose_encoder(accept)
-    ours, theirs, store = CollectorRegistry(), CollectorRegistry(), SeriesStore(Board.alone())
+    ours, theirs = SharedRegistry(Board.alone()), CollectorRegistry()
     labels = ["route", "status"]
-    counter = Counter("answers", "How many.", labels, ours, store)
+    counter = Counter("answers", "How many.", labels, ours)
     expected_counter = prometheus_client.Counter("answers", "How many.", labels, registry=theirs)
-    histogram = Histogram("seconds", "How long.", ["route"], ours, store, bounds=BOUNDS)
+    histogram = Histogram("seconds", "How long.", ["route"], ours, bounds=BOUNDS)
     expected_histogram = prometheus_client.Histogram(
         "seconds", "How long.", ["route"], buckets=BOUNDS, registry=theirs
     )

@@ -2,9 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from app.engine.model.bundle import Calibration, Parity, Precision

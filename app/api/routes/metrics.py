@@ -3,9 +3,11 @@
 import asyncio
 import gzip
 import time
+from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from app.api.http_exchange import HttpRequest, Route, packed_answer
@@ -30,28 +32,28 @@ class Scrapes:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._next: asyncio.Task[dict[str, bytes]] | None = None
+        self._next: dict[str, asyncio.Task[bytes]] = {}  # the renderings, by their content types
         self._rests_until = 0.0  # on the event loop's clock
 
     async def answer(self, request: HttpRequest) -> Response:
         """The metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
-        if self._next is None or self._next.done():
-            self._next = asyncio.create_task(self._begun())
-        rendered = await asyncio.shield(self._next)  # others wait for it, too
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        if content_type not in rendered:
-            # CPU time: on a busy machine, the time that others take would count as well.
-            started = time.thread_time()
-            rendered[content_type] = gzip.compress(encode(self._metrics.registry), LEVEL)
-            rest_s = min(REST * (time.thread_time() - started), MAX_REST_S)
-            self._rests_until = asyncio.get_running_loop().time() + rest_s
-        return packed_answer(request, rendered[content_type], {"content-type": content_type})
+        rendering = self._next.get(content_type)
+        if rendering is None or rendering.done():
+            rendering = asyncio.create_task(self._rendered(encode))
+            self._next[content_type] = rendering
+        packed = await asyncio.shield(rendering)  # others wait for it, too
+        return packed_answer(request, packed, {"content-type": content_type})
 
-    async def _begun(self) -> dict[str, bytes]:
-        """A rendering for each content type, of which there are none yet."""
-        await asyncio.sleep(self._rests_until - asyncio.get_running_loop().time())
+    async def _rendered(self, encode: Callable[[CollectorRegistry], bytes]) -> bytes:
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(self._rests_until - now())
         await self._metrics.gpus.refresh()
-        return {}
+        started = time.thread_time()  # on a busy machine, the time that others take would count
+        packed = gzip.compress(encode(self._metrics.registry), LEVEL)
+        rest_s = min(REST * (time.thread_time() - started), MAX_REST_S)
+        self._rests_until = max(now(), self._rests_until) + rest_s
+        return packed
 
 
 @router.get(
