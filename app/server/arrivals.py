@@ -6,7 +6,6 @@ connections wait in the kernel's queue for seconds, including the probes of an o
 """
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -24,13 +23,12 @@ from app.server.addresses import cannot_listen, take_no_handshake
 BACKLOG = 2048
 # Connections accepted in one iteration of the event loop. Each takes some microseconds.
 ACCEPTED_AT_ONCE = 512
-# Seconds before the next try when the process has no file descriptor left.
+# Seconds before the next try when the process has no file descriptor or memory left.
 PAUSE_S = 0.25
 # Seconds for a handshake to complete after its first packet has arrived.
 HANDSHAKE_S = 0.1
 # Seconds for the beginning and the end of a connection with TLS.
 TLS_TIMEOUTS: dict[str, Any] = {"ssl_handshake_timeout": 20.0, "ssl_shutdown_timeout": 2.0}
-OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 # A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
 # probe or a finished answer waits that long, however many clients send at once.
@@ -61,7 +59,6 @@ class Arrivals:
         self._site = site
         self._take = take
         self._loop = asyncio.get_running_loop()
-        self._resume: asyncio.TimerHandle | None = None
         self.accepted = 0
         self._listen()
         self.resume()
@@ -79,8 +76,6 @@ class Arrivals:
         if self.ended:
             return
         await self._refuse_more()
-        if self._resume is not None:
-            self._resume.cancel()
         self._loop.remove_reader(self._site)
         with suppress(OSError):  # no file descriptor is left
             while self._accept_some():
@@ -109,7 +104,6 @@ class Arrivals:
         await asyncio.sleep(HANDSHAKE_S)
 
     def _accept(self) -> None:
-        self._resume = None
         try:
             self._accept_some()
         except OSError as error:
@@ -119,7 +113,7 @@ class Arrivals:
                 PAUSE_S,
             )
             self._loop.remove_reader(self._site)
-            self._resume = self._loop.call_later(PAUSE_S, self.resume)
+            self._loop.call_later(PAUSE_S, self.resume)
 
     def _accept_some(self) -> bool:
         """Accept some connections; return whether there may be more."""
@@ -128,10 +122,8 @@ class Arrivals:
                 connection = self._next()
             except BlockingIOError:
                 return False
-            except OSError as error:
-                if error.errno in OUT_OF_RESOURCES:
-                    raise
-                continue  # an error of this one connection
+            except ConnectionAbortedError:
+                continue
             connection.setblocking(False)
             self.accepted += 1
             if not self._take(connection):

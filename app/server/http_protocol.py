@@ -108,7 +108,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._transport.closing or self._state is ConnectionState.REFUSAL:
-            self._transport.drop(len(data))
+            self._transport.drop()
         elif self._state is ConnectionState.BODY:
             self._take_body(data)
         else:
@@ -243,14 +243,14 @@ class HttpProtocol(HttpToolsProtocol):
             raise BadRequest("the only transfer coding accepted is: chunked")
         length = int(dict(self.headers).get(b"content-length", 0))
         self._body_left = sys.maxsize if codings else length
-        self._framing_excess = self._transport.dropped = 0
+        self._framing_excess = 0
         super().on_headers_complete()
         self._state = ConnectionState.BODY
 
     def on_body(self, body: bytes) -> None:
         self._framing_excess -= 2 * len(body)  # it was counted as framing
         if self.cycle.response_complete:
-            self._transport.drop(len(body))
+            self._transport.drop()
         else:
             super().on_body(body)
 

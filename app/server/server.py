@@ -106,7 +106,7 @@ class Server(uvicorn.Server):
                 service=self._service,
                 turns=turns,
             )
-            arrivals = partial(HandedOver, on_loss=self._note_end) if self._assignment else Arrivals
+            arrivals = HandedOver if self._assignment else Arrivals
             self._listeners.append(Listener(site, protocol, arrivals, self._note_end, tls))
             tls = None  # the port of the metrics has none
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-# How much of a refused body is read and dropped, and for how many seconds. Some clients send the
-# whole body before they read the error. After that the connection closes in any case.
-LINGER_BYTES = 256 * 1_048_576
+# For how many seconds the rest of a refused body is read and dropped. Some clients send the whole
+# body before they read the error. After that the connection closes in any case.
 LINGER_S = 30.0
 # After this many seconds of silence, the client is assumed to have nothing more to send.
 SILENCE_S = 2.0
@@ -22,8 +21,8 @@ class ResponseTransport:
 
     If a connection is closed before all received data is read, the kernel resets it, and the
     client loses the answer (RFC 9112, section 9.6). So ``close`` first ends our sending side and
-    drops what still arrives. The connection closes when the client ends its side, or when a limit
-    is reached.
+    drops what still arrives. The connection closes when the client ends its side or is silent, or
+    when its time is over.
 
     ``sending`` is called at the close. It returns whether the client may still be sending.
     """
@@ -32,8 +31,7 @@ class ResponseTransport:
         self._transport = transport
         self._sending = sending
         self.closing = False  # whether ``close`` was called, or the connection is lost
-        self.dropped = 0  # bytes of a refused body
-        self._seen = 0  # bytes dropped at the last check
+        self._silent = True  # nothing has been dropped since the last look
         self._left_s = LINGER_S
         self._look: asyncio.TimerHandle | None = None
         self._unsent = b""
@@ -74,9 +72,9 @@ class ResponseTransport:
         self.await_rest()
 
     def await_rest(self) -> None:
-        """Close when the client has stopped sending, or when a limit is reached."""
+        """Close when the client has stopped sending, or when its time is over."""
         self.stop()
-        self._left_s, self._seen = LINGER_S, self.dropped
+        self._left_s = LINGER_S
         self._look_later()
 
     def stop(self) -> None:
@@ -90,19 +88,17 @@ class ResponseTransport:
         self.stop()
         self._sending = bool  # it returns False
 
-    def drop(self, size: int) -> None:
-        """Count ``size`` bytes that arrived and are dropped; close if there are too many."""
-        self.dropped += size
-        if self.dropped > LINGER_BYTES:
-            self._transport.close()
+    def drop(self) -> None:
+        """Something has arrived and is dropped."""
+        self._silent = False
 
     def _look_later(self) -> None:
+        self._silent = True
         self._look = self._loop.call_later(SILENCE_S, self._end_if_silent)
 
     def _end_if_silent(self) -> None:
         self._left_s -= SILENCE_S
-        if self.dropped == self._seen or self._left_s <= 0:
+        if self._silent or self._left_s <= 0:
             self._transport.close()
-            return
-        self._seen = self.dropped
-        self._look_later()
+        else:
+            self._look_later()

@@ -7,10 +7,8 @@ taken.
 
 import asyncio
 import json
-import logging
 import os
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,8 +18,6 @@ from app.server.arrivals import Arrivals
 MESSAGE_BYTES = 65_536  # at most; the longest name the served models
 # What goes with a connection, because the kernel passes no descriptor without a byte.
 MESSAGE = b"c"
-
-logger = logging.getLogger(__name__)
 
 
 class Control:
@@ -41,34 +37,19 @@ class Control:
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._unsent: deque[bytes] = deque()
         channel.setblocking(False)
         self._loop.add_reader(channel, self._read)
 
     def send(self, **message: Any) -> None:
-        """Send a message, now or when there is room. If the other end has ended, it is lost."""
-        self._unsent.append(json.dumps(message).encode())
-        self._flush()
+        """Send a message. It is lost if the other end has ended, or reads nothing any more."""
+        with suppress(OSError):
+            self._channel.send(json.dumps(message).encode())
 
     def close(self) -> None:
         """Send and read no more; may be called more than once."""
         if self._channel.fileno() >= 0:
             self._loop.remove_reader(self._channel)
-            self._loop.remove_writer(self._channel)
             self._channel.close()
-
-    def _flush(self) -> None:
-        try:
-            while self._unsent:
-                self._channel.send(self._unsent[0])
-                self._unsent.popleft()
-        except BlockingIOError:
-            self._loop.add_writer(self._channel, self._flush)
-            return
-        except OSError:  # ``on_end`` will be called
-            self._unsent.clear()
-        if self._channel.fileno() >= 0:
-            self._loop.remove_writer(self._channel)
 
     def _read(self) -> None:
         try:
@@ -121,19 +102,7 @@ class Channel:
 
 
 class HandedOver(Arrivals):
-    """The connections that arrive at a worker through its end. The supervisor ends the channel.
-
-    ``on_loss`` is called when one has arrived for which the process had no file descriptor.
-    """
-
-    def __init__(
-        self,
-        site: socket.socket,
-        take: Callable[[socket.socket], bool],
-        on_loss: Callable[[], None],
-    ) -> None:
-        self._on_loss = on_loss
-        super().__init__(site, take)
+    """The connections that arrive at a worker through its end. The supervisor ends the channel."""
 
     def _listen(self) -> None:
         """Do nothing: connections come from the start."""
@@ -142,10 +111,7 @@ class HandedOver(Arrivals):
         message, connections = _receive(self._site)
         if connections:
             return connections[0]
-        if message:
-            logger.warning("a connection was lost: no file descriptor was left for it")
-            self._on_loss()
-        else:
+        if not message:
             self._loop.remove_reader(self._site)
             self._site.close()
         raise BlockingIOError

@@ -6,9 +6,9 @@ import socket
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import cast
 
 from app.errors import NotReady
 from app.server.arrivals import Arrivals
@@ -16,6 +16,7 @@ from app.server.workers.worker_process import WorkerProcess
 
 # Seconds that a client gets to send its request and to read the answer.
 MOST_S = 5.0
+READ_BYTES = 65_536
 HEAD = """\
 HTTP/1.1 503 Service Unavailable\r
 content-type: application/problem+json\r
@@ -43,7 +44,7 @@ class Dealer:
         self._arrivals: list[Arrivals] = []
         self._undealt: deque[tuple[int, socket.socket]] = deque()  # with their sites
         self._closing = False
-        self._refused = 0
+        self._refusing: set[asyncio.Task[None]] = set()
 
     @property
     def accepted(self) -> int:
@@ -75,11 +76,6 @@ class Dealer:
             for arrivals in self._arrivals:
                 arrivals.resume()
 
-    def forget_refused(self) -> int:
-        """The number of connections that got 503 since the last call."""
-        refused, self._refused = self._refused, 0
-        return refused
-
     async def close(self) -> None:
         """Accept every connection that the kernel has completed, then stop listening.
 
@@ -99,8 +95,9 @@ class Dealer:
         """Give the connection to a worker, or refuse it if there is none; False: it must wait."""
         reachable = [worker for worker in self._workers if worker.reachable]
         if not reachable:
-            self._refused += 1
-            refuse(connection)
+            refusing = asyncio.create_task(_refuse(connection))
+            self._refusing.add(refusing)
+            refusing.add_done_callback(self._refusing.discard)
             return True
         return any(
             self._give(worker, site, connection) for worker in sorted(reachable, key=self._order)
@@ -114,36 +111,18 @@ class Dealer:
         return *worker.rank, worker.status.open, self._latest[worker.number]
 
 
-_beginning: set[asyncio.Task[object]] = set()  # the event loop does not keep its tasks
-
-
-def refuse(connection: socket.socket) -> None:
-    """Answer the connection's request with 503, and end it. Call it on the event loop."""
+async def _refuse(connection: socket.socket) -> None:
+    """Answer the connection's request with 503, and end it."""
     loop = asyncio.get_running_loop()
-    task = loop.create_task(loop.connect_accepted_socket(_Refusal, connection))
-    _beginning.add(task)
-    task.add_done_callback(_beginning.discard)
-
-
-class _Refusal(asyncio.Protocol):
-    def __init__(self) -> None:
-        self._answered = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        loop = asyncio.get_running_loop()
-        self._end = loop.call_later(MOST_S, self._transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        # The rest is read and forgotten: the kernel would reset a connection with unread bytes, and
-        # the client would not see the answer.
-        if not self._answered:
-            self._answered = True
-            self._transport.write(_answer())
-            self._transport.write_eof()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._end.cancel()
+    with connection, suppress(OSError):
+        async with asyncio.timeout(MOST_S):
+            if await loop.sock_recv(connection, READ_BYTES):
+                await loop.sock_sendall(connection, _answer())
+                connection.shutdown(socket.SHUT_WR)
+            # The kernel would reset a connection with unread bytes, and the client would not see
+            # the answer.
+            while await loop.sock_recv(connection, READ_BYTES):
+                pass
 
 
 def _answer() -> bytes:

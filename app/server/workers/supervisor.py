@@ -49,8 +49,6 @@ def run(settings: Settings, workers: int) -> int:
     """
     with ExitStack() as stack:
         sites = [stack.enter_context(site) for site in bind_sites(settings)]
-        if settings.grpc_port:
-            stack.enter_context(_held(settings.host, settings.grpc_port))
         settings = _with_cache(settings, stack)
         return uvloop.run(Supervisor(settings, workers, sites).run())
 
@@ -70,14 +68,6 @@ def _with_cache(settings: Settings, stack: ExitStack) -> Settings:
         made = stack.enter_context(tempfile.TemporaryDirectory(prefix="sentiment-"))
         return settings.model_copy(update={"cache_dir": Path(made)})
     return settings
-
-
-def _held(host: str, port: int) -> socket.socket:
-    """Hold a port on which the workers will listen, so that no other program takes it."""
-    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    holder.bind((host, port))
-    return holder
 
 
 class Supervisor:
@@ -188,8 +178,7 @@ class Supervisor:
             return
         self._serving = serving
         if serving:
-            refused = self._dealer.forget_refused()
-            logger.info("requests are answered again; connections that got 503: %d", refused)
+            logger.info("requests are answered again")
         else:
             logger.error("no worker is left: requests get 503 until one is ready")
 
