@@ -112,7 +112,7 @@ def test_wrong_options_are_refused(classifier: Classifier, options: Any, says: s
 def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every flag that `serve` has for a checkpoint is a keyword; a bundle takes none."""
     keywords = inspect.signature(Classifier).parameters
-    assert {*CheckpointOptions.model_fields, "refresh"} <= keywords.keys()
+    assert CheckpointOptions.model_fields.keys() <= keywords.keys()
     with pytest.raises(UserError, match="is a bundle, and --labels, --text-pairs cannot change it"):
         Classifier(bundle, labels=["bad", "good"], text_pairs=True)
     seen: list[Settings] = []
@@ -122,12 +122,12 @@ def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch)
         raise UserError("it is caught")
 
     monkeypatch.setattr("app.python.with_bundles", caught)
-    more: dict[str, Any] = {"preprocessing": "none", "max_tokens": 9, "refresh": True}
+    more: dict[str, Any] = {"preprocessing": "none", "max_tokens": 9}
     for labels in ("bad,good", ("bad", "good")):
         with pytest.raises(UserError, match="it is caught"):
             Classifier("acme/tiny@v1", labels=labels, multi_label=False, **more)
         settings = seen.pop()
-        assert (settings.model, settings.refresh) == ((Path("acme/tiny@v1"),), True)
+        assert settings.model == (Path("acme/tiny@v1"),)
         words = ["--labels", "bad,good", "--preprocessing", "none", "--single-label"]
         assert settings.checkpoint_flags() == [*words, "--max-tokens", "9"]
 

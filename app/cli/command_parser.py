@@ -18,7 +18,7 @@ GROUPS = {
         *("model", "host", "port", "device", "workers", "api_keys", "rate_limit", "deadline_ms"),
     ),
     "models": ("served_name", "precision", "gpu_memory_mb", "cache_mb", "cache_dir"),
-    "checkpoints and hub ids": (*CheckpointOptions.model_fields, "refresh"),
+    "checkpoints and hub ids": tuple(CheckpointOptions.model_fields),
     "limits": (
         *("max_texts", "max_text_chars", "max_body_bytes", "max_inflight_bytes"),
         *("max_header_bytes", "max_queue_tokens", "drain_ms"),

@@ -13,15 +13,13 @@ from typing import Any
 
 from app.cli.export_process import Say, export_once
 from app.config.settings import Settings, cache_directory
-from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
-from app.errors import UserError, first_line
+from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, Precision
+from app.errors import UserError
 
 # The layout of the cache. The second number counts what an export decides by itself: models that
 # earlier versions have exported are exported again, with the labels of today.
 LAYOUT = f"format-{FORMAT_VERSION}.1"
-COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
-HUB_TIMEOUT_S = 5.0
 # Every checkpoint has these. A damaged bundle has no weights of its own.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
 
@@ -35,16 +33,14 @@ def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
 
     Raises:
         UserError: a model does not exist, or cannot be exported; there are options for a
-            checkpoint, and the models are not one checkpoint; or nothing can be refreshed.
+            checkpoint, and the models are not one checkpoint.
     """
     if len(settings.model) > 1 and (flags := settings.checkpoint_flags()):
         raise UserError(f"{flags[0]} is for one model: export the others with sentiment-export")
     if not settings.model:
         settings.refuse_bundle("the embedded model")
     sources = [_source(path, settings) for path in settings.model]
-    if settings.refresh and not any(source and source.revision for source in sources):
-        raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
-    kept = [source and _kept(source, settings, say) for source in sources]
+    kept = [source and _kept(source, say) for source in sources]
     bundles = tuple(one or path for one, path in zip(kept, settings.model, strict=True))
     return settings.model_copy(update={"model": bundles})
 
@@ -57,21 +53,13 @@ class _Source:
     """
 
     name: str  # as the user calls it
-    place: str
-    revision: str  # a branch or tag, which can move; "" if there is none
     words: list[str]  # of sentiment-export
     bundle: Path
-
-    @property
-    def commit(self) -> HubCommit:
-        """The commit of the bundle that is kept."""
-        held = _manifest(self.bundle)
-        return HubCommit.model_validate(held.get("fetched") or held.get("source") or {})
 
 
 def _source(path: Path, settings: Settings) -> _Source | None:
     """What must be exported for this model; None if it is a bundle, or nothing of a checkpoint."""
-    revision = ""
+    more: list[str] = []
     if path.exists():
         if (path / MANIFEST).exists() or not _is_checkpoint(path):
             settings.refuse_bundle(str(path))
@@ -79,7 +67,8 @@ def _source(path: Path, settings: Settings) -> _Source | None:
         path = path.resolve()
         place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
     elif hub_id := HUB_ID.fullmatch(str(path)):
-        place, revision = hub_id.groups(default="main")
+        place, revision = hub_id.groups()
+        more = ["--revision", revision] if revision else []
         key, name = str(path).replace("/", "--"), place.rpartition("/")[2]
     else:
         raise UserError(
@@ -93,48 +82,29 @@ def _source(path: Path, settings: Settings) -> _Source | None:
     if options:
         key += f"-{hashlib.sha256(repr(options).encode()).hexdigest()[:16]}"
     bundle = directory / "models" / LAYOUT / key / precision / name
-    words = [place, "--output", str(bundle), "--precision", precision, *options]
-    if "@" in str(path) and revision:
-        words += ["--revision", revision]
-    moves = revision if revision and not COMMIT.fullmatch(revision) else ""
-    return _Source(str(path), place, moves, words, bundle)
+    words = [place, "--output", str(bundle), "--precision", precision, *options, *more]
+    return _Source(str(path), words, bundle)
 
 
-def _kept(source: _Source, settings: Settings, say: Say) -> Path:
-    """The bundle of this source, exported now if it is not kept, or must be refreshed."""
-    refresh = settings.refresh and source.revision and _manifest(source.bundle)
-    newest = _newest_commit(source) if refresh else None
-
-    def needed() -> bool:
-        return not _manifest(source.bundle) or newest not in (None, source.commit.revision)
-
-    if needed():
-        export_once(source.words, source.bundle, source.name, needed, say)
-    else:
-        for note in _manifest(source.bundle).get("notes", ()):
-            if note.startswith("warning"):
-                say(f"{source.name}: {note}")
-    commit, cure = source.commit, "delete that directory to export it again"
-    if source.revision:
-        cure = "--refresh fetches it again if it has moved"
-    which = f", commit {commit.revision}," if commit.revision else ""
-    logger.info("%s%s is kept in %s; %s", source.name, which, source.bundle, cure)
+def _kept(source: _Source, say: Say) -> Path:
+    """The bundle of this source, exported now if it is not kept."""
+    held = _manifest(source.bundle)
+    for note in held.get("notes", ()):
+        if note.startswith("warning"):
+            say(f"{source.name}: {note}")
+    if not held:
+        export_once(
+            source.words, source.bundle, source.name, lambda: not _manifest(source.bundle), say
+        )
+        held = _manifest(source.bundle)
+    commit = (held.get("fetched") or held.get("source") or {}).get("revision")
+    logger.info(
+        "%s%s is kept in %s; delete that directory to export it again",
+        source.name,
+        f", commit {commit}," if commit else "",
+        source.bundle,
+    )
     return source.bundle
-
-
-def _newest_commit(source: _Source) -> str:
-    """The commit of its branch or tag on the hub.
-
-    Raises:
-        UserError: the hub does not tell.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        info = HfApi().model_info(source.place, revision=source.revision, timeout=HUB_TIMEOUT_S)
-    except Exception as error:  # its versions raise the errors of different libraries
-        raise UserError(f"{source.name} cannot be refreshed: {first_line(error)}") from None
-    return info.sha or ""
 
 
 def _manifest(bundle: Path) -> dict[str, Any]:

@@ -101,10 +101,6 @@ class Settings(CheckpointOptions, BaseSettings):
         description="directory that keeps exported models, and the measurements for the next start "
         "[default: sentiment-service in the user's cache directory, if there is one]",
     )
-    refresh: bool = Field(
-        default=False,
-        description="for a hub id: fetch and export it again if it has another commit now",
-    )
     target_latency_ms: int = Field(
         default=0,
         ge=0,

@@ -396,43 +396,19 @@ def test_what_an_export_had_to_guess_is_said_at_each_start(
     assert capsys.readouterr().out == "acme/gone: warning: it has no names\n"
 
 
-def test_a_moved_branch_is_fetched(
-    fake: Path,
-    hub: Hub,
-    checkpoint: Exported,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+def test_a_start_names_the_commit_that_is_kept(
+    fake: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A start names the commit that is kept. --refresh fetches the one to which main has moved.
-
-    It fetches nothing if main has not moved, and an error says why the hub does not tell.
-    """
+    """And what to delete for a newer one; it asks no hub."""
     caplog.set_level("INFO")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    commit = hub.add(REPO, checkpoint.source)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("COMMIT", "0" * 40)
     (bundle,) = _used(fake, REPO)
-    assert f"{REPO}, commit {'0' * 40}, is kept in {bundle}; --refresh fetches it" in caplog.text
-    monkeypatch.setenv("COMMIT", commit)
-    _used(fake, REPO)
+    caplog.clear()
+    assert _used(fake, REPO) == [bundle]
+    kept = f"{REPO}, commit {'0' * 40}, is kept in {bundle}; delete that directory to export it"
+    assert kept in caplog.text
     assert hub.requests == []
-    capsys.readouterr()
-    assert _used(fake, REPO, refresh=True) == [bundle]
-    assert f"exporting {REPO}" in capsys.readouterr().out
-    assert f"{REPO}, commit {commit}, is kept in" in caplog.text
-    _used(fake, REPO, refresh=True)
-    assert "exporting" not in capsys.readouterr().out
-    hub.fail(503)
-    with pytest.raises(UserError, match=f"{REPO} cannot be refreshed: 503 Server Error"):
-        _used(fake, REPO, refresh=True)
-
-
-def test_only_a_branch_or_tag_is_refreshed(fake: Path, checkpoint: Exported) -> None:
-    """A directory and the embedded model have no newer commit: the error says what has."""
-    for model in (str(checkpoint.bundle), str(checkpoint.source), f"{REPO}@{'a' * 40}"):
-        with pytest.raises(UserError, match="--refresh is for a branch or tag of the hub"):
-            _used(fake, model, refresh=True)
 
 
 def test_settings_without_a_model_stay(fake: Path) -> None:

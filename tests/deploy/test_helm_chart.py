@@ -22,7 +22,7 @@ PORTS = {"port", "metrics_port", "grpc_port"}
 DECIDED = {
     *("host", *PORTS, "drain_ms", "model", "api_keys", "admin_keys"),
     *("api_keys_file", "admin_keys_file", "tls_cert", "tls_key"),
-    *("refresh", *CheckpointOptions.model_fields),  # the chart serves a bundle
+    *CheckpointOptions.model_fields,  # the chart serves a bundle
 }
 
 

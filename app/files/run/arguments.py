@@ -21,7 +21,7 @@ TEXT = (*WRITTEN[:-1], ".json")
 READ = (*TEXT, ".parquet", *(f"{ending}.gz" for ending in TEXT))
 # Settings that apply only when the command loads a model itself, and what differs in their use.
 LOCAL = (
-    *("model", "device", "precision", "cache_dir", "refresh"),
+    *("model", "device", "precision", "cache_dir"),
     *CheckpointOptions.model_fields,
 )
 DESCRIPTIONS = {
