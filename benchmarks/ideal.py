@@ -8,7 +8,7 @@ in sorted order would all have texts of similar lengths.
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from app.engine.model.model import Model
@@ -52,7 +52,7 @@ class Ideal:
         return len(self._encodings) / (time.perf_counter() - started)
 
 
-def on_threads(count: int, calls: Sequence[Callable[[], object]]) -> None:
+def on_threads(count: int, calls: Iterable[Callable[[], object]]) -> None:
     """Make all calls, each thread the next one as soon as it is free."""
     left = iter(calls)
     lock = threading.Lock()

@@ -8,7 +8,6 @@ thread each.
 
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from app.engine.model.bundle import Bundle
 from app.engine.model.device import CPU
 from app.engine.model.sessions import open_session
+from benchmarks.ideal import on_threads
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row
@@ -170,17 +170,13 @@ def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 def _runs_per_second(run: Callable[[], object]) -> float:
-    runs = [0] * RUNNERS
-    started = time.perf_counter()
+    runs, started = 0, time.perf_counter()
 
-    def runner(index: int) -> None:
-        while runs[index] == 0 or time.perf_counter() - started < SECONDS_PER_TURN:
-            run()
-            runs[index] += 1
+    def calls() -> Iterator[Callable[[], object]]:
+        nonlocal runs
+        while runs < RUNNERS or time.perf_counter() - started < SECONDS_PER_TURN:
+            runs += 1
+            yield run
 
-    threads = [threading.Thread(target=runner, args=(index,)) for index in range(RUNNERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(runs) / (time.perf_counter() - started)
+    on_threads(RUNNERS, calls())
+    return runs / (time.perf_counter() - started)
