@@ -86,7 +86,7 @@ class Subject:
         """A load whose requests have ``texts`` texts each."""
         bodies = self.bodies(texts, options.pop("wanted", ()))
         options = {"seconds": self.seconds} | options
-        return Load(service.port, "/classify", bodies, connections, **options)
+        return Load(f"{service.url}/classify", bodies, connections, **options)
 
     def best(self, service: Service) -> float:
         """Requests of one text per second, of a closed loop with many connections."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -33,8 +34,7 @@ class Slice:
 
 
 async def send_slice(
-    port: int,
-    path: str,
+    url: str,
     bodies: Sequence[str],
     *,
     connections: int,
@@ -49,14 +49,14 @@ async def send_slice(
     Raises:
         RuntimeError: an answer was not 200, or a connection broke.
     """
-    loop = asyncio.get_running_loop()
+    loop, to = asyncio.get_running_loop(), urlsplit(url)
     client = _Client(loop)
     try:
         for _ in range(connections):
-            await loop.create_connection(client.connection, "127.0.0.1", port)
-        await client.run(prebuilt(port, path, [WARM_UP]), until=loop.time())
+            await loop.create_connection(client.connection, to.hostname or "", to.port or 80)
+        await client.run(prebuilt(url, [WARM_UP]), until=loop.time())
         before, started = cpu_ns(), loop.time()
-        answers = await client.run(prebuilt(port, path, bodies), until=started + seconds)
+        answers = await client.run(prebuilt(url, bodies), until=started + seconds)
         took, used = loop.time() - started, cpu_ns() - before
     finally:
         client.close()

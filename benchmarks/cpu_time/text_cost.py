@@ -48,8 +48,7 @@ def text_cost(
             for count in goals:
                 before = alone.cpu_us()
                 sending = send_slice(
-                    service.port,
-                    "/classify",
+                    f"{service.url}/classify",
                     subject.bodies(count, texts),
                     connections=subject.connections,
                     seconds=subject.seconds,

@@ -76,8 +76,7 @@ def measure(
                 # Every other round goes backwards, so that no server always follows the same one.
                 for one in servers[:: -1 if number % 2 else 1]:
                     sending = send_slice(
-                        one.server.port,
-                        one.path.format(texts=load.texts),
+                        one.server.url + one.path.format(texts=load.texts),
                         bodies,
                         connections=load.connections,
                         seconds=plan.seconds,

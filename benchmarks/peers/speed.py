@@ -52,7 +52,8 @@ def measure(
 
 def _load(peer: Peer, port: int, texts: Sequence[str]) -> Outcome:
     bodies = [peer.body(text) for text in texts]
-    return run(Load(port, peer.path, bodies, CONNECTIONS, SECONDS, WARM_UP_SECONDS))
+    url = f"http://127.0.0.1:{port}{peer.path}"
+    return run(Load(url, bodies, CONNECTIONS, SECONDS, WARM_UP_SECONDS))
 
 
 def _row(peer: Peer, outcome: Outcome) -> Row:

@@ -95,7 +95,7 @@ def _check_autoscaling(port: int) -> None:
         return sum(deployment.replica_states.values())
 
     assert replicas() == 1
-    with Generator(Load(port, "/classify", [LONG_BODY], 64, 120)):
+    with Generator(Load(f"http://127.0.0.1:{port}/classify", [LONG_BODY], 64, 120)):
         wait(lambda: replicas() > 1, 120, "a replica is added for the tokens in the queue")
     print("Ray Serve: a replica was added for the tokens in the queue")
 

@@ -32,10 +32,10 @@ BODIES = ['{"inputs": "love"}', '{"inputs": "worst"}']
 
 
 @pytest.fixture
-def port(bundle: Path) -> Iterator[int]:
-    """The service on a real socket."""
+def url(bundle: Path) -> Iterator[str]:
+    """Where the service, on a real socket, classifies."""
     with listening(create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))) as url:
-        yield int(url.rpartition(":")[2])
+        yield f"{url}/classify"
 
 
 def test_random_checkpoints_have_words_of_one_token(tmp_path: Path) -> None:
@@ -52,25 +52,25 @@ def test_random_checkpoints_have_words_of_one_token(tmp_path: Path) -> None:
     assert len(tokenizer.encode(WORDS, add_special_tokens=False)) < 1.1 * len(words)
 
 
-def test_a_closed_loop_keeps_every_connection_busy(port: int) -> None:
+def test_a_closed_loop_keeps_every_connection_busy(url: str) -> None:
     """Answers are counted by status, only after the warm-up, each with its latency."""
-    outcome = run(Load(port, "/classify", BODIES, connections=3, seconds=0.5, warm_up_seconds=0.1))
+    outcome = run(Load(url, BODIES, connections=3, seconds=0.5, warm_up_seconds=0.1))
     assert set(outcome.latencies) == {"200"}
     assert outcome.ok() > 10
     assert outcome.ok_per_second() == outcome.ok() / 0.5
     assert 0 < outcome.percentile_ms(50) <= outcome.percentile_ms(99) < 600
 
 
-def test_open_arrivals_come_at_their_rate(port: int) -> None:
+def test_open_arrivals_come_at_their_rate(url: str) -> None:
     """However long answers take: 200 in a second, give or take what chance gives."""
-    load = Load(port, "/classify", BODIES, 8, seconds=1.0, warm_up_seconds=0.2, rate=200.0)
+    load = Load(url, BODIES, 8, seconds=1.0, warm_up_seconds=0.2, rate=200.0)
     outcome = run(load)
     assert 140 < outcome.ok() < 260
 
 
-def test_errors_are_counted_apart(port: int) -> None:
+def test_errors_are_counted_apart(url: str) -> None:
     """A refused request is no throughput."""
-    outcome = run(Load(port, "/classify", ['{"inputs": ""}'], 1, 0.3, warm_up_seconds=0.0))
+    outcome = run(Load(url, ['{"inputs": ""}'], 1, 0.3, warm_up_seconds=0.0))
     assert outcome.ok() == 0
     assert len(outcome.latencies["422"]) > 5
 
@@ -89,18 +89,21 @@ def test_connections_that_break_are_counted_and_replaced() -> None:
         thread = threading.Thread(target=hang_up, daemon=True)
         thread.start()
         number = listener.getsockname()[1]
-        outcome = run(Load(number, "/", ["{}"], 1, seconds=0.5, warm_up_seconds=0.0))
+        outcome = run(
+            Load(f"http://127.0.0.1:{number}/", ["{}"], 1, seconds=0.5, warm_up_seconds=0.0)
+        )
         thread.join(10)
     assert len(outcome.latencies["lost"]) >= 5
     assert seen[0].startswith(b"POST / HTTP/1.1\r\nhost: 127.0.0.1:")
 
 
-def test_a_slice_counts_complete_answers(port: int) -> None:
+def test_a_slice_counts_complete_answers(url: str) -> None:
     """CPU time is read before the first request and after the last answer, and shared out."""
     readings = iter((np.array([0, 10_000]), np.array([2_000, 30_000])))
     found = asyncio.run(
         send_slice(
-            *(port, "/classify", BODIES),
+            url,
+            BODIES,
             connections=3,
             seconds=0.2,
             cpu_ns=lambda: next(readings),
@@ -111,12 +114,13 @@ def test_a_slice_counts_complete_answers(port: int) -> None:
     assert found.per_second == found.answers / found.seconds
 
 
-def test_a_refused_request_ends_a_slice(port: int) -> None:
+def test_a_refused_request_ends_a_slice(url: str) -> None:
     """The cost of an error is not taken for that of an answer."""
     with pytest.raises(RuntimeError, match="an answer has status 404"):
         asyncio.run(
             send_slice(
-                *(port, "/nowhere", BODIES),
+                url.replace("/classify", "/nowhere"),
+                BODIES,
                 connections=1,
                 seconds=0.2,
                 cpu_ns=lambda: np.array([0]),
@@ -170,7 +174,7 @@ def test_shapes_of_architectures_are_measured(name: str, monkeypatch: pytest.Mon
 def test_the_services_own_figures_are_those_of_the_load() -> None:
     """What its metrics count between two scrapes, and its CPU time, without the warm-up."""
     with Service(EMBEDDED_BUNDLE, *FLAGS) as service:
-        load = Load(service.port, "/classify", BODIES, 2, seconds=1.0, warm_up_seconds=0.2)
+        load = Load(f"{service.url}/classify", BODIES, 2, seconds=1.0, warm_up_seconds=0.2)
         seen = watched(service, load)
         answered = service.metrics()["texts_total"]
     assert 0 < seen.grown("texts_total") < answered

@@ -126,12 +126,12 @@ def test_arrivals_are_those_of_a_poisson_process() -> None:
 
 def test_several_processes_share_a_high_rate() -> None:
     """No process sends more than it can; each begins elsewhere in the texts, at other times."""
-    shares = Load(1, "/", [*"abcdef"], 16, 1.0, rate=2.5 * PROCESS_RATE).shares()
+    shares = Load("http://x/", [*"abcdef"], 16, 1.0, rate=2.5 * PROCESS_RATE).shares()
     assert [share.rate for share in shares] == [pytest.approx(2.5 * PROCESS_RATE / 3)] * 3
     assert [share.bodies[0] for share in shares] == ["a", "c", "e"]
     assert {len(share.bodies) for share in shares} == {6}
     assert len({share.seed for share in shares}) == 3
-    assert Load(1, "/", ["a"], 16, 1.0).shares() == [Load(1, "/", ["a"], 16, 1.0)]
+    assert Load("http://x/", ["a"], 16, 1.0).shares() == [Load("http://x/", ["a"], 16, 1.0)]
 
 
 def test_a_stall_is_in_the_latency_of_all_who_waited() -> None:

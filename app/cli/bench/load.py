@@ -27,15 +27,12 @@ class Load:
     ``headers`` are whole lines without their ends. ``seed`` decides when requests arrive.
     """
 
-    port: int
-    path: str
+    url: str
     bodies: Sequence[str]
     connections: int
     seconds: float
     warm_up_seconds: float = 1.0
     rate: float | None = None
-    host: str = "127.0.0.1"
-    tls: bool = False
     headers: Sequence[str] = ()
     seed: int = 0
 

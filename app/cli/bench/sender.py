@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import cycle
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 import httptools
 import uvloop
@@ -43,15 +44,10 @@ class Driver(Protocol):
         """The connection is closed."""
 
 
-def prebuilt(
-    port: int,
-    path: str,
-    bodies: Sequence[str],
-    host: str = "127.0.0.1",
-    headers: Sequence[str] = (),
-) -> Iterator[bytes]:
-    """The requests that send the bodies to this path, again and again."""
-    lines = (f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json")
+def prebuilt(url: str, bodies: Sequence[str], headers: Sequence[str] = ()) -> Iterator[bytes]:
+    """The requests that send the bodies to this URL, again and again."""
+    to = urlsplit(url)
+    lines = (f"POST {to.path} HTTP/1.1", f"host: {to.netloc}", "content-type: application/json")
     head = "\r\n".join((*lines, *headers, "content-length: "))
     encoded = [body.encode() for body in bodies]
     return cycle([f"{head}{len(body)}\r\n\r\n".encode() + body for body in encoded])
@@ -93,8 +89,9 @@ class Connection(asyncio.Protocol):
 class _Driver:
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._requests = prebuilt(load.port, load.path, load.bodies, load.host, load.headers)
-        self._tls = ssl.create_default_context() if load.tls else None
+        self._requests = prebuilt(load.url, load.bodies, load.headers)
+        self._to = urlsplit(load.url)
+        self._tls = ssl.create_default_context() if self._to.scheme == "https" else None
         self._loop = asyncio.get_running_loop()
         self._free: list[Connection] = []
         self._waiting: deque[float] = deque()  # due times of arrivals that wait for a connection
@@ -152,8 +149,9 @@ class _Driver:
     async def _connect(self) -> None:
         self._open += 1
         try:
+            port = self._to.port or (443 if self._tls else 80)
             _, connection = await self._loop.create_connection(
-                lambda: Connection(self), self._load.host, self._load.port, ssl=self._tls
+                lambda: Connection(self), self._to.hostname or "", port, ssl=self._tls
             )
         except OSError:
             self._open -= 1
@@ -222,6 +220,6 @@ def main() -> int:
         try:
             outcome = runner.run(_run(load))
         except ConnectionError:
-            sys.exit(f"{load.host}:{load.port} cannot be reached")
+            sys.exit(f"{load.url} cannot be reached")
     json.dump(asdict(outcome), sys.stdout)
     return 0

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -52,19 +51,9 @@ class Target:
 
     def load(self, bodies: Sequence[str], seconds: float, rate: float | None) -> Load:
         """Requests with these bodies: at a rate per second, or one after the other."""
-        address = urlsplit(self.url)
-        tls = address.scheme == "https"
-        return Load(
-            port=address.port or (443 if tls else 80),
-            path=f"{address.path.rstrip('/')}/classify",
-            bodies=bodies,
-            connections=1 if rate is None else 16,
-            seconds=seconds,
-            rate=rate,
-            host=address.hostname or "",
-            tls=tls,
-            headers=[f"authorization: Bearer {self.key}"] if self.key else [],
-        )
+        headers = [f"authorization: Bearer {self.key}"] if self.key else []
+        url, connections = f"{self.url.rstrip('/')}/classify", 1 if rate is None else 16
+        return Load(url, bodies, connections, seconds, rate=rate, headers=headers)
 
     def metrics(self) -> Mapping[str, float]:
         """The ``sums`` of its metrics; zeros if they cannot be read."""

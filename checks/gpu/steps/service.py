@@ -47,8 +47,7 @@ def _loaded(service: Service, texts: list[str], clients: int, count: int, setup:
     seconds, size = setup.size.load_seconds, -(-len(bodies) // clients)
     loads = [
         Load(
-            service.port,
-            "/classify",
+            f"{service.url}/classify",
             bodies[at : at + size],
             setup.size.connections,
             seconds,
