@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -194,14 +195,14 @@ def test_the_capacity_of_a_real_server_is_not_overrated(
     with fake_service(one_by_one(0.02)) as url:
         options = ["--p99-ms", "1000", "--seconds", "1", "--json", str(made)]
         assert main(["bench", "--url", url, "--target-rps", "500", *options]) == 0
-    found = json.loads(made.read_text())
+    (found,) = json.loads(made.read_text())["results"]
     assert 0 < found["requests_per_second"] < 100
     assert found["replicas"] >= 500 / found["requests_per_second"]
     assert any(step["fault"] for step in found["steps"])
     assert {step["cpu_ms"] for step in found["steps"]} == {None}  # it has no metrics
     assert found["scaling_threshold_ms"] is None
     shown = capsys.readouterr()
-    assert shown.out.count("| ok |") + shown.out.count("| too slow |") == len(found["steps"])
+    assert shown.out.count(" ok |") + shown.out.count(" too slow |") == len(found["steps"])
     assert "requests of 1 text, 99 of 100 within 1000 ms" in shown.err
 
 
@@ -262,13 +263,11 @@ def test_a_weak_client_is_not_taken_for_a_slow_service(
     assert (step.fault, step.client_late) == (fault, fault.startswith("this client"))
 
 
-OPTIONS = Namespace(texts_per_request=1, p99_ms=50, target_rps=None)
+OPTIONS = Namespace(p99_ms=50, target_rps=None)
 
 
 def _said(*steps: Step) -> str:
-    best = search.best(steps)
-    assert best is not None
-    return report.conclusions(steps, best, OPTIONS)
+    return report.conclusions(steps, 1, OPTIONS)
 
 
 def test_the_result_says_when_the_client_was_the_limit() -> None:
@@ -315,20 +314,26 @@ def test_own_service_is_measured_and_ended(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the texts of a file: CPU time and wait come from its metrics, and nothing is left."""
-    texts, made = tmp_path / "a.csv", tmp_path / "found.json"
+    """With the texts of a file, one or three a request: CPU time and wait come from its metrics.
+
+    The picture has a line for each percentile and number of texts. No process is left.
+    """
+    texts, made, picture = (tmp_path / name for name in ("a.csv", "found.json", "curve.svg"))
     texts.write_text('id,review\n1,love\n2,""\n3,worst\n')
     monkeypatch.setattr(command, "search", lambda measure, start, least: [measure(60.0)])
     monkeypatch.setenv("SENTIMENT_API_KEYS", "secret-key")  # which are not for the own service
-    options = ["--input", str(texts), "--column", "review", "--texts-per-request", "3"]
+    options = ["--input", str(texts), "--column", "review", "--texts-per-request", "1,3"]
     options += ["--p99-ms", "20000", "--seconds", "1", "--json", str(made)]
-    code = main(["bench", "--model", str(bundle), *options])
+    code = main(["bench", "--model", str(bundle), *options, "--picture", str(picture)])
     shown = capsys.readouterr()
     assert code == 0, shown.err
-    found = json.loads(made.read_text())
-    (step,) = found["steps"]
-    assert step["cpu_ms"] > 0
-    assert found["scaling_threshold_ms"] >= 1
+    for texts_each, found in zip((1, 3), json.loads(made.read_text())["results"], strict=True):
+        assert found["texts_per_request"] == texts_each
+        (step,) = found["steps"]
+        assert step["cpu_ms"] > 0
+        assert found["scaling_threshold_ms"] >= 1
+    drawn = ElementTree.fromstring(picture.read_text())  # noqa: S314 - our own
+    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 6
     assert "60.0 requests/s (180 texts/s) of 3 texts within 20000 ms" in shown.out
 
 
@@ -368,7 +373,7 @@ def test_a_service_that_is_too_slow_at_any_rate_fails(
     with fake_service(_statuses(200)) as url:
         assert main(["bench", "--url", url, "--p99-ms", "20000", "--target-rps", "9"]) == 1
     shown = capsys.readouterr()
-    assert shown.out.count("| too slow |") > 2
+    assert shown.out.count(" too slow |") > 2
     assert "no rate was answered within 20000 ms" in shown.err
 
 
@@ -428,6 +433,7 @@ def test_a_file_without_texts_is_refused(
         ["--input", "texts.docx"],
         ["--column", "review"],
         ["--json", "no/such/directory/found.json"],
+        ["--picture", "curve.png"],
     ],
     ids=" ".join,
 )
@@ -467,6 +473,6 @@ def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
 def test_unknown_figures_are_null_in_json() -> None:
     """JSON has no NaN, which is the p99 of a step without an answer."""
     nothing = Step(100.0, 0.0, math.nan, math.nan, math.nan, fault="no answer")
-    best = _step(50)
-    _, written = json.loads(report.document([best, nothing], best, OPTIONS))["steps"]
+    written_ones = json.loads(report.document({1: [_step(50), nothing]}, OPTIONS))["results"]
+    written = written_ones[0]["steps"][1]
     assert (written["rate"], written["p99_ms"]) == (100.0, None)

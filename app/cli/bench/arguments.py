@@ -51,10 +51,10 @@ def add_arguments(bench: ArgumentParser) -> None:
     )
     bench.add_argument(
         "--texts-per-request",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="texts of each request [default: 1]",
+        type=_counts,
+        default=[1],
+        metavar="N[,N]",
+        help="texts of each request; several numbers are measured one after the other [default: 1]",
     )
     bench.add_argument(
         "--seconds",
@@ -72,6 +72,12 @@ def add_arguments(bench: ArgumentParser) -> None:
     bench.add_argument(
         "--json", type=os.path.expanduser, metavar="FILE", help="write every figure to a file"
     )
+    bench.add_argument(
+        "--picture",
+        type=os.path.expanduser,
+        metavar="FILE.svg",
+        help="draw the latencies by rate",
+    )
 
 
 def fault(options: Namespace, settings: Settings) -> str | None:
@@ -80,12 +86,16 @@ def fault(options: Namespace, settings: Settings) -> str | None:
         return found
     if len(settings.model) > 1 and not options.url:
         return "bench measures one model; give --model once"
-    if options.json and not Path(options.json).parent.is_dir():
-        return f"the directory {Path(options.json).parent} of --json does not exist"
+    if options.picture and not options.picture.lower().endswith(".svg"):
+        return f"{options.picture} must end in .svg"
+    for name in ("json", "picture"):
+        if (made := vars(options)[name]) and not Path(made).parent.is_dir():
+            return f"the directory {Path(made).parent} of --{name} does not exist"
     return None
 
 
-def _count(value: str) -> int:
-    if not (value.isdecimal() and int(value)):
-        raise ArgumentTypeError(f"{value!r} is not a whole number above 0")
-    return int(value)
+def _counts(value: str) -> list[int]:
+    parts = value.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise ArgumentTypeError(f"{value!r} is not a list of whole numbers above 0, such as 1,16")
+    return [int(part) for part in parts]

@@ -12,6 +12,7 @@ from typing import Any
 from app.atomic_files import write_text_atomically
 from app.cli.bench import report
 from app.cli.bench.arguments import OWN
+from app.cli.bench.picture import svg
 from app.cli.bench.search import FEWEST, Measurement, Step, best, search
 from app.cli.bench.server import own_service
 from app.cli.bench.target import Target
@@ -31,7 +32,7 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
     texts = tweets(MADE_UP)
     if options.input:
         texts = texts_of_file(Path(options.input), options.column)
-    bodies = _bodies(texts, options.texts_per_request)
+    curves: dict[int, list[Step]] = {}
     with ExitStack() as stack:
         if options.url:
             target = Target(options.url, os.environ.get("SENTIMENT_API_KEY"))
@@ -39,14 +40,18 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
             _say("starting the service")
             own = own_service({name: value for name, value in flags.items() if name in OWN})
             target = Target(stack.enter_context(own).url)
-        target.check(bodies[0])
-        steps = _steps(target, bodies, options)
-    if (found := best(steps)) is None:
+        for count in options.texts_per_request:
+            bodies = _bodies(texts, count)
+            target.check(bodies[0])
+            curves[count] = _steps(target, bodies, count, options)
+            print(f"\n{report.conclusions(curves[count], count, options)}\n")
+    if options.json:
+        write_text_atomically(Path(options.json), report.document(curves, options))
+    if options.picture:
+        write_text_atomically(Path(options.picture), svg(curves, options.p99_ms))
+    if not all(map(best, curves.values())):
         goal = f"{options.p99_ms:g} ms"
         raise UserError(f"no rate was answered within {goal}; give a longer --p99-ms")
-    print(f"\n{report.conclusions(steps, found, options)}")
-    if options.json:
-        write_text_atomically(Path(options.json), report.document(steps, found, options))
 
 
 def _bodies(texts: Sequence[str], count: int) -> list[str]:
@@ -58,9 +63,9 @@ def _bodies(texts: Sequence[str], count: int) -> list[str]:
     return [json.dumps({"inputs": one[0] if count == 1 else one}) for one in lists]
 
 
-def _steps(target: Target, bodies: Sequence[str], options: Namespace) -> list[Step]:
-    """Every step of the search; each is printed at once."""
-    goal_ms, count = options.p99_ms, options.texts_per_request
+def _steps(target: Target, bodies: Sequence[str], count: int, options: Namespace) -> list[Step]:
+    """Every step of the search with ``count`` texts a request; each is printed at once."""
+    goal_ms = options.p99_ms
     measurement = Measurement(target, bodies, count, goal_ms, options.seconds)
     _say(f"requests of {report.texts(count)}, 99 of 100 within {goal_ms:g} ms")
     start = measurement.start()
@@ -68,7 +73,7 @@ def _steps(target: Target, bodies: Sequence[str], options: Namespace) -> list[St
 
     def measure(rate: float) -> Step:
         step = measurement.step(rate)
-        print(report.row(step), flush=True)
+        print(report.row(step, goal_ms), flush=True)
         return step
 
     return search(measure, start, FEWEST / options.seconds)
