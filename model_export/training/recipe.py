@@ -87,6 +87,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         "the content of the base": _digest(sorted(filter(Path.is_file, recipe.base.iterdir()))),
         "the content of --train": _digest(recipe.train),
         "the content of --validation": _digest([recipe.validation]),
+        "saves": "after each epoch",  # not in its midst, as those of earlier versions
         **settings,
     }
 

@@ -287,15 +287,18 @@ def test_the_saves_of_another_training_are_not_resumed(
     assert not output.exists()
 
 
-def test_a_directory_of_saves_that_is_not_described_is_refused(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    """Saves without a record of their training, as older versions wrote them, are not resumed."""
-    saves = tmp_path / "checkpoint.training"
-    saves.mkdir()
-    (saves / "seed-0.pt").touch()
+def test_saves_of_older_versions_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    """They have no record of their training, or one that does not say that epochs are whole."""
+    output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
+    _interrupt(recipe, output, 9)
+    record = json.loads((saves / "training.json").read_text())
+    del record["saves"]
+    (saves / "training.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="saves was not recorded then and is after each epoch now"):
+        finetune(recipe, output, say=silent)
+    (saves / "training.json").unlink()
     with pytest.raises(UserError, match=r"the base was not recorded then and is sha256"):
-        finetune(recipe, tmp_path / "checkpoint", say=silent)
+        finetune(recipe, output, say=silent)
 
 
 def test_the_saves_are_removed_at_the_end(recipe: Recipe, tmp_path: Path) -> None:
