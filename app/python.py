@@ -224,7 +224,7 @@ class Classifier:
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
         shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
-            chunks = split_into_chunks(rows, lambda _: None)
+            chunks = split_into_chunks(rows)
             results = self._model.outcomes(chunks, advance=advance, options=options)
             with closing(results):
                 return [outcome for _, outcomes in results for outcome in outcomes]

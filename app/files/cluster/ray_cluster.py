@@ -80,11 +80,6 @@ def _silent_stderr() -> Iterator[None]:
         os.close(nothing)
 
 
-def in_cluster() -> bool:
-    """Whether this process belongs to the cluster and is not a client of it (``ray://``)."""
-    return not ray.util.client.ray.is_connected()
-
-
 def reason(error: Exception) -> str:
     """What an error says, without the traceback that Ray adds."""
     if not isinstance(error, RayError):

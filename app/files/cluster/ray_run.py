@@ -31,7 +31,7 @@ from app.files.cluster.object_store import (
 )
 from app.files.cluster.parquet_parts import read_record
 from app.files.cluster.part_actor import ActorTask, PartActor, answered, value_of
-from app.files.cluster.ray_cluster import connected, in_cluster, reason
+from app.files.cluster.ray_cluster import connected, reason
 from app.files.run import parts as run_parts
 from app.files.run.arguments import ClassifyOptions
 from app.files.run.directory import RunDirectory
@@ -80,7 +80,8 @@ class RayRun(ResumableRun):
     def classify(self, parts: Sequence[Part]) -> None:
         names = {part.name for part in parts}
         numbers = [n for n, part in enumerate(self.plan.parts) if part.name in names]
-        run = _run if in_cluster() else _run_there
+        is_client = ray.util.client.ray.is_connected()  # at ray://
+        run = _run_there if is_client else _run
         try:
             task = ActorTask.of(
                 self.plan, self.directory, self._settings, self._bundle, self._share

@@ -61,7 +61,7 @@ class PartitionClassifier:
         for batch in batches:
             for start in range(0, batch.num_rows, CHUNK_ROWS):
                 rows = batch.slice(start, CHUNK_ROWS)
-                yield Chunk(rows, texts(rows.column(self.text_index)), None)
+                yield Chunk(rows, texts(rows.column(self.text_index)))
 
 
 def classify(

@@ -36,7 +36,7 @@ class CsvTable(TextTable):
         check_names(header, path)
         super().__init__(header, dict.fromkeys(header, str))
         self._text_index = column_index(column, header, path)
-        self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
+        self.ends = [chunk.end for chunk in self.chunks()]
 
     def read_rows(self, file: TextFile) -> Iterator[tuple[list[str], TextOrError, int]]:
         begins = not file.lines

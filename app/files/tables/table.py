@@ -42,14 +42,14 @@ START = Place()
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows, their texts, and where they end; None if they come from no file.
+    """Consecutive rows, their texts, and where they end in their file.
 
     The table decides the type of ``rows``.
     """
 
     rows: Any
     texts: list[TextOrError]
-    end: Place | None
+    end: Place = START
 
 
 # A chunk and the result of each of its texts, in order.
@@ -183,7 +183,7 @@ def check_is_file(path: Path) -> None:
 
 def split_into_chunks(
     rows: Iterable[tuple[Any, TextOrError, int]],
-    place: Callable[[int], Place | None],
+    place: Callable[[int], Place] = Place,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Iterator[Chunk]:
     """Chunks of ``rows``; each item is a row, its text and its number of characters.

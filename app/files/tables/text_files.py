@@ -64,27 +64,27 @@ def check_is_utf8(path: TableSource) -> None:
         UserError: most of its text outside of ASCII is not UTF-8.
     """
     with path.open("rb") as file:
-        start = file.read(BLOCK_BYTES)
-    for mark, encoding in BYTE_ORDER_MARKS.items():
-        if start.startswith(mark):
-            raise UserError(f"{path} is {encoding}, not UTF-8; {_how_to_convert(path, encoding)}")
-    text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(start)
-    bad, special = len(NOT_UTF8.findall(text)), len(NOT_ASCII.findall(text))
-    is_utf16 = start.count(0) > len(start) // 4
-    if is_utf16 or bad > special / 2:
-        encoding = "UTF-16LE" if is_utf16 else "WINDOWS-1252"
+        encoding = _other_encoding(file.read(BLOCK_BYTES))
+    if encoding:
+        source = shlex.quote(str(path))
+        if isinstance(path, Unpacked):
+            source = f"<(gunzip -c {source})"
         raise UserError(
-            f"{path} is not text in UTF-8; if it is {encoding}, {_how_to_convert(path, encoding)}"
+            f"{path} is not text in UTF-8; if it is {encoding}, convert it, for example with: "
+            f"iconv -f {encoding} -t UTF-8 {source} > utf8{path.suffix}"
         )
 
 
-def _how_to_convert(path: TableSource, encoding: str) -> str:
-    source = shlex.quote(str(path))
-    if isinstance(path, Unpacked):
-        source = f"<(gunzip -c {source})"
-    return (
-        f"convert it, for example with: iconv -f {encoding} -t UTF-8 {source} > utf8{path.suffix}"
-    )
+def _other_encoding(start: bytes) -> str | None:
+    """The likely encoding of a file that begins with these bytes; None for UTF-8."""
+    for mark, encoding in BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    if start.count(0) > len(start) // 4:
+        return "UTF-16LE"
+    text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(start)
+    bad, special = len(NOT_UTF8.findall(text)), len(NOT_ASCII.findall(text))
+    return "WINDOWS-1252" if bad > special / 2 else None
 
 
 class _LongReads(io.BufferedReader):

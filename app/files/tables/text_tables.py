@@ -51,7 +51,7 @@ class LinesTable(_TextColumn, TextTable):
         super().__init__()
         check_is_utf8(path)
         self.path = path
-        self.ends = [chunk.end for chunk in self.chunks() if chunk.end]
+        self.ends = [chunk.end for chunk in self.chunks()]
 
     def read_rows(self, file: TextFile) -> Iterator[tuple[str, TextOrError, int]]:
         return ((line, line, len(line)) for line in read_lines(file, MAX_FIELD_CHARS))
@@ -67,7 +67,7 @@ class TextStream(_TextColumn):
 
     def chunks(self, start: Place = START) -> Iterator[Chunk]:
         rows = ((text, text, len(text)) for text in self._texts)
-        return split_into_chunks(rows, lambda _: None, self._chunk_rows)
+        return split_into_chunks(rows, chunk_rows=self._chunk_rows)
 
 
 class JsonlTable(TextTable):
@@ -81,22 +81,14 @@ class JsonlTable(TextTable):
         self.path = path
         self._column = column
         self._row = "item" if isinstance(path, JsonList) else "line"  # what errors call a row
-        types: dict[str, type] = {}
-        first, objects = "", 0
-
-        def rows() -> Iterator[tuple[None, str, int]]:
-            nonlocal first, objects
-            for _, line in self._lines(file):
-                first = first or line
-                record = _json_object(line)
-                objects += record is not None
-                for name, value in (record or {}).items():
+        first, types, ends = "", dict[str, type](), list[Place]()
+        for chunk in self.chunks():
+            first = first or chunk.rows[0]
+            ends.append(chunk.end)
+            for record in self.records(chunk.rows):
+                for name, value in record.items():
                     types[name] = common_type(types.get(name, NoneType), _type_of(value))
-                yield None, "", len(line)
-
-        with TextFile(path, self.newline) as file:
-            ends = [chunk.end for chunk in split_into_chunks(rows(), file.place) if chunk.end]
-        if first and (not objects or first.lstrip().startswith("[")):
+        if first and (not types or first.lstrip().startswith("[")):
             raise UserError(
                 f"{path} is not JSON lines, which have an object in each line; a JSON list must be "
                 "in a file that ends in .json"
