@@ -8,12 +8,14 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from app.config.settings import Settings
+from app.config.settings import Settings, cache_directory
 from app.engine.machine.cpu import available_cpus, numa_nodes
 from app.errors import UserError
 
@@ -86,6 +88,23 @@ def _computes_on_gpu(device: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return Path("/dev/nvidiactl").exists()
+
+
+def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
+    """The settings with another directory for caches if the usual one cannot be written.
+
+    Otherwise each worker would measure while others serve. That directory ends with the ``stack``.
+    """
+    usual = cache_directory(settings)
+    with suppress(OSError):
+        if usual is not None:
+            usual.mkdir(parents=True, exist_ok=True)
+            if os.access(usual, os.W_OK):
+                return settings
+    with suppress(OSError):  # no directory at all can be written
+        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="sentiment-"))
+        return settings.model_copy(update={"cache_dir": Path(made)})
+    return settings
 
 
 def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:

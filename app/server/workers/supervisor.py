@@ -10,18 +10,18 @@ import math
 import os
 import signal
 import socket
-import tempfile
 import time
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 
 import uvloop
 
-from app.config.settings import Settings, cache_directory
+from app.config.settings import Settings
 from app.errors import UserError
 from app.server.addresses import announce, bind_sites
 from app.server.arrivals import ACCEPTING_SHARE, QUIET_S, Quiet
+from app.server.workers.assignment import with_shared_cache
 from app.server.workers.dealer import Dealer
 from app.server.workers.group_reload import GroupReload
 from app.server.workers.worker_process import HANGS_S, LOADING_S, WorkerProcess
@@ -49,25 +49,8 @@ def run(settings: Settings, workers: int) -> int:
     """
     with ExitStack() as stack:
         sites = [stack.enter_context(site) for site in bind_sites(settings)]
-        settings = _with_cache(settings, stack)
+        settings = with_shared_cache(settings, stack)
         return uvloop.run(Supervisor(settings, workers, sites).run())
-
-
-def _with_cache(settings: Settings, stack: ExitStack) -> Settings:
-    """The settings with another directory for caches if the usual one cannot be written.
-
-    Otherwise each worker would measure while others serve. That directory ends with the ``stack``.
-    """
-    usual = cache_directory(settings)
-    with suppress(OSError):
-        if usual is not None:
-            usual.mkdir(parents=True, exist_ok=True)
-            if os.access(usual, os.W_OK):
-                return settings
-    with suppress(OSError):  # no directory at all can be written
-        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="sentiment-"))
-        return settings.model_copy(update={"cache_dir": Path(made)})
-    return settings
 
 
 class Supervisor:
@@ -95,7 +78,6 @@ class Supervisor:
         ]
         self._dealer = Dealer(sites, self._workers)
         self._stopping = 0  # the signal that stops the service
-        self._serving = True  # some worker takes connections
         self._failed_starts = 0  # of all workers, while none is serving
         self._hung_up = False  # by SIGHUP
 
@@ -160,7 +142,8 @@ class Supervisor:
                 self._check(worker)
             elif not self._stopping and time.monotonic() >= worker.start_at:
                 self._start_again(worker)
-        self._note_service()
+        if any(worker.reachable for worker in self._workers):
+            self._failed_starts = 0
         self._dealer.look()
         self._reloads.check_models()
         if self._hung_up:
@@ -168,19 +151,6 @@ class Supervisor:
             for worker in self._workers:
                 worker.send(kind="read_files")
             self._reloads.reload_all()
-
-    def _note_service(self) -> None:
-        """Log when the last worker has ended, and when one takes connections again."""
-        serving = any(worker.reachable for worker in self._workers)
-        if serving:
-            self._failed_starts = 0
-        if serving is self._serving or self._stopping:
-            return
-        self._serving = serving
-        if serving:
-            logger.info("requests are answered again")
-        else:
-            logger.error("no worker is left: requests get 503 until one is ready")
 
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""
@@ -218,6 +188,7 @@ class Supervisor:
             self._failed_starts += worker.failed
             if self._failed_starts >= MOST_FAILED_STARTS * len(self._workers):
                 raise UserError(f"no worker can start: {how}")
+            logger.error("no worker is left: requests get 503 until one is ready")
             for other in self._workers:
                 other.start_at = min(other.start_at, now + UNSERVED_PAUSE_S)
         logger.warning("%s; it is started again in %.1f s", how, worker.start_at - now)
@@ -247,19 +218,12 @@ class Supervisor:
         for worker in self._workers:
             worker.end(stopped_at + self._drain_s + EXIT_S)
         quiet = Quiet()
-        while (
-            time.monotonic() < stopped_at + ACCEPTING_SHARE * self._drain_s
-            and quiet.seconds(self._arrived()) < QUIET_S
-            and any(worker.alive for worker in self._workers)
-        ):
-            await self._look()
+        await self._look_while(
+            lambda: quiet.seconds(self._arrived()) < QUIET_S,
+            stopped_at + ACCEPTING_SHARE * self._drain_s,
+        )
         await self._dealer.close()
-        while (
-            self._dealer.waiting
-            and time.monotonic() < stopped_at + self._drain_s
-            and any(worker.alive for worker in self._workers)
-        ):
-            await self._look()
+        await self._look_while(lambda: self._dealer.waiting, stopped_at + self._drain_s)
         await self._end_all(stopped_at + self._drain_s + EXIT_S)
         codes = [worker.exit_code for worker in serving if worker.exit_code is not None]
         for worker in serving:
@@ -267,6 +231,13 @@ class Supervisor:
                 logger.error("%s", worker.last_end)
         logger.info("stopped")
         return max((code if code >= 0 else 1 for code in codes), default=0)
+
+    async def _look_while(self, going_on: Callable[[], bool], until: float) -> None:
+        while time.monotonic() < until and self._any_alive() and going_on():
+            await self._look()
+
+    def _any_alive(self) -> bool:
+        return any(worker.alive for worker in self._workers)
 
     def _arrived(self) -> int:
         """A number that grows with each connection and each answer."""
@@ -279,7 +250,7 @@ class Supervisor:
             worker.end_connections()
             if worker.alive:
                 worker.end(by)
-        while any(worker.alive for worker in self._workers):
+        while self._any_alive():
             await self._look()
 
     async def _pause(self) -> None:

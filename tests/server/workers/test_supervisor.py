@@ -170,7 +170,7 @@ def test_while_no_worker_is_left_the_supervisor_answers(start: Start) -> None:
         document = answer.json()
         assert (document["code"], document["error"]) == ("not_ready", "no worker is ready")
         assert document["request_id"] == answer.headers["x-request-id"]
-        log = process.read_until("requests are answered again")
+        log = "".join(process.read_until("ready to serve") for _ in former)
         assert log.count("no worker is left: requests get 503 until one is ready") == 1
         # The supervisor may see the end a little late, or may not have seen that it was ready.
         pauses = re.findall(r"out of memory\?\); it is started again in [0-2]\.\d s", log)
