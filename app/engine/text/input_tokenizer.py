@@ -112,7 +112,7 @@ class InputTokenizer:
         """
         encoded = self.encode_batch(texts, max_chars=max_chars)
         return [
-            self._as_asked(text, encoding, options)
+            self._with_options(text, encoding, options)
             for text, encoding in zip(texts, encoded, strict=True)
         ]
 
@@ -156,7 +156,7 @@ class InputTokenizer:
             for text in texts
         ]
 
-    def _as_asked(
+    def _with_options(
         self, text: Text, encoding: Encoding | ServiceError, options: TextOptions
     ) -> EncodedText | ServiceError:
         if isinstance(encoding, ServiceError):
