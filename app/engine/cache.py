@@ -37,12 +37,12 @@ class ResultCache:
             _allocated(DIGEST_BYTES) + _allocated(self._numbers.size) + CONTAINER_BYTES
         )
         self._max_entries = max_bytes // self._entry_bytes
-        self._kept: OrderedDict[bytes, bytes] = OrderedDict()  # the latest use comes last
+        self._results: OrderedDict[bytes, bytes] = OrderedDict()  # the latest use comes last
 
     @property
     def size(self) -> int:
         """The number of bytes that the results take, with all overhead."""
-        return len(self._kept) * self._entry_bytes
+        return len(self._results) * self._entry_bytes
 
     async def answer(
         self,
@@ -63,24 +63,24 @@ class ResultCache:
             answer = await compute([items[place] for place in places])
         for place, result in zip(places, answer.results, strict=True):
             if not isinstance(result, ServiceError):
-                self._keep(digests[place], result)
+                self._store(digests[place], result)
         computed = iter(answer.results)
         results = [next(computed) if result is None else result for result in known]
         return replace(answer, results=results)
 
     def _get(self, digest: bytes) -> Scored | None:
-        kept = self._kept.get(digest)
-        if kept is None:
+        packed = self._results.get(digest)
+        if packed is None:
             return None
-        self._kept.move_to_end(digest)
-        numbers = self._numbers.unpack(kept)
+        self._results.move_to_end(digest)
+        numbers = self._numbers.unpack(packed)
         return [*numbers[: self._labels]], [*numbers[self._labels :]]
 
-    def _keep(self, digest: bytes, result: Scored) -> None:
+    def _store(self, digest: bytes, result: Scored) -> None:
         logits, scores = result
-        self._kept[digest] = self._numbers.pack(*logits, *scores)
-        if len(self._kept) > self._max_entries:
-            self._kept.popitem(last=False)
+        self._results[digest] = self._numbers.pack(*logits, *scores)
+        if len(self._results) > self._max_entries:
+            self._results.popitem(last=False)
 
 
 def _allocated(size: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from app.engine.text.encoding import Preprocessing
-from app.engine.text.input_tokenizer import preprocess
+from app.engine.text.input_tokenizer import normaliser
 from model_export.quality.evaluation import batches
 from model_export.quality.labelled import Example
 
@@ -56,7 +56,8 @@ def tokenise(
     max_tokens: int,
 ) -> Tokenised:
     """Normalise and tokenise as the service does, with at most ``max_tokens`` per text."""
-    texts = [preprocess(example.text, preprocessing) for example in examples]
+    normalise = normaliser(preprocessing)
+    texts = [normalise(example.text) for example in examples]
     ids = tokenizer(texts, truncation=True, max_length=max_tokens)["input_ids"]
     indices = [labels.index(example.label) for example in examples]
     return Tokenised(ids, indices, tokenizer.pad_token_id)

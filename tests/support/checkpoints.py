@@ -33,7 +33,7 @@ from transformers import (
 
 from app.engine.model.bundle import Precision
 from app.engine.model.model import Model
-from app.engine.text.input_tokenizer import preprocess
+from app.engine.text.input_tokenizer import normaliser
 from model_export.checkpoint import architectures as known
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.export import WRITERS, export
@@ -206,7 +206,7 @@ def assert_like_transformers(model: Model, source: Path, texts: Sequence[str] = 
     encodings = [model.tokenizer.encode(text) for text in texts]
     for text, encoding, batched in zip(texts, encodings, model.infer(encodings), strict=True):
         expected = tokenizer(
-            preprocess(text, model.preprocessing),
+            normaliser(model.preprocessing)(text),
             truncation=True,
             max_length=model.max_tokens,
             return_tensors="pt",

@@ -77,7 +77,7 @@ class Device:
 
     def hardware(self) -> str:
         """The names and the memory of the GPUs; empty on the CPU."""
-        gpus = self._found() if self.gpus else []
+        gpus = self._visible_gpus() if self.gpus else []
         return ", ".join(f"{gpu.name} {gpu.memory_bytes}" for gpu in gpus)
 
     def providers(self, gpu_memory_mb: int) -> list[Provider]:
@@ -97,11 +97,11 @@ class Device:
             return {}
         limit_mb = gpu_memory_mb // self.workers
         if self.workers > 1 and not gpu_memory_mb:
-            least = min(gpu.memory_bytes for gpu in self._found())
+            least = min(gpu.memory_bytes for gpu in self._visible_gpus())
             limit_mb = least // 1_000_000 // self.workers - CONTEXT_MB
         return _cuda_options(limit_mb)
 
-    def _found(self) -> list[CudaGpu]:
+    def _visible_gpus(self) -> list[CudaGpu]:
         return [gpu for number, gpu in enumerate(cuda_state().gpus) if number in self.gpus]
 
 

@@ -3,8 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -74,7 +73,7 @@ class InputTokenizer:
         # Of other languages, nothing can be said cheaply.
         self._is_english = language is not None and language.partition("-")[0] == "en"
         self.max_tokens = max_tokens
-        self.normalise = partial(preprocess, preprocessing=preprocessing)
+        self.normalise = normaliser(preprocessing)
         self.library = _load(path / "tokenizer.json")
         special_tokens = self.library.num_special_tokens_to_add(is_pair=False)
         stride = int((max_tokens - special_tokens) * WINDOW_OVERLAP)
@@ -113,7 +112,7 @@ class InputTokenizer:
         """
         encoded = self.encode_batch(texts, max_chars=max_chars)
         return [
-            self._as_asked(text, encoding, options)
+            self._with_options(text, encoding, options)
             for text, encoding in zip(texts, encoded, strict=True)
         ]
 
@@ -157,7 +156,7 @@ class InputTokenizer:
             for text in texts
         ]
 
-    def _as_asked(
+    def _with_options(
         self, text: Text, encoding: Encoding | ServiceError, options: TextOptions
     ) -> EncodedText | ServiceError:
         if isinstance(encoding, ServiceError):
@@ -165,14 +164,13 @@ class InputTokenizer:
         if options.split and isinstance(text, TextPair):
             return InvalidRequest('a pair of texts is not split; leave out "split" or text_pair')
         if options.overflow != "truncate" and encoding.truncated:
-            too_long = f"the text has {encoding.tokens} tokens; the model takes at most "
-            too_long += str(self.max_tokens)
+            most = f"the model takes at most {self.max_tokens}"
+            too_long = f"the text has {encoding.tokens} tokens; {most}"
             if options.overflow == "error":
                 return TextTooLong(f'{too_long} and "overflow" is "error"')
             if isinstance(text, TextPair):
                 return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
-        windowed = options.overflow == "window"
-        windows = encoding.windows if windowed else [encoding]
+        windows = encoding.windows if options.overflow == "window" else [encoding]
         warnings: tuple[TextWarning, ...] = ()
         if self._is_english and looks_foreign(text if isinstance(text, str) else text.text):
             warnings = ("other_language",)
@@ -210,25 +208,22 @@ def looks_foreign(text: str) -> bool:
     return len(OTHER.intersection(words)) > len(ENGLISH.intersection(words))
 
 
-def preprocess(text: str, preprocessing: Preprocessing) -> str:
-    """Apply the normalisation that the bundle's manifest names."""
-    if preprocessing == "tweet":
-        return normalise_tweet(text)
-    # The others are imported here because their patterns and tables take longer to load than all
-    # of this package.
-    if preprocessing == "bertweet":
-        from app.engine.text.bertweet import normalise_bertweet
-
-        return normalise_bertweet(text)
-    if preprocessing == "tweet_topic":
-        from app.engine.text.tweet_topic import normalise_tweet_topic
-
-        return normalise_tweet_topic(text)
-    if preprocessing == "robertuito":
-        from app.engine.text.robertuito import normalise_robertuito
-
-        return normalise_robertuito(text)
-    return text
+def normaliser(preprocessing: Preprocessing) -> Callable[[str], str]:
+    """The normalisation that the bundle's manifest names."""
+    # Most are imported here because their patterns and tables take longer to load than all of this
+    # package.
+    match preprocessing:
+        case "tweet":
+            return normalise_tweet
+        case "bertweet":
+            from app.engine.text.bertweet import normalise_bertweet as normalise
+        case "tweet_topic":
+            from app.engine.text.tweet_topic import normalise_tweet_topic as normalise
+        case "robertuito":
+            from app.engine.text.robertuito import normalise_robertuito as normalise
+        case "none":
+            return str
+    return normalise
 
 
 def _fault(text: str, name: str) -> EmptyText | InvalidRequest | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 import onnxruntime
-from pydantic import BaseModel, Field
+from pydantic import TypeAdapter
 
 from app.atomic_files import FileLock, write_text_atomically
 from app.engine.batching.budget import MAX_PADDING, TokenBudget
@@ -71,11 +71,7 @@ class ServingPlan:
         return f"{self.sharing()}, {self.reason}"
 
 
-class _Kept(BaseModel):
-    """The content of the cache file. The costs are valid for ``key`` only."""
-
-    key: str
-    costs: list[Cost] = Field(min_length=1)
+_COSTS = TypeAdapter(list[Cost])
 
 
 def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
@@ -110,14 +106,14 @@ def _costs(
     key = _key(model, cpus, ways)
     file = _file(config, key)
     with _one_at_a_time(file) if model.provider == CUDA else nullcontext():
-        if kept := _read(file, key):
-            return kept.costs, "earlier"
+        if costs := _read(file):
+            return costs, "earlier"
         started = perf_counter()
-        kept = _Kept(key=key, costs=measure(model, ways))
+        costs = measure(model, ways)
         measured = f"in {perf_counter() - started:.1f} s"
-        if _write(file, kept):
+        if _write(file, costs):
             logger.info("%s: measured %s, kept in %s", model.name, measured, file)
-    return kept.costs, measured
+    return costs, measured
 
 
 def queue_tokens(cost: Cost, memory_bytes: int, workers: int = 1) -> int:
@@ -199,22 +195,21 @@ def _one_at_a_time(file: Path | None) -> Iterator[None]:
         yield
 
 
-def _read(file: Path | None, key: str) -> _Kept | None:
-    """What an earlier start saved for the same model and machine, or None."""
+def _read(file: Path | None) -> list[Cost]:
+    """What an earlier start saved for the same model and machine; nothing if none did."""
     try:
-        kept = _Kept.model_validate_json(file.read_bytes()) if file and file.is_file() else None
+        return _COSTS.validate_json(file.read_bytes()) if file and file.is_file() else []
     except (OSError, ValueError):
-        return None  # the file is damaged: measure again
-    return kept if kept is not None and kept.key == key else None
+        return []  # the file is damaged: measure again
 
 
-def _write(file: Path | None, kept: _Kept) -> bool:
+def _write(file: Path | None, costs: list[Cost]) -> bool:
     """Save it, if there is a place for it; whether it was saved."""
     if file is None:
         return False
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(file, kept.model_dump_json(indent=1) + "\n")
+        write_text_atomically(file, _COSTS.dump_json(costs, indent=1).decode() + "\n")
     except OSError as error:  # a home directory may be read-only
         logger.info("what was measured is not kept: %s", error)
         return False

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.text.encoding import Preprocessing
-from app.engine.text.input_tokenizer import normalise_tweet, preprocess
+from app.engine.text.input_tokenizer import normalise_tweet, normaliser
 
 # Written out by hand from the model cards' `preprocess`, not computed.
 EXPECTED = {
@@ -46,7 +46,7 @@ def test_it_gives_what_the_model_card_gives(text: str, expected: str) -> None:
 )
 def test_the_manifest_names_the_rule(preprocessing: Preprocessing, expected: str) -> None:
     """``none`` changes nothing; the others apply their rules."""
-    assert preprocess("@anna isn't at http://x", preprocessing) == expected
+    assert normaliser(preprocessing)("@anna isn't at http://x") == expected
 
 
 PIECES = ["http", "Http", "&lt;", *"@aH/(😀א\uff20\u200f\u201c\u3000\u00a0\t\n", *" " * 4]

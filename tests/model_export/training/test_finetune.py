@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from app.engine.text.input_tokenizer import preprocess
+from app.engine.text.input_tokenizer import normaliser
 from app.errors import UserError
 from model_export.checkpoint.checkpoint import load_checkpoint
 from model_export.quality.labelled import Example
@@ -136,7 +136,7 @@ def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path
     ]
     preprocessing = training_preprocessing(short, {}, tokenizer, silent)
     learnt = tokenise(examples, ["neutral"], tokenizer, preprocessing, 64)
-    served = [preprocess(example.text, checkpoint.preprocessing) for example in examples]
+    served = [normaliser(checkpoint.preprocessing)(example.text) for example in examples]
     unknown = tokenizer.unk_token_id
     ids = [
         [one if one < len(tokenizer) else unknown for one in text]  # see embed_unknown_pieces
