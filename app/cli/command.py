@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "doctor":
             from app.cli.doctor import doctor
 
-            return doctor(settings, as_json=options.json)
+            return doctor(settings)
         if options.command == "bench":
             return _bench(options, settings, flags)
         return _classify(options, settings)
@@ -146,7 +146,6 @@ def _parser() -> argparse.ArgumentParser:
         "for each check, 'ok' or 'PROBLEM' and what helps. The exit code is 1 if there is a "
         "problem.",
     )
-    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     model = {"model": classify_arguments.DESCRIPTIONS["model"]}
     add_settings(doctor, LOCAL, model)
     return parser

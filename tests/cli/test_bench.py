@@ -27,6 +27,7 @@ from app.cli.bench.sender import arrivals
 from app.cli.bench.target import Target
 from app.cli.children import child_command
 from app.cli.command import main
+from app.errors import UserError
 from tests.support.serving import COMMAND, ROOT, children_of, environment, eventually, runs
 
 # What a fake service does before it answers: the number of the request, and the status to answer.
@@ -395,13 +396,12 @@ def test_a_service_that_cannot_be_reached_is_one_line(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == said
 
 
-def test_a_service_that_goes_away_is_no_throughput() -> None:
-    """The requests that no longer reach it are counted."""
+def test_a_service_that_has_gone_ends_the_search() -> None:
+    """A step that reaches nobody is an error with the URL."""
     with fake_service(_statuses(200)) as url:
         measurement = _measurement(url)
-    step = measurement.step
-    with pytest.raises(Exception, match="cannot be reached"):
-        step(100.0)
+    with pytest.raises(UserError, match=f"{url}/classify cannot be reached"):
+        measurement.step(100.0)
 
 
 @pytest.mark.parametrize(
