@@ -172,6 +172,7 @@ def test_a_file_that_is_refused(tmp_path: Path, name: str, content: bytes, says:
     [
         ("only a header.csv", b"id,text", "text", []),
         ("another delimiter in a name.csv", b"text; raw\nx;y\n", "text; raw", ["x;y"]),
+        ("an empty object.json", b"[{}]", "text", ["empty_text: item 1 has no 'text'"]),
         # Longer than Python's csv reads by default.
         ("a long cell.csv", b"text\n" + b"x" * 200_000 + b"\n", "text", ["x" * 200_000]),
     ],

@@ -88,7 +88,8 @@ class JsonlTable(TextTable):
             for record in self.records(chunk.rows):
                 for name, value in record.items():
                     types[name] = common_type(types.get(name, NoneType), _type_of(value))
-        if first and (not types or first.lstrip().startswith("[")):
+        no_object = first and not types and _json_object(first) is None
+        if no_object or first.lstrip().startswith("["):
             raise UserError(
                 f"{path} is not JSON lines, which have an object in each line; a JSON list must be "
                 "in a file that ends in .json"
