@@ -49,19 +49,17 @@ logger = logging.getLogger(__name__)
 class Arrivals:
     """Listens on a bound socket and gives ``take`` its connections. Create it on the event loop.
 
-    ``take`` returns whether more may come now; if not, ``resume`` is called later.
-
     Raises:
         UserError: another process listens on this address.
     """
 
-    def __init__(self, site: socket.socket, take: Callable[[socket.socket], bool]) -> None:
+    def __init__(self, site: socket.socket, take: Callable[[socket.socket], None]) -> None:
         self._site = site
         self._take = take
         self._loop = asyncio.get_running_loop()
         self.accepted = 0
         self._listen()
-        self.resume()
+        self._begin()
 
     @property
     def ended(self) -> bool:
@@ -82,8 +80,7 @@ class Arrivals:
                 pass
         self._site.close()
 
-    def resume(self) -> None:
-        """Accept connections, after ``take`` has said that no more may come."""
+    def _begin(self) -> None:
         if not self.ended:
             self._loop.add_reader(self._site, self._accept)
 
@@ -113,7 +110,7 @@ class Arrivals:
                 PAUSE_S,
             )
             self._loop.remove_reader(self._site)
-            self._loop.call_later(PAUSE_S, self.resume)
+            self._loop.call_later(PAUSE_S, self._begin)
 
     def _accept_some(self) -> bool:
         """Accept some connections; return whether there may be more."""
@@ -126,9 +123,7 @@ class Arrivals:
                 continue
             connection.setblocking(False)
             self.accepted += 1
-            if not self._take(connection):
-                self._loop.remove_reader(self._site)
-                return False
+            self._take(connection)
         return True
 
 
@@ -147,7 +142,7 @@ class Listener:
         self,
         site: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
-        arrivals: Callable[[socket.socket, Callable[[socket.socket], bool]], Arrivals] = Arrivals,
+        arrivals: Callable[[socket.socket, Callable[[socket.socket], None]], Arrivals] = Arrivals,
         on_failure: Callable[[], None] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -174,11 +169,10 @@ class Listener:
             for handshake in late:
                 handshake.cancel()
 
-    def _take(self, connection: socket.socket) -> bool:
+    def _take(self, connection: socket.socket) -> None:
         task = self._loop.create_task(self._begin(connection))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
-        return True
 
     async def _begin(self, connection: socket.socket) -> None:
         tls = {**TLS_TIMEOUTS, "ssl": self.tls} if self.tls else {}

@@ -32,8 +32,8 @@ class Dealer:
     """Accepts connections at the ``sites``, and gives each to a worker.
 
     Of the workers that are ready and answer, the one with the fewest open connections gets the
-    next; if several have as many, they take turns. While no worker takes one, connections wait in
-    the kernel; while there is no worker, they get 503. Call ``look`` several times a second.
+    next; if several have as many, they take turns. While no worker takes one, connections wait
+    here; while there is no worker, they get 503. Call ``look`` several times a second.
     """
 
     def __init__(self, sites: Sequence[socket.socket], workers: Sequence[WorkerProcess]) -> None:
@@ -43,7 +43,6 @@ class Dealer:
         self._latest = dict.fromkeys(range(len(workers)), 0)  # turn, by the worker's number
         self._arrivals: list[Arrivals] = []
         self._undealt: deque[tuple[int, socket.socket]] = deque()  # with their sites
-        self._closing = False
         self._refusing: set[asyncio.Task[None]] = set()
 
     @property
@@ -69,27 +68,20 @@ class Dealer:
         """Deal what waits, or was dealt to a worker that has ended."""
         for worker in self._workers:
             self._undealt += worker.returned()
-        waited = self.waiting
         while self._undealt and self._try(*self._undealt[0]):
             self._undealt.popleft()
-        if waited and not self._undealt:
-            for arrivals in self._arrivals:
-                arrivals.resume()
 
     async def close(self) -> None:
         """Accept every connection that the kernel has completed, then stop listening.
 
         Call ``look`` until none is ``waiting``.
         """
-        self._closing = True
         for arrivals in self._arrivals:
             await arrivals.close()
 
-    def _deal(self, site: int, connection: socket.socket) -> bool:
-        if not self._undealt and self._try(site, connection):
-            return True
-        self._undealt.append((site, connection))
-        return self._closing
+    def _deal(self, site: int, connection: socket.socket) -> None:
+        if self._undealt or not self._try(site, connection):
+            self._undealt.append((site, connection))
 
     def _try(self, site: int, connection: socket.socket) -> bool:
         """Give the connection to a worker, or refuse it if there is none; False: it must wait."""
