@@ -64,10 +64,8 @@ class Device:
             return
         state = cuda_state()
         if state.problem:
-            raise UserError(
-                f"CUDA cannot be used: {state.problem}. {state.cure[:1].upper()}{state.cure[1:]}. "
-                "To serve without a GPU, use --device cpu"
-            )
+            to_go_on = "to serve without a GPU, use --device cpu"
+            raise UserError(f"CUDA cannot be used: {state.refusal}; {to_go_on}")
         if missing := [number for number in self.gpus if number >= len(state.gpus)]:
             shown = ", ".join(f"{number} ({gpu.name})" for number, gpu in enumerate(state.gpus))
             raise UserError(f"there is no GPU {missing[0]}: CUDA shows {shown}")

@@ -132,7 +132,7 @@ def test_gpu_that_is_not_supported(
 def test_cuda_that_cannot_be_used(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the cause and the cure in one line."""
     monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
-    words = r"^CUDA cannot be used: no NVIDIA driver is found\. Install the driver\. To serve "
+    words = r"^CUDA cannot be used: no NVIDIA driver is found; install the driver; to serve "
     with pytest.raises(UserError, match=words):
         _load(bundle, "cuda:1")
 
