@@ -1,20 +1,28 @@
 """Models that are no bundles yet: exported once, in a process of its own, and kept.
 
-A bundle of a hub repository is downloaded in the same way.
+The service never loads PyTorch. A bundle of a hub repository is downloaded in the same way. Of
+several processes that want the same bundle, one exports it.
 """
 
 import hashlib
 import json
 import logging
+import os
 import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.cli.export_process import Say, export_once
+from app.atomic_files import FileLock
+from app.cli.children import child_command
 from app.config.settings import Settings, cache_directory
 from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, Precision
-from app.errors import UserError
+from app.errors import OTHER_DISK, UserError, system_error
 
 # The layout of the cache. The second number counts what an export decides by itself: models that
 # earlier versions have exported are exported again, with the labels of today.
@@ -22,6 +30,17 @@ LAYOUT = f"format-{FORMAT_VERSION}.1"
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 # Every checkpoint has these. A damaged bundle has no weights of its own.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
+# The next export removes what a killed one leaves.
+COMMAND = child_command("from sentiment_service import export as main")
+ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
+# The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
+BAR = re.compile(r"\d%\|")
+BAR_EVERY_S = 5.0
+CLEANS_UP_S = 5.0
+UP = "\x1b[A"  # which moves a terminal's cursor before the next bar
+SHOW_BARS = {"TQDM_POSITION": "-1"}  # the hub's client: also where no terminal is
+
+Say = Callable[[str], object]
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +112,7 @@ def _kept(source: _Source, say: Say) -> Path:
         if note.startswith("warning"):
             say(f"{source.name}: {note}")
     if not held:
-        export_once(
-            source.words, source.bundle, source.name, lambda: not _manifest(source.bundle), say
-        )
+        _export(source, say)
         held = _manifest(source.bundle)
     commit = (held.get("fetched") or held.get("source") or {}).get("revision")
     logger.info(
@@ -105,6 +122,73 @@ def _kept(source: _Source, say: Say) -> Path:
         source.bundle,
     )
     return source.bundle
+
+
+def _export(source: _Source, say: Say) -> None:
+    """Run sentiment-export, unless another process does so meanwhile.
+
+    Raises:
+        UserError: it failed, or the cache directory cannot be written.
+    """
+    try:
+        source.bundle.parent.mkdir(parents=True, exist_ok=True)
+        lock = _locked(source, say)
+    except OSError as error:
+        raise UserError(
+            f"{source.name} cannot be exported: {system_error(error)}; give another --cache-dir"
+        ) from error
+    with closing(lock):
+        if not _manifest(source.bundle):
+            say(f"exporting {source.name}; this is done once")
+            _run(source, lock, say)
+
+
+def _locked(source: _Source, say: Say) -> FileLock:
+    path = source.bundle.with_name(".lock")
+    try:
+        return FileLock(path)
+    except BlockingIOError:
+        say(f"another process is exporting {source.name}; waiting for it")
+        return FileLock(path, wait=True)
+
+
+def _run(source: _Source, lock: FileLock, say: Say) -> None:
+    """Run the export, tell what it writes, and why it failed. It holds the lock until its end."""
+    environment = {**os.environ, **SHOW_BARS, "PYTHONUNBUFFERED": "1"}
+    reason, told = "it wrote nothing", time.monotonic()
+    with subprocess.Popen(  # noqa: S603 - this interpreter, and a path or an id as an argument
+        [*COMMAND, *source.words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        pass_fds=[lock.fileno()],
+        text=True,  # "\r" ends a line, too: a bar's
+        errors="replace",
+    ) as child:
+        try:
+            for line in (line.replace(UP, "").strip() for line in child.stdout or ()):
+                if BAR.search(line):
+                    if time.monotonic() - told < BAR_EVERY_S:
+                        continue
+                    told = time.monotonic()
+                elif line:
+                    reason = line
+                if line and not line.startswith(ERROR):
+                    say(line)
+        except BaseException:
+            child.terminate()  # it removes what it has written ...
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(CLEANS_UP_S)
+            child.kill()  # ... or else the next export does
+            raise
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        guess = "; is there too little memory?" if name == "SIGKILL" else ""
+        raise UserError(f"{source.name} cannot be used: its export was killed by {name}{guess}")
+    if child.returncode:
+        reason = reason.removeprefix(ERROR).replace(OTHER_DISK, "give a --cache-dir on another one")
+        raise UserError(f"{source.name} cannot be used: {reason}")
 
 
 def _manifest(bundle: Path) -> dict[str, Any]:

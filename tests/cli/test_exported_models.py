@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import export_process
+from app.cli import exported_models
 from app.cli.command import main
 from app.cli.exported_models import with_bundles
 from app.cli.sources import load_settings
@@ -226,7 +226,7 @@ def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A quick sentiment-export, and the cache directory to use."""
-    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", FAKE])
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", FAKE])
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
 
@@ -284,7 +284,7 @@ def test_an_export_that_is_killed_is_called_that(
 ) -> None:
     """The error names the signal, and for SIGKILL what it mostly means."""
     kill = "import os; print('almost done', flush=True); os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", kill])
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", kill])
     with pytest.raises(UserError, match="killed by SIGKILL; is there too little memory"):
         _used(fake, "acme/tiny")
 
@@ -301,7 +301,7 @@ try:
 except UserError as error:
     sys.exit(f"sentiment-export: {{error}}")
 """
-    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", full])
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", full])
     with pytest.raises(UserError, match="free some space there, or give a --cache-dir on another"):
         _used(fake, "acme/tiny")
 

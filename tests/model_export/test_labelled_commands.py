@@ -8,7 +8,7 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from app.cli import export_process
+from app.cli import exported_models
 from app.engine.model.bundle import Bundle
 from model_export.cli import main
 from model_export.quality.changes import TEXTS_SHOWN, changes, comparison
@@ -170,7 +170,7 @@ def test_a_checkpoint_is_exported_once(
 ) -> None:
     """And kept in the cache directory, as for the service; so is a hub id."""
     command = (sys.executable, "-c", COPY.format(str(bundle)))
-    monkeypatch.setattr(export_process, "COMMAND", command)
+    monkeypatch.setattr(exported_models, "COMMAND", command)
     words = ["evaluate", "acme/tiny", str(reviews), *NAMED, "--cache-dir", str(tmp_path / "cache")]
     for said in ("exporting acme/tiny; this is done once\n", ""):
         assert main(words) == 0

@@ -3,9 +3,9 @@
 import json
 import os
 import select
-import shutil
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -160,10 +160,8 @@ def exported(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     (checkpoint / "config.json").write_text("{}")
     (checkpoint / "model.safetensors").touch()
 
-    def export(words: list[str], target: Path, *rest: object) -> None:
-        shutil.copytree(bundle, target)
-
-    monkeypatch.setattr(exported_models, "export_once", export)
+    copy = f"import shutil, sys; shutil.copytree({str(bundle)!r}, sys.argv[3])"
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", copy])
     paths = {"model": checkpoint, "cache_dir": tmp_path / "cache"}
     exported_models.with_bundles(load_settings({name: str(path) for name, path in paths.items()}))
     return paths
