@@ -25,15 +25,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from checks.gpu.graphs import make
-from checks.gpu.setup import SIZES, Setup
+from checks.gpu.setup import Setup
 from checks.gpu.slim import slim
 
 ROOT = Path(__file__).parents[2]
 SERVICE = "sentiment-service"
 SOURCES = ("app", "sentiment_*.py", "checks/__init__.py", "checks/gpu", "benchmarks")
-# PyTorch is there, and NumPy with it. The package of the same version for GPUs takes the place of
-# onnxruntime. Only BERTweet needs emoji, which has no wheel; nothing is downloaded with hf-xet.
-LEFT_OUT = {"torch", "numpy", "onnxruntime", "emoji", "hf-xet"}
+# NumPy is there with PyTorch. Nothing is downloaded with hf-xet.
+LEFT_OUT = {"numpy", "hf-xet"}
+PIECE_BYTES = 30 * 2**20
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 CUDA_LIBRARY = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 # The other provider, and the core for programs in C, which Python's module contains.
@@ -43,7 +43,7 @@ UNUSED = ("libonnxruntime_providers_tensorrt.so", "libonnxruntime.so.*")
 def main() -> int:
     """Download, install into a directory, and pack."""
     options = _options()
-    setup = Setup(options.work, "cuda", SIZES[options.size])
+    setup = Setup(options.work, "cuda")
     for shape, (model_type, config) in setup.size.shapes.items():
         if not setup.bundle(shape).exists():
             make(setup.bundle(shape), setup.others(shape), model_type, config)
@@ -51,12 +51,11 @@ def main() -> int:
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         download(wheels, requirements(), options.python)
         install(wheels, site)
-        if (site / CUDA_LIBRARY).exists():
-            for pattern in UNUSED:
-                for library in (site / CUDA_LIBRARY).parent.glob(pattern):
-                    library.unlink()
-            print("machine code, bytes:", slim(site / CUDA_LIBRARY, options.capability))
-        pieces = pack(options.out, site, setup, options.python, options.piece_mb * 2**20)
+        for pattern in UNUSED:
+            for library in (site / CUDA_LIBRARY).parent.glob(pattern):
+                library.unlink()
+        print("machine code, bytes:", slim(site / CUDA_LIBRARY, options.capability))
+        pieces = pack(options.out, site, setup, options.python, PIECE_BYTES)
     total = sum((options.out / name).stat().st_size for name in pieces)
     print(f"{len(pieces)} pieces, {total / 2**20:.0f} MiB; there: python3 {options.out}/unpack.py")
     return 0
@@ -167,9 +166,7 @@ def _options() -> argparse.Namespace:
         required=True,
         help="compute capability of the GPU there, such as 9.0; code for others is left out",
     )
-    parser.add_argument("--piece-mb", type=int, default=30, help="MiB of a piece [default: 30]")
     parser.add_argument("--work", type=Path, default=Path(".bench/gpu"), help="of the models")
-    parser.add_argument("--size", choices=SIZES, default="base", help="of the models")
     options = parser.parse_args()
     if options.out.exists():
         parser.error(f"{options.out} exists already")

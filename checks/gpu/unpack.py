@@ -38,6 +38,7 @@ def main() -> int:
     results = str(options.results or into / "results")
     command = [sys.executable, "-m", "checks.gpu", "--work", str(into / "work"), *others]
     command += ["--results", results]
+    # There, so that no other package called app is found first.
     return subprocess.run(command, cwd=into, env={**os.environ, "PYTHONPATH": path}).returncode
 
 

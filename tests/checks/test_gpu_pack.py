@@ -43,7 +43,9 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(pieces: Path, into: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    """Run it in an empty directory, with another Python."""
+    """Run it with another Python, in a directory that has another package called ``app``."""
+    (into.parent / "app").mkdir(exist_ok=True)
+    (into.parent / "app/__init__.py").write_text("raise SystemExit('the wrong app')")
     command: list[str | Path] = [PYTHON_ELSEWHERE, pieces / "unpack.py", "--into", into, *flags]
     return run_program(*command, cwd=into.parent, timeout_s=300)
 
@@ -59,7 +61,7 @@ def test_the_steps_run_there_and_say_what_is_missing(pieces: Path, tmp_path: Pat
     assert machine["rows"][0]["what"] == "CUDA"
     assert "the one for CPUs" in machine["rows"][0]["value"]
     assert doctor["state"] == "ok"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["app", "there"]
     assert not [*(tmp_path / "there/work").rglob("*_data")]  # the step bundles makes the weights
 
 
@@ -146,7 +148,10 @@ def test_machine_code_of_other_gpus_is_emptied(tmp_path: Path) -> None:
     )
     container = CONTAINER.pack(*struct.unpack("<I", MAGIC), 1, 16, len(entries)) + entries
     library = tmp_path / "library.so"
-    library.write_bytes(b"before" + container + MAGIC + b"by chance" + container + b"after")
+    too_long = CONTAINER.pack(*struct.unpack("<I", MAGIC), 1, 16, 64)
+    too_long += ENTRY.pack(2, 1, 64, 10, 80).ljust(64, b"\0")  # ends behind its container
+    chance = MAGIC + b"by chance" + too_long
+    library.write_bytes(b"before" + container + chance + container + b"after")
     before = library.read_bytes()
     assert slim(library, 90) == {80: 16, 90: 16}
     expected = before.replace(b"for A100", bytes(8)).replace(b"as PTX", bytes(6))
