@@ -19,10 +19,12 @@ ITEMS: dict[str, Callable[[Engine], str]] = {
     "memory-limit": service.memory_limit,
     "health": service.health,
     "sigterm": service.stop,
+    "sigkill": service.kill,
     "ipv6": service.ipv6,
     "hub": service.hub,
     "export": service.export,
     "compose": compose.compose,
+    "replicas": compose.replicas,
     "kubernetes": kubernetes.play,
 }
 

@@ -1,11 +1,11 @@
-"""docker-compose.yml as it stands."""
+"""docker-compose.yml as it stands, and two replicas behind nginx."""
 
 import json
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ import yaml
 from grpc import insecure_channel
 
 from benchmarks.service import ROOT, free_port
-from checks.containers.engine import START_S, Engine, EngineError, classify, wait
-from checks.containers.images import TOOLS
+from checks.containers.engine import START_S, Container, Engine, EngineError, classify, wait
+from checks.containers.images import CPU, TOOLS
+from checks.containers.service import CLIENTS, PUBLISHED
 from checks.support.environments import InstallFailed, python
+from checks.support.load import constant_load
 
 PROJECT = "sentiment-check"
 FILES = ("docker-compose.yml", "docker-compose.grpc.yml")
@@ -34,6 +36,10 @@ DEBIANS = {
         "--storage.tsdb.path=/prometheus",
     ],
 }
+NGINX = ("-g", "daemon off; pid /tmp/pid; error_log stderr;")
+WRITABLE = ("--tmpfs", "/var/lib/nginx", "--tmpfs", "/var/log/nginx")
+USER = ("--user", "33")  # www-data; without capabilities, nginx cannot change to it
+REPLICAS = {"sentiment-1": "10.231.7.11", "sentiment-2": "10.231.7.12"}
 
 
 def compose(engine: Engine) -> str:
@@ -125,3 +131,44 @@ def _value(prometheus: str, query: str) -> str | None:
     answer = httpx2.get(f"http://{prometheus}/api/v1/query", params={"query": query})
     results = answer.json()["data"]["result"]
     return results[0]["value"][1] if results else None
+
+
+def replicas(engine: Engine) -> str:
+    """Behind nginx, one of two replicas is replaced under load, and no request fails."""
+    mount = f"--volume={ROOT / 'deploy/nginx/nginx.conf'}:/etc/nginx/nginx.conf:ro"
+    with (
+        engine.made("network", "--subnet", "10.231.7.0/24") as network,
+        ExitStack() as replaced,
+        _replica(engine, network, "sentiment-2"),
+    ):
+        first = replaced.enter_context(_replica(engine, network, "sentiment-1"))
+        options = ("--network", network, "--publish", "127.0.0.1::8080", mount, *WRITABLE, *USER)
+        with engine.container(TOOLS, *options, "--entrypoint", "nginx", words=NGINX) as nginx:
+            address = engine.run("port", nginx.identity, "8080")
+            wait(partial(_is_ok, f"{address}/health/ready"), START_S, "nginx answers")
+            with constant_load(f"http://{address}", CLIENTS, lambda _: "answered") as seen:
+                wait(lambda: seen["answered"] > 100, START_S, "100 answers")
+                engine.run("stop", first.identity)
+                replaced.close()
+                new = replaced.enter_context(_replica(engine, network, "sentiment-1"))
+                wait(lambda: _answers(new) > 20, START_S, "the new replica gets requests")
+            answered = _answers(new)
+    assert set(seen) == {"answered"}, dict(seen)
+    return f"{seen['answered']} answers, {answered} of them by the new replica; 0 failed"
+
+
+@contextmanager
+def _replica(engine: Engine, network: str, name: str) -> Iterator[Container]:
+    # nginx asks for the address of a name only when it starts.
+    options = ("--network", network, "--network-alias", name, "--ip", REPLICAS[name])
+    with engine.container(CPU, *PUBLISHED, *options) as container:
+        container.ready()
+        yield container
+
+
+def _answers(container: Container) -> int:
+    """How many requests a replica has answered."""
+    metrics = httpx2.get(f"{container.url}/metrics").text
+    labels = 'method="POST",operation="classify",route="/classify",status="200"'
+    line = f"sentiment_http_requests_total{{{labels}}} "
+    return int(float(metrics.partition(line)[2].partition("\n")[0] or 0))

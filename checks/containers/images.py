@@ -12,13 +12,13 @@ from checks.containers.engine import HARDENED, Engine, EngineError
 from checks.support import debian
 
 CPU, EXPORT, GPU = (f"sentiment-service:{target}" for target in ("cpu", "export", "gpu"))
-# For Compose, whose own image may be out of reach.
+# For Compose and nginx.conf, whose own images may be out of reach.
 TOOLS = "sentiment-check:tools"
 DEBIANS = """
 ARG BASE_IMAGE
 FROM ${BASE_IMAGE}
-RUN apt-get update && apt-get install --yes --no-install-recommends prometheus && \\
-    install --directory --owner=65534 /prometheus
+RUN apt-get update && apt-get install --yes --no-install-recommends prometheus nginx-light && \\
+    install --directory --owner=65534 /prometheus && chmod 777 /var/lib/nginx /var/log/nginx
 """
 USER = "10001:10001"
 STAND_IN = "sentiment-check:debian-12"
@@ -58,7 +58,7 @@ def build(base: str, target: str, engine: Engine) -> str:
 
 
 def build_tools(base: str, engine: Engine) -> str:
-    """Build the image with Debian's Prometheus.
+    """Build the image with Debian's Prometheus and nginx.
 
     Raises:
         EngineError: the build failed.
@@ -66,7 +66,7 @@ def build_tools(base: str, engine: Engine) -> str:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text(DEBIANS)
         _build(engine, base, TOOLS, folder)
-    return "Debian's Prometheus"
+    return "Debian's Prometheus and nginx"
 
 
 def _build(engine: Engine, base: str, tag: str, *arguments: str) -> None:

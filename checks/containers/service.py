@@ -107,6 +107,19 @@ def stop(engine: Engine) -> str:
     return f"exit code 0 after {seconds:.1f} s; {answered} answers, {refused} times 503, 0 resets"
 
 
+def kill(engine: Engine) -> str:
+    """After SIGKILL, the same container starts and serves again."""
+    with engine.container(CPU, *PUBLISHED) as container:
+        container.ready()
+        engine.run("kill", "--signal", "KILL", container.identity)
+        code = container.ended()
+        assert code == 137, f"exit code {code}"
+        started = time.perf_counter()
+        engine.run("start", container.identity)
+        container.ready()
+        return f"exit code {code}; answers again after {time.perf_counter() - started:.1f} s"
+
+
 def export(engine: Engine) -> str:
     """The export image writes a bundle into a volume, from which the service serves it."""
     shape = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 300}
