@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from app.engine.model.bundle import MANIFEST
 from app.errors import UserError, first_line
 from model_export.checkpoint.architectures import ARCHITECTURES
 
@@ -52,6 +53,10 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
         )
     if CONFIG_FILE not in held:
         raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
+    if weights is None and MANIFEST in held:
+        raise UserError(
+            f"{where} is a bundle, which is what an export makes; serve it with --model"
+        )
     if weights is None:
         other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""

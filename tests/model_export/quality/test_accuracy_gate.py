@@ -62,7 +62,7 @@ def _mistaken(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
         (0, 0.0, None),
         (2, 0.05, None),
         (3, 0.01, r"it loses 0\.\d+ of fp32's (accuracy|macro recall) \(--max-accuracy-loss 0.01"),
-        (50, 1.0, None),
+        (5, 1.0, r"it agrees with fp32 on 97\.50% of the labels \(at least 98% is required\)"),
     ],
 )
 def test_a_variant_may_lose_so_much(
@@ -72,7 +72,7 @@ def test_a_variant_may_lose_so_much(
     max_loss: float,
     says: str | None,
 ) -> None:
-    """Accuracy and macro recall have a limit; fp32 itself always passes."""
+    """Accuracy, macro recall and agreement each have a limit; fp32 itself always passes."""
     gate = AccuracyGate(_examples(bert.model("fp32")), max_loss)
     _mistaken(monkeypatch, wrong)
     for precision in ("fp32", "int8"):
@@ -104,11 +104,11 @@ def test_a_loss_of_exactly_the_limit_is_allowed(
     assert refused == {0.01: [], 0.0099: ["int8"]}
 
 
-@pytest.mark.parametrize(("wrong", "refused"), [(10, False), (30, True)])
-def test_each_label_of_a_multi_label_text_counts_once(
+@pytest.mark.parametrize(("wrong", "refused"), [(6, False), (7, True)])
+def test_each_label_of_a_multi_label_text_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int, refused: bool
 ) -> None:
-    """Of 100 texts with two labels each, ten may lose one: micro F1 counts, not exact matches."""
+    """Of 100 texts with three labels, 98 % are 294 labels: six texts may differ in one of them."""
     model = load(make_bundle(tmp_path / "tiny", problem_type="multi_label_classification"))
     gold: list[Labels] = [("negative", "neutral")] * 100
     found = iter([gold, [("negative",)] * wrong + gold[wrong:]])
@@ -139,8 +139,12 @@ def test_a_variant_that_loses_is_not_written(
     assert [path.name for path in (output / "onnx").iterdir()] == ["model.onnx"]
 
 
-def test_scores_are_recorded_by_group(bert: Exported, tmp_path: Path) -> None:
+def test_scores_are_recorded_by_group(
+    bert: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Per language and their mean, and how often the labels are fp32's; also without fp32."""
+    # Logits of a random model are often level, so that rounding picks another label.
+    monkeypatch.setattr(evaluation, "LEAST_AGREEMENT", 0.8)
     examples = _examples(bert.model("fp32"))
     said: list[str] = []
     export(
@@ -155,7 +159,7 @@ def test_scores_are_recorded_by_group(bert: Exported, tmp_path: Path) -> None:
     assert list(manifest["variants"]) == ["int8"]
     assert [path.name for path in (tmp_path / "out/onnx").iterdir()] == ["model_int8.onnx"]
     accuracy = manifest["variants"]["int8"]["accuracy"]
-    assert accuracy["agreement_with_fp32"] == accuracy["accuracy"] >= 0.5
+    assert accuracy["agreement_with_fp32"] == accuracy["accuracy"] >= 0.8
     assert accuracy["groups"].keys() == {"en", "es"}
     groups = accuracy["groups"].values()
     assert sum(group["samples"] for group in groups) == ROWS
