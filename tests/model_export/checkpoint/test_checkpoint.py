@@ -136,6 +136,11 @@ def _config_is(text: str) -> Callable[[Path], object]:
         pytest.param(
             lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
         ),
+        pytest.param(
+            lambda p: (p / "model.safetensors").rename(p / "manifest.json"),
+            "is a bundle, what an export makes: serve it with --model",
+            id="a bundle",
+        ),
         pytest.param(_adapter_only, "holds an adapter of PEFT: merge it first", id="PEFT"),
         pytest.param(
             lambda p: (p / "adapter_config.json").write_text("{}"),
