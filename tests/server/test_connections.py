@@ -137,15 +137,15 @@ def test_a_refused_body_is_not_read_for_ever(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stops reading a refused body when its time is over, or after some silence."""
-    monkeypatch.setattr("app.server.transport.LINGER_S", 1.0)
-    monkeypatch.setattr("app.server.transport.SILENCE_S", 0.2)
+    monkeypatch.setattr("app.server.transport.LINGER_S", 2.0)
+    monkeypatch.setattr("app.server.transport.SILENCE_S", 1.0)
     head = HEAD + b"connection: close\r\ncontent-length: 999000000\r\n\r\n"
     port = listen()
     with connect(port, head) as client:
-        eventually(partial(_is_cut_off, client, pause_s=0.1))
+        eventually(partial(_is_cut_off, client, pause_s=0.0))
     with connect(port, head) as client:
         assert statuses(read_all(client)) == [413]
-        eventually(partial(_is_cut_off, client, pause_s=1))  # longer than the silence that ends it
+        eventually(partial(_is_cut_off, client, pause_s=2))  # longer than the silence that ends it
 
 
 def _is_cut_off(client: socket.socket, pause_s: float) -> bool:
