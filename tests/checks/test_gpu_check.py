@@ -118,10 +118,12 @@ def _program(path: Path, script: str) -> str:
 
 
 def test_a_step_that_does_not_end_is_stopped(tmp_path: Path) -> None:
-    """Its rows until then are kept; a row that was not written to its end is left out."""
-    script = """printf '{"a": 1}\\n{"a": ' > "$4"; sleep 600 & sleep 600"""
+    """So is what it started. Its rows until then are kept, without one that is half written."""
+    script = """printf '{"a": 1}\\n{"a": ' > "$4"; sleep 600 & echo $! > "$4.child"; sleep 600"""
     python = _program(tmp_path / "python", script)
     result = run_steps.run_step(STEP, python, tmp_path, tmp_path, "cpu", "tiny", 0.1)
+    child = (tmp_path / "machine.jsonl.child").read_text().strip()
+    eventually(lambda: not Path("/proc", child, "cmdline").exists())
     assert (result.state, result.rows) == ("stopped", [{"a": 1}])
     assert "not done after" in result.reason
 
