@@ -138,7 +138,7 @@ def _config_is(text: str) -> Callable[[Path], object]:
         ),
         pytest.param(
             lambda p: (p / "model.safetensors").rename(p / "manifest.json"),
-            "is a bundle, what an export makes: serve it with --model",
+            "is a bundle, which is what an export makes; serve it with --model",
             id="a bundle",
         ),
         pytest.param(_adapter_only, "holds an adapter of PEFT: merge it first", id="PEFT"),
