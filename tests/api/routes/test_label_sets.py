@@ -218,7 +218,7 @@ def test_a_flag_for_a_threshold_that_cannot_be(capsys: pytest.CaptureFixture[str
     said = "--threshold is for multi-label models; minilm-l6-tweet-sentiment gives each text one"
     assert said in capsys.readouterr().err
     assert main(["classify", "--engine", "ray", "--threshold", "0.5"]) == 2
-    assert "--engine ray uses the threshold in manifest.json" in capsys.readouterr().err
+    assert "--threshold is for use without --engine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, "0.5", True])
