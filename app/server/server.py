@@ -211,6 +211,8 @@ class Server(uvicorn.Server):
             if not self._assignment and (quiet_s >= QUIET_S or time.monotonic() >= accept_until):
                 for listener in listeners:
                     await listener.close()
+            # If the process stood still, timers come first, so let the sockets be read before.
+            await asyncio.sleep(0)
             for connection in list(connections):
                 cast(HttpProtocol, connection).close_if_quiet(since)
             await asyncio.sleep(LOOK_S)

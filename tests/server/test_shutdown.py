@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from signal import SIGHUP, SIGTERM
+from signal import SIGCONT, SIGHUP, SIGSTOP, SIGTERM
 
 import pytest
 
@@ -102,6 +102,20 @@ def test_no_connection_is_reset(
         for number in signals:
             process.signal(number)
             time.sleep(0.1 if number == SIGTERM else 0.01)
+    process.terminate()
+    assert set(seen) <= {200, 503}
+
+
+def test_a_pause_of_the_process_loses_no_request(start: Start) -> None:
+    """If it stands still while it stops, it reads what has arrived before it closes connections."""
+    process = start("--drain-ms", "10000")
+    with clients(process.port, keep=True, pause_s=0.2) as seen:
+        process.signal(SIGTERM)
+        for _ in range(3):
+            time.sleep(0.12)
+            process.signal(SIGSTOP)
+            time.sleep(0.7)
+            process.signal(SIGCONT)
     process.terminate()
     assert set(seen) <= {200, 503}
 

@@ -125,12 +125,15 @@ def compute(
     infer: Infer[Any, Any], batch: Batch, budget: TokenBudget
 ) -> tuple[list[Any], BatchReport]:
     """A result or an error for each item of the batch, and the report of it."""
+
+    def log(error: BaseException) -> None:
+        # One line with a traceback is enough for a batch and its parts.
+        if not isinstance(error, DeviceLost | OutOfMemory):
+            logger.error("inference raised on a batch of %d", len(batch), exc_info=error)
+
     started = time.monotonic()
-    results, raised = infer_each(infer, [queued.item for queued in batch], budget)
+    results, raised = infer_each(infer, [queued.item for queued in batch], budget, log)
     ended = time.monotonic()
-    # One line with a traceback is enough for a batch and its parts.
-    if raised and not isinstance(raised[0], DeviceLost | OutOfMemory):
-        logger.error("inference raised on a batch of %d", len(batch), exc_info=raised[0])
     lengths = [queued.tokens for queued in batch]
     requests = {id(queued.request): queued.request for queued in batch}.values()
     return results, BatchReport(
@@ -147,7 +150,10 @@ def compute(
 
 
 def infer_each(
-    infer: Infer[Item, Result], items: Sequence[Item], budget: TokenBudget
+    infer: Infer[Item, Result],
+    items: Sequence[Item],
+    budget: TokenBudget,
+    on_first_error: Callable[[BaseException], None] = lambda error: None,
 ) -> tuple[list[Result | ServiceError], list[BaseException]]:
     """A result or an error for each item, even if ``infer`` raises; and all that it raised.
 
@@ -155,6 +161,8 @@ def infer_each(
     the halves of a half. Only the items that cause the failure fail. After ``OutOfMemory``, the
     budget is lowered. After ``DeviceLost``, no call can succeed: the items that have no result fail
     at once.
+
+    ``on_first_error`` gets the first error while it has its traceback, which the errors lose here.
     """
     results: list[Result | ServiceError] = []
     raised: list[BaseException] = []
@@ -168,6 +176,8 @@ def infer_each(
             results += computed
         except BaseException as error:
             # SystemExit and MemoryError too: they fail items, not the runner.
+            if not raised:
+                on_first_error(error)
             raised.append(error)
             if isinstance(error, DeviceLost):
                 # One error each: they are raised in different requests.
@@ -183,6 +193,8 @@ def infer_each(
                 results.append(OutOfMemory(error.detail))
             else:
                 results.append(InferenceFailed("inference failed on this text"))
+            # Tracebacks keep what the attempt has allocated, which the next one may need.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
     return results, raised
 
 

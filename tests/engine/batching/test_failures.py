@@ -1,11 +1,13 @@
 """Batches that fail, memory that runs out, and a device that is lost."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
 
-from app.engine.batching.batches import BatchReport
+from app.engine.batching.batches import BatchReport, infer_each
 from app.engine.batching.budget import TokenBudget
 from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
 from tests.support.batching import (
@@ -43,6 +45,45 @@ async def test_only_the_culprits_of_a_failed_batch_fail(
         assert await ask(batcher, "after") == ["AFTER"]
     [record] = caplog.records  # one for the batch, none for its retries
     assert record.exc_info
+
+
+@pytest.mark.parametrize("error", [ValueError, OutOfMemory])
+def test_a_failed_attempt_is_freed_before_its_halves_are_computed(
+    error: type[Exception],
+) -> None:
+    """What a failed attempt has allocated is freed before the next one, and needs no collector.
+
+    The next one may need this memory: the first may have failed because there was too little.
+    """
+
+    class Text(str):  # unlike a plain one, it can be referred to weakly
+        def fail(self) -> None:
+            attempts.append(weakref.ref(self))
+            raise RuntimeError("deep inside")
+
+    attempts: list[weakref.ref[Text]] = []
+    kept: list[int] = []
+
+    def infer(items: Sequence[str]) -> list[str | ServiceError]:
+        kept.append(sum(attempt() is not None for attempt in attempts))
+        try:
+            Text("memory").fail()
+        except RuntimeError as cause:
+            raise error("it failed") from cause
+        raise AssertionError
+
+    gc.disable()
+    try:
+        items = [Text("a"), Text("b")]
+        item = weakref.ref(items[0])
+        results, raised = infer_each(infer, items, TokenBudget(tokens=8))
+        del items
+        assert (len(results), len(raised)) == (2, 3)
+        assert kept == [0, 0, 0]
+        assert [attempt() for attempt in attempts] == [None] * 3
+        assert item() is None
+    finally:
+        gc.enable()
 
 
 def test_a_closed_loop_does_not_end_the_runner() -> None:
