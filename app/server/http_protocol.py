@@ -155,7 +155,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _take_head(self) -> None:
         """Begin a request if its head is complete."""
         # Some clients send the end of a line after a body, perhaps in two packets.
-        self._received = self._received.lstrip(b"\r\n")
+        while self._received.startswith((b"\r", b"\n")):
+            del self._received[:1]
         if not self._received:
             return
         end = self._received.find(HEAD_END)
