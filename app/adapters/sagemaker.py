@@ -16,7 +16,12 @@ from pydantic import BaseModel
 
 from app.adapter import Adapter
 from app.adapters.forms.common import ByField
-from app.adapters.forms.instances import ACCEPTED, InstancesRequest, answer_instances, text_of
+from app.adapters.forms.instances import (
+    ACCEPTED,
+    InstancesRequest,
+    answer_instances,
+    text_of_record,
+)
 from app.adapters.forms.pipeline import TextClassification, best_labels
 from app.api.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
 from app.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
@@ -53,7 +58,7 @@ def read_json(line: bytes, number: int) -> Text:
     """
     if not line.strip():
         return ""
-    text = text_of(parse(line, f"line {number}"))
+    text = text_of_record(parse(line, f"line {number}"))
     if text is None:
         raise InvalidRequest(f"line {number} must be {ACCEPTED}")
     return text

@@ -16,7 +16,6 @@ from app.atomic_files import FileLock
 from app.cli.children import child_command
 from app.errors import OTHER_DISK, UserError, system_error
 
-# The next export removes what a killed one leaves.
 COMMAND = child_command("from sentiment_service import export as main")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
 # The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.

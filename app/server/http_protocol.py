@@ -245,9 +245,7 @@ class HttpProtocol(HttpToolsProtocol):
         length = int(dict(self.headers).get(b"content-length", 0))
         self._body_left = sys.maxsize if codings else length
         self._framing_excess = 0
-        if (
-            self.parser.get_http_version() == "1.0"
-        ):  # it knows no interim answers (RFC 9110, 10.1.1)
+        if self.parser.get_http_version() == "1.0":  # no interim answers (RFC 9110, 10.1.1)
             self.expect_100_continue = False
         super().on_headers_complete()
         self._state = ConnectionState.BODY

@@ -28,9 +28,9 @@ from model_export.graph.linear import (
     selects_first_token,
 )
 from model_export.graph.passes.editor import Editor, forget_shapes, scope_of
+from model_export.graph.passes.half_precision import halved
 from model_export.graph.reference_attention import DOMAIN, reference_attention
 
-LARGEST = float(np.finfo(np.float16).max)
 # The inputs, all int32, with the names of their axes.
 INPUTS = {
     "input_ids": ["tokens"],
@@ -62,8 +62,7 @@ def halve(model: ir.Model) -> None:
     graph = model.graph
     for value in graph.initializers.values():
         if (tensor := value.const_value) is not None and tensor.dtype == ir.DataType.FLOAT:
-            array = tensor.numpy().clip(-LARGEST, LARGEST).astype(np.float16)
-            value.const_value = ir.tensor(array, name=value.name)
+            value.const_value = ir.tensor(halved(tensor), name=value.name)
             value.type = ir.TensorType(ir.DataType.FLOAT16)
     logits, tape = graph.outputs[0], Tape()
     exact = tape.op("Cast", [logits], {"to": ir.DataType.FLOAT})

@@ -17,7 +17,7 @@ TEXT_FIELDS = ("text", "inputs", "content")
 ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
 
 
-def text_of(value: Any) -> Text | None:
+def text_of_record(value: Any) -> Text | None:
     """The text that a record of a platform holds: the value itself, or one of its fields.
 
     A record with ``text_pair`` holds a pair. None means that the record holds something else.
@@ -34,7 +34,7 @@ def _texts(value: Any) -> list[Text]:
         raise PydanticCustomError("instances", "must be a list of at least one text")
     texts = []
     for index, instance in enumerate(value):
-        if (text := text_of(instance)) is None:
+        if (text := text_of_record(instance)) is None:
             raise PydanticCustomError(
                 "instances",
                 "item {index}, counted from 0, must be {accepted}",

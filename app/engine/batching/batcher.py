@@ -220,8 +220,7 @@ class MicroBatcher(Generic[Item, Result]):
             self._failed_in_a_row = 0 if some_answered else self._failed_in_a_row + 1
             # A batch with retries, or of a runner that hung, says nothing about the normal speed.
             if not (report.failed or report.raised or runner.stuck):
-                seconds = report.ended - report.started
-                self._admission.learn(tokens=report.tokens, seconds=seconds)
+                self._admission.learn(tokens=report.tokens, seconds=report.seconds)
 
     def _lose_device(self, error: DeviceLost) -> None:
         with self._condition:

@@ -111,9 +111,7 @@ class BatchReport:
     failed: int  # number of items that failed
     out_of_memory: bool = False
     tags: tuple[object, ...] = ()  # of the requests in the batch
-    raised: list[BaseException] = field(
-        default_factory=list
-    )  # by the whole batch, then by its parts
+    raised: list[BaseException] = field(default_factory=list)  # by the batch, then by its parts
 
     @property
     def seconds(self) -> float:

@@ -95,6 +95,14 @@ def _cast_for_readers(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> 
     graph.insert_after(source, tape.nodes)
 
 
+def halved(tensor: ir.TensorProtocol) -> np.ndarray:
+    """The tensor in float16.
+
+    A mask's -3.4e38 becomes the lowest value of float16, which softmax also turns into 0.
+    """
+    return tensor.numpy().clip(-LARGEST, LARGEST).astype(np.float16)
+
+
 def _halve(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> None:
     """Give an fp16 copy to the readers that compute in fp16; the others keep the original."""
     tensor = value.const_value
@@ -102,9 +110,7 @@ def _halve(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> None:
         return
     readers = [use for use in value.uses() if use.node not in exact]
     if readers:
-        # A mask's -3.4e38 becomes the lowest fp16 value, which softmax also turns into 0.
-        array = tensor.numpy().clip(-LARGEST, LARGEST).astype(np.float16)
-        half = ir.Value(name=f"{value.name}.fp16", const_value=ir.tensor(array))
+        half = ir.Value(name=f"{value.name}.fp16", const_value=ir.tensor(halved(tensor)))
         graph.register_initializer(half)
         for use in readers:
             use.node.replace_input_with(use.idx, half)

@@ -12,7 +12,8 @@ from app.engine.model.parity import tolerance
 from app.engine.model.sessions import open_session
 from benchmarks.random_checkpoint import random_checkpoint
 from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.graph.flat import LARGEST, flatten
+from model_export.graph.flat import flatten
+from model_export.graph.passes.half_precision import LARGEST
 from model_export.graph.variants import export_graph, write_fp16
 from tests.support.model_export.graphs import random_encodings, run, session
 

@@ -38,11 +38,6 @@ def nvmlInit() -> None:  # noqa: N802
         raise NVMLError("Driver Not Loaded")
 
 
-def nvmlSystemGetDriverVersion() -> str:  # noqa: N802
-    """The version of the driver."""
-    return "580.65.06"
-
-
 def nvmlDeviceGetCount() -> int:  # noqa: N802
     """The number of GPUs."""
     return 2
