@@ -24,6 +24,7 @@ the others.
 import asyncio
 import re
 import sys
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Literal, cast
@@ -70,11 +71,22 @@ class _Refused(asyncio.Event):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection to the ``service``. Its requests begin in ``turns``."""
+    """One connection to the ``service``. Its requests begin in ``turns``.
 
-    def __init__(self, *arguments: Any, service: Service, turns: Turns, **options: Any) -> None:
+    ``on_end``, if given, is called when it has ended.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        service: Service,
+        turns: Turns,
+        on_end: Callable[[], None] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self._service = service
+        self._on_end = on_end
         self._max_header_bytes = service.settings.max_header_bytes
         self._turns = turns
         self._arrival: Arrival | None = None  # of the current request
@@ -100,7 +112,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.resume_writing()
         self._transport.end()
         super().connection_lost(exc)
-        self._service.status.closed += 1
+        if self._on_end is not None:
+            self._on_end()
         if self._arrival is not None:
             self._arrival.departed = True
             if self._arrival.on_departure is not None:

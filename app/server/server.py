@@ -94,6 +94,7 @@ class Server(uvicorn.Server):
 
     def _listen(self) -> None:
         turns = Turns(self._service.often_asked)
+        note_end = self._note_end if self._assignment else None  # only the supervisor counts
         tls = self._tls()
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
@@ -105,9 +106,10 @@ class Server(uvicorn.Server):
                 app_state=self.lifespan.state,
                 service=self._service,
                 turns=turns,
+                on_end=note_end,
             )
             arrivals = HandedOver if self._assignment else Arrivals
-            self._listeners.append(Listener(site, protocol, arrivals, self._note_end, tls))
+            self._listeners.append(Listener(site, protocol, arrivals, note_end, tls))
             tls = None  # the port of the metrics has none
 
     def _join(self, assignment: Assignment) -> None:
@@ -122,7 +124,7 @@ class Server(uvicorn.Server):
         self._service.reload = self._member.reload
 
     def _note_end(self) -> None:
-        """A connection has ended before it began."""
+        """A connection has ended."""
         self._service.status.closed += 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
