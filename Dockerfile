@@ -53,10 +53,9 @@ RUN $PIP --require-hashes --requirement requirements/gpu.txt --requirement requi
 
 
 FROM build AS code
-COPY pyproject.toml README.md LICENSE sentiment_*.py ./
+COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY model_export model_export
-COPY models models
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /opt/wheel . && \
     $PIP --no-deps --no-index /opt/wheel/*.whl && \
     $COMPILE
@@ -102,7 +101,7 @@ ENV PATH=/opt/sentiment/bin:$PATH \
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-P", "-m", "app.cli.health_check"]
+    CMD ["python", "-P", "-m", "sentiment_service.cli.health_check"]
 ENTRYPOINT ["sentiment"]
 CMD ["serve"]
 

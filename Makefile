@@ -66,7 +66,7 @@ quick: check ## Do what check does, then run the tests that need neither a serve
 
 .PHONY: coverage
 coverage: install-dev ## Show which lines of the engine the tests of quick do not run
-	$(UNIT_TEST) --cov=app.engine --cov-report=term-missing:skip-covered
+	$(UNIT_TEST) --cov=sentiment_service.engine --cov-report=term-missing:skip-covered
 
 .PHONY: deploy-check
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
@@ -189,8 +189,8 @@ sbom: install ## Write the list of the packages for serving (CycloneDX) to dist/
 		--output-file dist/sentiment-service-$(HARDWARE).cdx.json
 
 .PHONY: protos
-protos: ## Write app/adapters/grpc/descriptors.binpb from protos/*.proto, with uv
-	cd app/adapters/grpc/protos && $(UV) run --no-project --with grpcio-tools==1.85.1 \
+protos: ## Write app/sentiment_service/adapters/grpc/descriptors.binpb from protos/*.proto, with uv
+	cd app/sentiment_service/adapters/grpc/protos && $(UV) run --no-project --with grpcio-tools==1.85.1 \
 		python -m grpc_tools.protoc -I. --descriptor_set_out=../descriptors.binpb *.proto
 
 .PHONY: clean

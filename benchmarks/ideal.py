@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from app.engine.model.model import Model
-from app.files.run.local import sorted_batches
+from sentiment_service.engine.model.model import Model
+from sentiment_service.files.run.local import sorted_batches
 
 BATCH_TOKENS = (128, 256, 512)
 

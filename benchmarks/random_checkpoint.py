@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sentiment_service.cli.bench.texts import WORDS
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, RobertaTokenizerFast
 from transformers.modeling_utils import no_init_weights
-
-from app.cli.bench.texts import WORDS
 
 # What all have in common: the config of RoBERTa-base and its relatives, with three labels.
 COMMON = {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3}
@@ -53,7 +52,7 @@ def random_checkpoint(path: Path, model_type: str, **config: Any) -> Path:
 
 def timed_export(source: Path, output: Path, *flags: str) -> tuple[float, float]:
     """Run ``sentiment-export``; returns its seconds and its peak resident memory in GB."""
-    command = "import sys; from model_export.cli import main; sys.exit(main())"
+    command = "import sys; from sentiment_export.cli import main; sys.exit(main())"
     started = time.perf_counter()
     subprocess.run(
         [sys.executable, "-c", command, str(source), "--output", str(output), *flags],

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from app.cli.bench import server
-from app.cli.bench.target import sums
+from sentiment_service.cli.bench import server
+from sentiment_service.cli.bench.target import sums
 
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -86,7 +86,7 @@ class Service(Server):
         self,
         bundle: Path,
         *flags: str,
-        program: Sequence[str] = (sys.executable, "-m", "app"),
+        program: Sequence[str] = (sys.executable, "-m", "sentiment_service"),
         variables: Mapping[str, str] | None = None,
     ) -> None:
         where = ("--port", "0", "--model", str(bundle))

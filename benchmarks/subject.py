@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from app.cli.bench.load import Load, Outcome, run
-from app.cli.bench.texts import tweet_lengths
-from app.engine.machine.cpu import available_cpus
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
+from sentiment_service.cli.bench.load import Load, Outcome, run
+from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.engine.machine.cpu import available_cpus
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+
 from benchmarks.ideal import Ideal
 from benchmarks.service import Service
 from benchmarks.tables import Row

@@ -3,9 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from sentiment_service.cli.bench.texts import WORDS
 from tokenizers import Tokenizer
-
-from app.cli.bench.texts import WORDS
 
 
 def texts_of(tokenizer: Tokenizer, lengths: Sequence[int], *, seed: int = 0) -> list[str]:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from app.cli.bench.load import Generator, Load, Outcome
+from sentiment_service.cli.bench.load import Generator, Load, Outcome
+
 from benchmarks.service import Service
 
 

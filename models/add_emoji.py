@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sentiment_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
+from sentiment_export.checkpoint.labels import SENTIMENTS
+from sentiment_export.quality.labelled import Example, read_examples
+from sentiment_service.engine.text.bertweet import EMOJI_NAMES
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
-
-from app.engine.text.bertweet import EMOJI_NAMES
-from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
-from model_export.checkpoint.labels import SENTIMENTS
-from model_export.quality.labelled import Example, read_examples
 
 # How often an emoji occurred in tweets of each of SENTIMENTS.
 Counts = Mapping[str, Sequence[float]]

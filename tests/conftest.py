@@ -9,10 +9,10 @@ from typing import Any
 import hypothesis
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.model.model import Model
+from sentiment_service.main import create_app
 
-from app.config.settings import Settings
-from app.engine.model.model import Model
-from app.main import create_app
 from tests.support.raw_http import port_of
 from tests.support.serving import Gate, Process, listening
 from tests.support.tiny_bundle import make_bundle

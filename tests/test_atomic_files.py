@@ -6,16 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from app.atomic_files import atomic_directory
-from app.errors import UserError
+from sentiment_service.atomic_files import atomic_directory
+from sentiment_service.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 
 _HOLDS = """
 import sys
 from pathlib import Path
-from app.atomic_files import atomic_directory
+from sentiment_service.atomic_files import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as directory:
     (directory / "half").write_text("written")
     print(directory.name, flush=True)

@@ -18,14 +18,14 @@ from typing import Any, get_type_hints
 import httpx2
 import pyarrow as pa
 import pytest
-
-from app.config.checkpoint_options import CheckpointOptions
-from app.config.settings import Settings
-from app.engine import predictions
-from app.engine.model.model import Model
-from app.errors import EmptyText, InvalidRequest, TextTooLong
-from app.python import _prediction
 from sentiment_service import Classifier, ItemError, Prediction, UserError
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine import predictions
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
+from sentiment_service.python import _prediction
+
 from tests.support.serving import Gate, environment, run_program
 from tests.support.tiny_bundle import LABELS
 
@@ -34,7 +34,7 @@ WAYS: dict[str, Any] = {"runners": 2, "threads": 1}
 # A program that classifies far more than it has time for; each batch takes 5 ms at least.
 SLOW = """
 import os, sys, time
-from app.engine.model.model import Model
+from sentiment_service.engine.model.model import Model
 from sentiment_service import Classifier
 infer = Model.infer
 Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings))[1]
@@ -121,7 +121,7 @@ def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch)
         seen.append(settings)
         raise UserError("it is caught")
 
-    monkeypatch.setattr("app.python.with_bundles", caught)
+    monkeypatch.setattr("sentiment_service.python.with_bundles", caught)
     more: dict[str, Any] = {"preprocessing": "none", "max_tokens": 9, "refresh": True}
     for labels in ("bad,good", ("bad", "good")):
         with pytest.raises(UserError, match="it is caught"):
@@ -228,7 +228,7 @@ def test_the_progress_bar(
     shown: bool,
 ) -> None:
     """It counts the texts of a long list, on a terminal and in a notebook only."""
-    monkeypatch.setattr("app.python.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("sentiment_service.python.BAR_AFTER_S", 0.0)
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setitem(sys.modules, module, sys.modules["os"])
     classifier.classify(["love", None] * 2_000)

@@ -20,11 +20,10 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
+from sentiment_service.cli import command as cli
+from sentiment_service.engine.model.model import Logits, Model
+from sentiment_service.engine.text.encoding import Encoding
 from starlette.types import Receive, Scope, Send
-
-from app.cli import command as cli
-from app.engine.model.model import Logits, Model
-from app.engine.text.encoding import Encoding
 
 # As the service has them.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}

@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 import uvloop
+from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.engine.machine.cpu import available_cpus
+from sentiment_service.engine.model.model import Model
+from sentiment_service.files.run.local import sorted_batches
 
-from app.cli.bench.texts import tweet_lengths
-from app.engine.machine.cpu import available_cpus
-from app.engine.model.model import Model
-from app.files.run.local import sorted_batches
 from benchmarks.cpu_time.client import Times, send_slice
 from benchmarks.cpu_time.turns import LONG_DEADLINE, spread
 from benchmarks.ideal import BATCH_TOKENS, on_threads

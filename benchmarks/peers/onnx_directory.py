@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 
 from onnxruntime.quantization import QuantType, quantize_dynamic
-
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.graph.variants import export_graph, external_data
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.graph.variants import export_graph, external_data
 
 
 def onnx_fp32(checkpoint: Path, directory: Path) -> None:

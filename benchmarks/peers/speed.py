@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.cli.bench.load import Load, Outcome, run
+from sentiment_service.cli.bench.load import Load, Outcome, run
+
 from benchmarks.peers.installed import PEERS, Peer, PeerError, serving
 from benchmarks.service import free_port
 from benchmarks.subject import Goal, Subject

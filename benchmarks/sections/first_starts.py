@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.engine.machine.cpu import available_cpus, ways_to_share
-from app.engine.tuning.costs import BATCHES, TEXT_TOKENS
+from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
+from sentiment_service.engine.tuning.costs import BATCHES, TEXT_TOKENS
+
 from benchmarks.service import Service
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.graph.variants import export_graph, write_fp32, write_int8
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.sessions import open_session
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.device import CPU
-from app.engine.model.sessions import open_session
 from benchmarks.ideal import on_threads
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.subject import Goal, Subject
 from benchmarks.tables import Row
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.graph.variants import export_graph, write_fp32, write_int8
 
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 # Model type, and what its config.json has besides BASE. The size of the vocabulary changes the size

@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 
 import numpy as np
+from sentiment_service.cli.bench.load import Generator, run
 
-from app.cli.bench.load import Generator, run
 from benchmarks.subject import Goal, Subject, latencies
 from benchmarks.tables import Row
 from benchmarks.texts import texts_of

@@ -7,9 +7,10 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 
-from app.cli.bench.load import run
-from app.cli.bench.texts import tweet_lengths
-from app.engine.machine.cpu import available_cpus
+from sentiment_service.cli.bench.load import run
+from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.engine.machine.cpu import available_cpus
+
 from benchmarks.ideal import lone_ms
 from benchmarks.subject import Goal, Subject, latencies
 from benchmarks.tables import Row

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.service import free_port
-from checks.cluster.ray_nodes import ENVIRONMENT, Cluster, Run, wait_while
+from checks.cluster.ray_nodes import Cluster, Run, wait_while
 from checks.cluster.texts import rows as made_up
 from checks.support import environments
 
@@ -36,7 +36,7 @@ FILES = 7  # of the input, beside a large one
 ELSEWHERE = """
 from dataclasses import replace
 from pathlib import Path
-from app.files.cluster import ray_run
+from sentiment_service.files.cluster import ray_run
 task_of = ray_run.ActorTask.of
 def elsewhere(*arguments):
     task = task_of(*arguments)
@@ -54,10 +54,6 @@ def main() -> None:
     # The sockets of Ray are in this folder, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
-        # A user's own package of the name of ours comes first, here and on the nodes.
-        (folder / "project/app").mkdir(parents=True)
-        (folder / "project/app/__init__.py").write_text("raise SystemExit('not the service')")
-        ENVIRONMENT["PYTHONPATH"] = f"{folder}/project:{ENVIRONMENT['PYTHONPATH']}"
         _write(folder, made_up(rows))
         plain = Run(
             python, ["0", f"--input={folder}/all.parquet", f"--output={folder}/plain.parquet"]

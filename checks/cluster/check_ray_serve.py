@@ -35,7 +35,8 @@ def main() -> None:
     rerun_with("ray", "ray_serve.txt")
     os.environ |= VARIABLES | {"RAY_AUTH_MODE": "disabled"}
     sys.path.insert(0, str(EXAMPLE))
-    from app.engine.model.bundle import EMBEDDED_BUNDLE
+    from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+
     from benchmarks.service import Service
 
     with Service(EMBEDDED_BUNDLE) as alone, _behind_ray() as port:
@@ -86,8 +87,8 @@ def _check_answers(*ports: int) -> None:
 def _check_autoscaling(port: int) -> None:
     """A long queue adds a replica."""
     from ray import serve
+    from sentiment_service.cli.bench.load import Generator, Load
 
-    from app.cli.bench.load import Generator, Load
     from checks.support.waiting import wait
 
     def replicas() -> int:

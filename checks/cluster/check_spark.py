@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-COMMAND = [sys.executable, "-c", "import sys; from app.cli.command import main; sys.exit(main())"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from sentiment_service.cli.command import main; sys.exit(main())",
+]
 CPUS = 2
 
 
@@ -56,7 +60,7 @@ def main() -> None:
 
 def _check_local(source: Path, expected: "pa.Table") -> None:
     """Spark in this process, with the embedded model: bits, and reuse of workers."""
-    from app.files.cluster import spark as job
+    from sentiment_service.files.cluster import spark as job
 
     target = str(source.with_name("spark.parquet"))
     with _session(f"local[{CPUS}]") as session:
@@ -73,8 +77,7 @@ def _check_local(source: Path, expected: "pa.Table") -> None:
 def _loads(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
     """How often this Python worker has loaded a model, once for each partition."""
     import pyarrow as pa
-
-    from app.files.cluster.spark import _classifier
+    from sentiment_service.files.cluster.spark import _classifier
 
     for _ in batches:
         pass
@@ -83,9 +86,9 @@ def _loads(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
 
 def _check_executors(source: Path, expected: "pa.Table", directory: Path) -> None:
     """Two executors that get the bundle from the driver, while Python workers are killed."""
-    from app.config.settings import Settings
-    from app.engine.model.bundle import EMBEDDED_BUNDLE
-    from app.files.cluster import spark as job
+    from sentiment_service.config.settings import Settings
+    from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+    from sentiment_service.files.cluster import spark as job
 
     bundle = directory / "my-bundle"
     shutil.copytree(EMBEDDED_BUNDLE, bundle)

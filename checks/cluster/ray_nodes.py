@@ -16,8 +16,8 @@ from checks.support.waiting import wait
 COMMAND = """
 import sys
 import sentiment_service
-from app.cli.command import main
-from app.files.run import parts
+from sentiment_service.cli.command import main
+from sentiment_service.files.run import parts
 parts.PART_ROWS = int(sys.argv.pop(1))
 exec(sys.argv.pop(1))
 sys.exit(main())

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
+from sentiment_service.config.extras import EXPORT_COMMAND
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 
-from app.config.extras import EXPORT_COMMAND
-from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.service import ROOT, free_port
 from checks.containers.engine import HARDENED, PORT, START_S, Engine, classify, wait

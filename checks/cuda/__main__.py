@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.engine.model.bundle import Precision
+from sentiment_export.checkpoint.architectures import ARCHITECTURES
+from sentiment_service.engine.model.bundle import Precision
+
 from benchmarks.tables import Row, table
 from checks.cuda import graphs, packages, served, stand_ins
 from checks.cuda.facts import facts, wrong
-from model_export.checkpoint.architectures import ARCHITECTURES
 
 FLASH = "FLASH_ATTENTION"
 MOST_KERNELS = 130

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.engine.machine import gpu
+from sentiment_service.engine.machine import gpu
+
 from checks.support.fatbin import MACHINE_CODE, PTX, entries
 
 CUDA_MAJOR = "13"  # of requirements/gpu.txt, and of docs/gpu.md's driver 580
@@ -35,7 +36,7 @@ def wrong(found: dict[str, str]) -> Iterator[str]:
     known = gpu.MACHINE_CODE.get(found["version"].rpartition(".")[0], ())
     ours = ", ".join(f"{major}.{minor}" for major, minor in known)
     if ours != found["machine code"]:
-        yield f"app/engine/machine/gpu.py names machine code for {ours or 'nothing'}"
+        yield f"engine/machine/gpu.py names machine code for {ours or 'nothing'}"
     if found["PTX"] != "none":
         yield f"the wheel has PTX for {found['PTX']}, which newer GPUs can run"
 

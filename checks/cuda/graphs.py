@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from app.engine.model.bundle import Precision
+from sentiment_export.checkpoint.architectures import ARCHITECTURES
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.graph.variants import export_graph, write_fp16, write_fp32
+from sentiment_service.engine.model.bundle import Precision
+
 from benchmarks.random_checkpoint import random_checkpoint
-from model_export.checkpoint.architectures import ARCHITECTURES
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.graph.variants import export_graph, write_fp16, write_fp32
 
 # As wide a head as models have: the choice of the kernel depends on it.
 SHAPE = {

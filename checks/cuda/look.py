@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-
-from app.engine.machine.gpu import CUDA
-from app.engine.model import sessions
-from app.engine.model.device import Device
-from app.engine.model.device_errors import device_error
-from app.engine.model.flat import flat_feeds
+from sentiment_service.engine.machine.gpu import CUDA
+from sentiment_service.engine.model import sessions
+from sentiment_service.engine.model.device import Device
+from sentiment_service.engine.model.device_errors import device_error
+from sentiment_service.engine.model.flat import flat_feeds
 
 LARGEST, SHAPES, THREADS = 64, 500, 2
 ROUNDS = 4  # each of so many SHAPES

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from sentiment_service.engine.model.device import CONTEXT_MB
 
-from app.engine.model.device import CONTEXT_MB
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.service import Service
 from checks.cuda import graphs

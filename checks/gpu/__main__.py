@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
-from app.atomic_files import write_text_atomically
+from sentiment_service.atomic_files import write_text_atomically
+
 from benchmarks.tables import table
 from checks.gpu.run_steps import CUDA, STEPS, WORKS, Result, run_step
 from checks.gpu.setup import Device, SizeName

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from app.engine.model.bundle import MANIFEST, sha256
+from sentiment_service.engine.model.bundle import MANIFEST, sha256
 
 WEIGHTS = "weights.json"  # in a bundle: what its graphs lack
 LEAST_BYTES = 2**14  # smaller weights stay in the graph
@@ -26,11 +25,11 @@ def make(bundle: Path, others: Path, model_type: str, config: Mapping[str, Any])
     have no weights, and will have different ones.
     """
     import onnx_ir as ir
+    from sentiment_export.checkpoint.checkpoint import load_checkpoint
+    from sentiment_export.graph.passes.half_precision import to_half_precision
+    from sentiment_export.graph.variants import export_graph
 
     from benchmarks.random_checkpoint import random_checkpoint, timed_export
-    from model_export.checkpoint.checkpoint import load_checkpoint
-    from model_export.graph.passes.half_precision import to_half_precision
-    from model_export.graph.variants import export_graph
 
     making = bundle.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.engine.model.bundle import Bundle, Precision
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.cli.bench.texts import tweet_lengths
-from app.engine.model.bundle import Bundle, Precision
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
 from benchmarks.texts import texts_of
 from checks.gpu.setup import Device
 

@@ -34,11 +34,11 @@ def main() -> int:
         parser.error(f"this was packed for Python {manifest['python']}, and this is {version}")
     if not (into / "site").is_dir():
         _unpack(manifest["pieces"], into, parser)
-    path = os.pathsep.join(map(str, (into / "site", into)))
+    path = os.pathsep.join(map(str, (into / "site", into / "app", into)))
     results = str(options.results or into / "results")
     command = [sys.executable, "-m", "checks.gpu", "--work", str(into / "work"), *others]
     command += ["--results", results]
-    # There, so that no other package called app is found first.
+    # There, so that no other package called checks is found first.
     return subprocess.run(command, cwd=into, env={**os.environ, "PYTHONPATH": path}).returncode
 
 

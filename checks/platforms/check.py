@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+
 from benchmarks.service import Service, free_port
 from checks.support.environments import CACHE, InstallFailed, python
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+
 from benchmarks.service import Service
 from checks.support.environments import CACHE, InstallFailed, python
 

@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE
 from benchmarks.service import ROOT, Service, free_port
 from benchmarks.tables import conditions
 from checks.soak.calls.http import Calls

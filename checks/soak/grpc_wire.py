@@ -3,8 +3,8 @@
 from typing import Self
 
 import grpc
+from sentiment_service.errors import ServiceError
 
-from app.errors import ServiceError
 from checks.soak.calls.call import Call
 from checks.soak.wire import ANSWER_S, KEY, Answer, Lost
 

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
-
 from sentiment_service import Settings, create_app
 
 # CPUs of a replica. For Ray this is only a number: the settings make the service obey it.

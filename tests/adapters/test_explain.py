@@ -4,8 +4,8 @@ import math
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.adapters.explain import without, words_of
 
-from app.adapters.explain import without, words_of
 from tests.conftest import Serve
 from tests.support.serving import metric
 

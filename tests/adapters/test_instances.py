@@ -3,8 +3,8 @@
 import pytest
 from fastapi.testclient import TestClient
 from openai import OpenAI
+from sentiment_service.errors import UserError
 
-from app.errors import UserError
 from tests.conftest import Serve
 
 

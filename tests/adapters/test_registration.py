@@ -8,29 +8,28 @@ import sys
 from pathlib import Path
 
 import pytest
+import sentiment_service
+from sentiment_service.main import ADAPTERS
 
-import app
-from app.main import ADAPTERS
-
-APP = Path(app.__file__).parent
+SERVICE = Path(sentiment_service.__file__).parent
 # What each adapter answers: a request that gets another status than 404 with it.
 ASKED = {
-    "app.adapters.explain": "POST /explain",
-    "app.adapters.huggingface": "POST /",
-    "app.adapters.v1_models": "POST /v1/models/tiny:predict",
-    "app.adapters.open_inference": "POST /v2/models/tiny/infer",
-    "app.adapters.sagemaker": "POST /invocations",
-    "app.adapters.stream.routes": "POST /classify/stream",
-    "app.adapters.tei": "POST /predict",
-    "app.adapters.tokenize": "POST /tokenize",
-    "app.adapters.vllm": "POST /v1/classify",
-    "app.adapters.vertex": "POST /of/vertex",
+    "sentiment_service.adapters.explain": "POST /explain",
+    "sentiment_service.adapters.huggingface": "POST /",
+    "sentiment_service.adapters.v1_models": "POST /v1/models/tiny:predict",
+    "sentiment_service.adapters.open_inference": "POST /v2/models/tiny/infer",
+    "sentiment_service.adapters.sagemaker": "POST /invocations",
+    "sentiment_service.adapters.stream.routes": "POST /classify/stream",
+    "sentiment_service.adapters.tei": "POST /predict",
+    "sentiment_service.adapters.tokenize": "POST /tokenize",
+    "sentiment_service.adapters.vllm": "POST /v1/classify",
+    "sentiment_service.adapters.vertex": "POST /of/vertex",
 }
 STATUSES = """
 import json, sys
 from fastapi.testclient import TestClient
-from app.config.settings import Settings
-from app.main import create_app
+from sentiment_service.config.settings import Settings
+from sentiment_service.main import create_app
 settings = Settings(model=(sys.argv[1],), runners=1, threads=1, max_batch_tokens=512)
 with TestClient(create_app(settings)) as client:
     assert client.post("/classify", json={"inputs": "love"}).status_code == 200
@@ -41,14 +40,14 @@ with TestClient(create_app(settings)) as client:
 
 
 def _without(adapter: str, tree: Path) -> None:
-    """A copy of ``app`` in ``tree`` without this adapter's files and its line of registration."""
-    shutil.copytree(APP, tree / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the package in ``tree`` without this adapter's files and its registration."""
+    shutil.copytree(SERVICE, tree / SERVICE.name, ignore=shutil.ignore_patterns("__pycache__"))
     module = tree / adapter.replace(".", "/")
     if module.with_suffix(".py").is_file() and module.parent.name == "adapters":
         module.with_suffix(".py").unlink()
     else:
         shutil.rmtree(module.parent)
-    main = tree / "app" / "main.py"
+    main = tree / SERVICE.name / "main.py"
     lines = main.read_text().splitlines(keepends=True)
     kept = [line for line in lines if not re.match(rf'    "{re.escape(adapter)}",', line)]
     assert len(kept) == len(lines) - 1
@@ -69,4 +68,6 @@ def test_the_service_works_without_an_adapter(adapter: str, bundle: Path, tmp_pa
     assert answers.returncode == 0, answers.stderr
     statuses = dict(line.rsplit(" ", 1) for line in answers.stdout.splitlines())
     missing = [name for name, asked in ASKED.items() if statuses[asked] in ("404", "405")]
-    assert missing == [adapter] or (adapter == "app.adapters.grpc.adapter" and missing == [])
+    assert missing == [adapter] or (
+        adapter == "sentiment_service.adapters.grpc.adapter" and missing == []
+    )

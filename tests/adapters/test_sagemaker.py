@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import InferenceFailed
 
-from app.engine.model.model import Model
-from app.errors import InferenceFailed
 from tests.conftest import Serve
 from tests.support.serving import metric
 

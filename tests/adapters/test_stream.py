@@ -17,16 +17,16 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sentiment_service.adapters.stream.ndjson import Line, LineReader
+from sentiment_service.adapters.stream.routes import StreamedAnswers
+from sentiment_service.api.decoding import decoder
+from sentiment_service.api.http_exchange import HttpExchange
+from sentiment_service.engine.classifier import INLINE_CHARS
+from sentiment_service.engine.text.encoding import DEFAULTS
+from sentiment_service.errors import Overloaded, PayloadTooLarge
+from sentiment_service.limits import InflightBytes
+from sentiment_service.shared_memory.board import Board
 
-from app.adapters.stream.ndjson import Line, LineReader
-from app.adapters.stream.routes import StreamedAnswers
-from app.api.decoding import decoder
-from app.api.http_exchange import HttpExchange
-from app.engine.classifier import INLINE_CHARS
-from app.engine.text.encoding import DEFAULTS
-from app.errors import Overloaded, PayloadTooLarge
-from app.limits import InflightBytes
-from app.shared_memory.board import Board
 from tests.conftest import FLAGS, Listen, Serve, Start
 from tests.support.raw_http import connect, exchange
 from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, installed, metric
@@ -192,7 +192,7 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that decompress to hundreds of times their size are cut off, and get an error line."""
-    monkeypatch.setattr("app.api.decoding.UNSUSPICIOUS_BYTES", 50_000)
+    monkeypatch.setattr("sentiment_service.api.decoding.UNSUSPICIOUS_BYTES", 50_000)
     headers = {**NDJSON, "content-encoding": "br"}
     for filling in (b"\n", b"x\n", b"a"):
         packed = brotli.compress(_lines(3) + filling * 50_000_000)
@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
 
 def test_a_stream_that_says_nothing_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without new lines ends with an error line, even if keep-alive is longer."""
-    monkeypatch.setattr("app.adapters.stream.routes.IDLE_S", 0.1)
+    monkeypatch.setattr("sentiment_service.adapters.stream.routes.IDLE_S", 0.1)
     received = exchange(listen(keep_alive_s=1), STREAM_HEAD + chunk(_lines(1)))
     assert b'{"id":0,"label":"positive"' in received
     assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received

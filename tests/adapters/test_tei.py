@@ -6,8 +6,14 @@ from typing import Any, NoReturn
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    OutOfMemory,
+    Overloaded,
+    ServiceError,
+)
 
-from app.errors import DeadlineExceeded, InferenceFailed, OutOfMemory, Overloaded, ServiceError
 from tests.support.serving import installed
 
 
@@ -53,7 +59,7 @@ def test_an_error_has_the_type_that_tei_gives_it(
     async def fail(*_: object, **__: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("app.engine.classifier.Classifier.classify", fail)
+    monkeypatch.setattr("sentiment_service.engine.classifier.Classifier.classify", fail)
     answer = client.post("/predict", json={"inputs": "love"})
     assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
     assert (answer.json()["code"], "retry-after" in answer.headers) == (error.code, status == 429)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.adapters.tokenize import tokens_steps
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.step_thread import finish
 
-from app.adapters.tokenize import tokens_steps
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.load import load_model
-from app.engine.step_thread import finish
 from tests.conftest import Serve
 from tests.support.checkpoints import CORPUS, exported
 from tests.support.serving import Gate, metric

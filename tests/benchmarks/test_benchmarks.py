@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentiment_service.cli.bench.load import Load, run
+from sentiment_service.cli.bench.texts import PERCENTILES, TOKENS, WORDS, tweet_lengths
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.main import create_app
 from tokenizers import Tokenizer
 
-from app.cli.bench.load import Load, run
-from app.cli.bench.texts import PERCENTILES, TOKENS, WORDS, tweet_lengths
-from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.main import create_app
 from benchmarks import report
 from benchmarks.cpu_time import event_loop
 from benchmarks.cpu_time.client import send_slice

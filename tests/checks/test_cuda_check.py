@@ -5,8 +5,8 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
+from sentiment_service.engine.machine import gpu
 
-from app.engine.machine import gpu
 from checks.cuda.__main__ import Seen, faults
 from checks.cuda.facts import wrong
 
@@ -98,7 +98,7 @@ WHEEL["machine code"] = ", ".join(
         ({"CUDA": "14.1"}, ["the wheel is built for CUDA 14.1, not 13"]),
         (
             {"version": "1.99.0"},
-            ["app/engine/machine/gpu.py names machine code for nothing"],
+            ["engine/machine/gpu.py names machine code for nothing"],
         ),
         ({"PTX": "12.0"}, ["the wheel has PTX for 12.0, which newer GPUs can run"]),
     ],

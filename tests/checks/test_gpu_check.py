@@ -10,8 +10,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from sentiment_service.errors import DeviceLost, OutOfMemory
 
-from app.errors import DeviceLost, OutOfMemory
 from benchmarks.tables import Row
 from checks.gpu import run_steps
 from checks.gpu.models import random_batches

@@ -44,9 +44,9 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(pieces: Path, into: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    """Run it with another Python, in a directory that has another package called ``app``."""
-    (into.parent / "app").mkdir(exist_ok=True)
-    (into.parent / "app/__init__.py").write_text("raise SystemExit('the wrong app')")
+    """Run it with another Python, in a directory that has another package called ``checks``."""
+    (into.parent / "checks").mkdir(exist_ok=True)
+    (into.parent / "checks/__init__.py").write_text("raise SystemExit('the wrong one')")
     command: list[str | Path] = [PYTHON_ELSEWHERE, pieces / "unpack.py", "--into", into, *flags]
     return run_program(*command, cwd=into.parent, timeout_s=300)
 
@@ -62,7 +62,7 @@ def test_the_steps_run_there_and_say_what_is_missing(pieces: Path, tmp_path: Pat
     assert machine["rows"][0]["what"] == "CUDA"
     assert "the one for CPUs" in machine["rows"][0]["value"]
     assert doctor["state"] == "ok"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["app", "there"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checks", "there"]
     assert not [*(tmp_path / "there/work").rglob("*_data")]  # the step bundles makes the weights
 
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from sentiment_service.adapters.grpc.messages import METHODS
+from sentiment_service.api.application import OWN_PATHS
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.main import create_app
 
-from app.adapters.grpc.messages import METHODS
-from app.api.application import OWN_PATHS
-from app.config.settings import Settings
-from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.main import create_app
 from benchmarks.service import free_port
 from checks.soak.calls.call import Call
 from checks.soak.calls.http import Calls

@@ -19,15 +19,15 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from sentiment_service.cli.bench import command, report, search
+from sentiment_service.cli.bench.load import PROCESS_RATE, Load, Outcome, run
+from sentiment_service.cli.bench.search import Measurement, Step
+from sentiment_service.cli.bench.sender import arrivals
+from sentiment_service.cli.bench.target import Target
+from sentiment_service.cli.children import child_command
+from sentiment_service.cli.command import main
+from sentiment_service.errors import UserError
 
-from app.cli.bench import command, report, search
-from app.cli.bench.load import PROCESS_RATE, Load, Outcome, run
-from app.cli.bench.search import Measurement, Step
-from app.cli.bench.sender import arrivals
-from app.cli.bench.target import Target
-from app.cli.children import child_command
-from app.cli.command import main
-from app.errors import UserError
 from tests.support.serving import COMMAND, ROOT, children_of, environment, eventually, runs
 
 # What a fake service does before it answers: the number of the request, and the status to answer.
@@ -158,8 +158,10 @@ def test_a_stall_is_in_the_latency_of_all_who_waited() -> None:
 
 def test_the_wait_for_a_connection_is_in_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no connection is free and no more may be opened, a latency begins when it was due."""
-    one = "from app.cli.bench import sender; sender.MAX_CONNECTIONS = 1; main = sender.main"
-    monkeypatch.setattr("app.cli.bench.load.COMMAND", child_command(one))
+    one = (
+        "from sentiment_service.cli.bench import sender as s; s.MAX_CONNECTIONS = 1; main = s.main"
+    )
+    monkeypatch.setattr("sentiment_service.cli.bench.load.COMMAND", child_command(one))
     with fake_service(one_by_one(0.05)) as url:
         load = Target(url).load(["{}"], 0.5, rate=50.0)
         outcome = run(replace(load, connections=1, warm_up_seconds=0))

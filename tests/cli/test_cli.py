@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from sentiment_service.cli.command import _parser, main
+from sentiment_service.cli.command_parser import GROUPS
+from sentiment_service.config.settings import Settings, flag
 
-from app.cli.command import _parser, main
-from app.cli.command_parser import GROUPS
-from app.config.settings import Settings, flag
 from tests.support.serving import COMMAND, ROOT, environment, run_program, terminal
 
 Pipes = tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes], IO[bytes]]

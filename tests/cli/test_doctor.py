@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-
-from app.cli import doctor
-from app.cli.command import main
-from app.engine import loading
-from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
-from app.engine.model.device import CPU, Device
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
-from app.errors import UserError
+from sentiment_service.cli import doctor
+from sentiment_service.cli.command import main
+from sentiment_service.engine import loading
+from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
+from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import UserError
 
 WORKING = CudaState("580.65.06", "13.0", "13.0", (CudaGpu("NVIDIA Test", 80 * 2**30, (9, 0)),))
 BROKEN = CudaState(problem="no NVIDIA driver is found", cure="install the driver")

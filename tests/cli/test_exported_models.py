@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_service.cli import export_process
+from sentiment_service.cli.command import main
+from sentiment_service.cli.exported_models import with_bundles
+from sentiment_service.cli.sources import load_settings
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.errors import UserError
 
-from app.cli import export_process
-from app.cli.command import main
-from app.cli.exported_models import with_bundles
-from app.cli.sources import load_settings
-from app.config.settings import Settings
-from app.engine.model.bundle import Bundle
-from app.errors import UserError
 from tests.support.checkpoints import Exported, configure, exported
 from tests.support.model_export.hub import Hub
 from tests.support.serving import COMMAND, ROOT, environment, eventually
@@ -114,10 +114,9 @@ def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Pat
 
 @pytest.fixture
 def no_torch(tmp_path: Path) -> Path:
-    """A user's project: it has a package named app, and its interpreter has no PyTorch."""
+    """A user's project, whose interpreter has no PyTorch."""
     project = tmp_path / "project"
-    (project / "app").mkdir(parents=True)
-    (project / "app" / "__init__.py").write_text("raise RuntimeError('this is the user own app')")
+    project.mkdir()
     for name in ("torch", "transformers", "optimum"):
         missing = f"raise ModuleNotFoundError('No module named {name}', name='{name}')"
         (project / f"{name}.py").write_text(missing)
@@ -281,8 +280,8 @@ def test_a_full_cache_names_its_option(fake: Path, monkeypatch: pytest.MonkeyPat
     """The exporter says that the disk is full; what helps is --cache-dir, not its --output."""
     full = f"""
 import errno, pathlib, sys
-from app.errors import UserError
-from app.atomic_files import full_disk_named
+from sentiment_service.errors import UserError
+from sentiment_service.atomic_files import full_disk_named
 try:
     with full_disk_named(pathlib.Path({str(fake.parent)!r})):
         raise OSError(errno.ENOSPC, "No space left on device")

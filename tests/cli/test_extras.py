@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_service.config.extras import (
+    EXPORT_COMMAND,
+    EXTRAS,
+    IMAGE,
+    install_command,
+    missing_extra,
+)
 
-from app.config.extras import EXPORT_COMMAND, EXTRAS, IMAGE, install_command, missing_extra
 from tests.conftest import Start
 from tests.support.serving import ROOT, patched, run_program
 
-EMBEDDED = str(ROOT / "models/minilm-l6-tweet-sentiment")
+EMBEDDED = str(ROOT / "app/sentiment_service/models/minilm-l6-tweet-sentiment")
 RUN = """
 import importlib.abc, sys
 class Hidden(importlib.abc.MetaPathFinder):
@@ -30,19 +36,34 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("package", "hidden", "extra", "words"),
     [
-        ("app.cli.command", "onnxruntime", "cpu", ["serve"]),
-        ("app.cli.command", "onnxruntime", "cpu", ["classify", "hello"]),
-        ("app.cli.command", "grpc", "grpc", ["serve", "--port", "0", "--grpc-port", "1"]),
-        ("app.cli.command", "opentelemetry.sdk", "otel", ["serve", "--otlp-endpoint", "http://x"]),
-        ("app.cli.command", "httpx", "files", ["classify", "--url", "http://127.0.0.1:9", "hello"]),
-        ("app.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
-        ("model_export.cli", "torch", "export", [".", "--output", "bundle"]),
-        ("model_export.cli", "torch huggingface_hub", "export", [".", "--output", "bundle"]),
-        ("model_export.cli", "torch huggingface_hub", "export", ["describe", "."]),
-        ("model_export.cli", "huggingface_hub", "hub", ["describe", "source"]),
-        ("model_export.cli", "onnxruntime", "cpu", ["evaluate", EMBEDDED, "file.tsv"]),
+        ("sentiment_service.cli.command", "onnxruntime", "cpu", ["serve"]),
+        ("sentiment_service.cli.command", "onnxruntime", "cpu", ["classify", "hello"]),
         (
-            "model_export.cli",
+            "sentiment_service.cli.command",
+            "grpc",
+            "grpc",
+            ["serve", "--port", "0", "--grpc-port", "1"],
+        ),
+        (
+            "sentiment_service.cli.command",
+            "opentelemetry.sdk",
+            "otel",
+            ["serve", "--otlp-endpoint", "http://x"],
+        ),
+        (
+            "sentiment_service.cli.command",
+            "httpx",
+            "files",
+            ["classify", "--url", "http://127.0.0.1:9", "hello"],
+        ),
+        ("sentiment_service.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
+        ("sentiment_export.cli", "torch", "export", [".", "--output", "bundle"]),
+        ("sentiment_export.cli", "torch huggingface_hub", "export", [".", "--output", "bundle"]),
+        ("sentiment_export.cli", "torch huggingface_hub", "export", ["describe", "."]),
+        ("sentiment_export.cli", "huggingface_hub", "hub", ["describe", "source"]),
+        ("sentiment_export.cli", "onnxruntime", "cpu", ["evaluate", EMBEDDED, "file.tsv"]),
+        (
+            "sentiment_export.cli",
             "transformers",
             "export",
             ["finetune", "base", "--train", "a", "--validation", "b", "--output", "c"],

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import sentiment_client
 from sentiment_client import (
     AsyncClient,
@@ -24,6 +23,7 @@ from sentiment_client import (
     Prediction,
     SentimentError,
 )
+
 from tests.support.serving import Process
 from tests.support.tiny_bundle import make_bundle, write_manifest
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from sentiment_service.cli.sources import check_key_variables, load_settings, unknown_variables
+from sentiment_service.config.settings import Settings
 
-from app.cli.sources import check_key_variables, load_settings, unknown_variables
-from app.config.settings import Settings
 from tests.support.serving import COMMAND, run_program
 
 DEVICES = (

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from sentiment_service.cli import health_check, platforms
+from sentiment_service.config.settings import Settings
 
-from app.cli import health_check, platforms
-from app.config.settings import Settings
 from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
 from tests.support.serving import ROOT, Process

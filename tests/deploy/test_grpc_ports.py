@@ -1,8 +1,8 @@
 """Compose, kustomize and Helm can give the service a port for gRPC, and reach it."""
 
 import pytest
+from sentiment_service.config.settings import Settings
 
-from app.config.settings import Settings
 from checks.deploy.chart import rendered
 from checks.deploy.check import violations
 from checks.support.manifests import Object, load, render

@@ -7,9 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 import pytest
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.config.settings import Settings
 
-from app.config.checkpoint_options import CheckpointOptions
-from app.config.settings import Settings
 from checks.deploy.chart import CASES, CHART, notes, rendered
 from checks.support.manifests import OVERLAYS, Object, load, only, render
 from deploy.prometheus.operator import prometheus_rule

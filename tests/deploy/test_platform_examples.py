@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.config.settings import Settings
 
-from app.config.settings import Settings
 from checks.support.manifests import load
 from tests.support.serving import ROOT
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sentiment_service.engine.model.model import Model
 
-from app.engine.model.model import Model
 from tests.support.batching import PATIENCE_S, Clock
 from tests.support.serving import Gate
 
@@ -37,17 +37,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The batcher's clock."""
     clock = Clock()
-    monkeypatch.setattr("app.engine.batching.batcher.time", clock)
-    monkeypatch.setattr("app.engine.batching.batches.time", clock)
+    monkeypatch.setattr("sentiment_service.engine.batching.batcher.time", clock)
+    monkeypatch.setattr("sentiment_service.engine.batching.batches.time", clock)
     return clock
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set short times, so that hanging runners are found, and failed ones go on, within a test."""
-    monkeypatch.setattr("app.engine.batching.runners.PAUSE_S", 0.01)
-    monkeypatch.setattr("app.engine.batching.runners.STUCK_LEAST_S", 0.3)
-    monkeypatch.setattr("app.engine.batching.runners.LOOK_S", 0.05)
+    monkeypatch.setattr("sentiment_service.engine.batching.runners.PAUSE_S", 0.01)
+    monkeypatch.setattr("sentiment_service.engine.batching.runners.STUCK_LEAST_S", 0.3)
+    monkeypatch.setattr("sentiment_service.engine.batching.runners.LOOK_S", 0.05)
 
 
 @pytest.fixture

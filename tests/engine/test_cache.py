@@ -5,12 +5,11 @@ import tracemalloc
 from collections.abc import Sequence
 
 import pytest
-
-from app.engine.batching.batches import Answer
-from app.engine.cache import ResultCache
-from app.engine.model.model import Scored
-from app.engine.text.encoding import Encoding
-from app.errors import InferenceFailed, Overloaded, ServiceError
+from sentiment_service.engine.batching.batches import Answer
+from sentiment_service.engine.cache import ResultCache
+from sentiment_service.engine.model.model import Scored
+from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.errors import InferenceFailed, Overloaded, ServiceError
 
 LABELS = 3
 ENOUGH = 10**6  # bytes

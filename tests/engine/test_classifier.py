@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from app.engine.classifier import INLINE_CHARS, Classification, Classifier
-from app.engine.text.encoding import TextOptions
-from app.engine.text.input_tokenizer import InputTokenizer
-from app.engine.text.steps import STEP_CHARS
-from app.errors import (
+from sentiment_service.engine.classifier import INLINE_CHARS, Classification, Classifier
+from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.engine.text.steps import STEP_CHARS
+from sentiment_service.errors import (
     DeadlineExceeded,
     NotReady,
     Overloaded,
@@ -20,6 +19,7 @@ from app.errors import (
     ShuttingDown,
     TooManyTexts,
 )
+
 from tests.support.batching import until
 from tests.support.engine import classifying, label_or_code, soon
 from tests.support.serving import Gate

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from app.engine.classifier import Classifier
-from app.engine.lifecycle import Lifecycle
-from app.engine.loading import load_all
-from app.engine.model.model import Model
-from app.engine.model_registry import ModelRegistry
-from app.engine.step_thread import StepThread
-from app.errors import (
+from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.loading import load_all
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model_registry import ModelRegistry
+from sentiment_service.engine.step_thread import StepThread
+from sentiment_service.errors import (
     DeviceLost,
     InvalidBundle,
     ModelNotFound,
@@ -26,6 +25,7 @@ from app.errors import (
     ServiceError,
     ShuttingDown,
 )
+
 from tests.support.batching import until
 from tests.support.engine import Recorder, config_of, soon
 from tests.support.reloads import release
@@ -180,7 +180,7 @@ async def test_a_device_that_cannot_hold_both_models_keeps_the_old_one(
         raise fault
 
     async with _registry(bundle) as models:
-        monkeypatch.setattr("app.engine.model_registry.load_again", load)
+        monkeypatch.setattr("sentiment_service.engine.model_registry.load_again", load)
         with pytest.raises(error):
             await models.reload("tiny")
         assert await _revision(models) == "0123abc"
@@ -192,7 +192,9 @@ async def test_no_model_is_loaded_for_a_service_that_stops(
     """A reload that is asked for then is refused, and the models drain."""
     async with _registry(bundle) as models:
         loads: list[object] = []
-        monkeypatch.setattr("app.engine.model_registry.load_again", lambda *_: loads.append(_))
+        monkeypatch.setattr(
+            "sentiment_service.engine.model_registry.load_again", lambda *_: loads.append(_)
+        )
         models._lifecycle.stop()
         with pytest.raises(ShuttingDown):
             await models.reload("tiny")

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from sentiment_service.engine.step_thread import Steps, StepThread, finish
+from sentiment_service.errors import DeadlineExceeded, ShuttingDown
 
-from app.engine.step_thread import Steps, StepThread, finish
-from app.errors import DeadlineExceeded, ShuttingDown
 from tests.support.serving import eventually
 
 NAME = "a thread in a test"

@@ -21,20 +21,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sentiment_service.files.tables
+from sentiment_service.cli.command import main
+from sentiment_service.config.extras import install_command
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.errors import CannotContinue
+from sentiment_service.files.run import command
+from sentiment_service.files.run.file_run import FileRun
+from sentiment_service.files.run.report import Warnings
+from sentiment_service.files.tables import table as tables
+from sentiment_service.files.tables.csv_table import CsvTable
+from sentiment_service.files.tables.outputs import ResultColumns
+from sentiment_service.files.tables.table import Chunk, ClassifiedChunk, ResultItem
 
-import app.files.tables
-from app.cli.command import main
-from app.config.extras import install_command
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
-from app.errors import CannotContinue
-from app.files.run import command
-from app.files.run.file_run import FileRun
-from app.files.run.report import Warnings
-from app.files.tables import table as tables
-from app.files.tables.csv_table import CsvTable
-from app.files.tables.outputs import ResultColumns
-from app.files.tables.table import Chunk, ClassifiedChunk, ResultItem
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -45,9 +45,9 @@ SLOW_COMMAND = [
     "-c",
     """
 import sys, time
-from app.cli.command import main
-from app.files.tables import parquet, table as tables
-from app.engine.model.model import Model
+from sentiment_service.cli.command import main
+from sentiment_service.files.tables import parquet, table as tables
+from sentiment_service.engine.model.model import Model
 tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
 infer = Model.infer
 Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings))[1]
@@ -369,8 +369,8 @@ def test_without_a_package(
     extra: str,
 ) -> None:
     """Without pyarrow, a Parquet file, and without Ray, a run on it says what to install."""
-    monkeypatch.delitem(sys.modules, "app.files.tables.parquet", raising=False)
-    monkeypatch.delattr(app.files.tables, "parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "sentiment_service.files.tables.parquet", raising=False)
+    monkeypatch.delattr(sentiment_service.files.tables, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
     Path("a.parquet").touch()
@@ -733,7 +733,7 @@ def test_a_service_gives_the_same_file(bundle: Path, tmp_path: Path) -> None:
         local, remote = tmp_path / "local.csv", tmp_path / "remote.csv"
         assert _classify(*_files(source, local, bundle)).returncode == 0
         code = (
-            "import sys; from app.cli.command import main; code = main(); "
+            "import sys; from sentiment_service.cli.command import main; code = main(); "
             "print(*{'onnxruntime', 'tokenizers', 'numpy'} & sys.modules.keys()); sys.exit(code)"
         )
         command = [sys.executable, "-c", code]
@@ -761,7 +761,7 @@ def test_a_service_that_requires_a_key(bundle: Path) -> None:
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
-    patience = "from app.files.run import remote; remote.PATIENCE_S = 0.5\n"
+    patience = "from sentiment_service.files.run import remote; remote.PATIENCE_S = 0.5\n"
     command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port
@@ -830,8 +830,8 @@ def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> Non
         target = source.with_suffix(".jsonl")
         # Measured whenever a part is saved. The peak from getrusage may be that of this process.
         code = (
-            "import sys; from pathlib import Path; from app.cli.command import main; "
-            "from app.files.run.file_run import FileRun; add = FileRun.add; "
+            "import sys; from pathlib import Path; from sentiment_service.cli.command import main; "
+            "from sentiment_service.files.run.file_run import FileRun; add = FileRun.add; "
             "FileRun.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
             "sys.exit(main())"
         )

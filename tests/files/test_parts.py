@@ -13,25 +13,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
-
-from app.cli.command import main
-from app.config.settings import Settings
-from app.errors import CannotContinue, UserError
-from app.files.cluster.actor_share import Share, actor_share
-from app.files.cluster.object_store import (
+from sentiment_service.cli.command import main
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import CannotContinue, UserError
+from sentiment_service.files.cluster.actor_share import Share, actor_share
+from sentiment_service.files.cluster.object_store import (
     ObjectFile,
     StoreDirectory,
     check_is_outside,
     list_files,
 )
-from app.files.cluster.parquet_parts import read_record, write_part
-from app.files.run.directory import RunDirectory
-from app.files.run.local import LocalClassifier
-from app.files.run.parts import InputFile, Part, divide, read_pieces
-from app.files.run.plan import PLAN, SUCCESS, ResumableRun, RunPlan, check_output
-from app.files.run.report import Tally
-from app.files.tables.formats import open_table
-from app.files.tables.table import Table, TableSource
+from sentiment_service.files.cluster.parquet_parts import read_record, write_part
+from sentiment_service.files.run.directory import RunDirectory
+from sentiment_service.files.run.local import LocalClassifier
+from sentiment_service.files.run.parts import InputFile, Part, divide, read_pieces
+from sentiment_service.files.run.plan import PLAN, SUCCESS, ResumableRun, RunPlan, check_output
+from sentiment_service.files.run.report import Tally
+from sentiment_service.files.tables.formats import open_table
+from sentiment_service.files.tables.table import Table, TableSource
 
 TEXTS = ["love", "worst", "it", "", 'a "quoted"\nline', "naïve 日本 😀", "is"]
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-
 import sentiment_client
-from app.cli.command import main
-from app.files.run import remote
-from app.files.tables import table as tables
+from sentiment_service.cli.command import main
+from sentiment_service.files.run import remote
+from sentiment_service.files.tables import table as tables
 
 URL = "http://service.test/"
 MODEL = {"name": "tiny", "revision": "abc", "precision": "int8"}

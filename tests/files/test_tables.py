@@ -12,14 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from app.errors import CannotContinue, ServiceError, UserError
-from app.files.run.parts import InputFile, read_pieces
-from app.files.tables import csv_table
-from app.files.tables import table as tables
-from app.files.tables.formats import open_table, output_format
-from app.files.tables.outputs import ResultColumns
-from app.files.tables.table import ResultItem, Table
+from sentiment_service.errors import CannotContinue, ServiceError, UserError
+from sentiment_service.files.run.parts import InputFile, read_pieces
+from sentiment_service.files.tables import csv_table
+from sentiment_service.files.tables import table as tables
+from sentiment_service.files.tables.formats import open_table, output_format
+from sentiment_service.files.tables.outputs import ResultColumns
+from sentiment_service.files.tables.table import ResultItem, Table
 
 COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}

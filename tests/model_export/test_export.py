@@ -15,9 +15,16 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from optimum.onnxruntime import ORTModelForSequenceClassification
-from transformers import AutoTokenizer
-
-from app.engine.model.bundle import (
+from sentiment_export import export as export_module
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.export import WRITERS, export
+from sentiment_export.graph import variants
+from sentiment_export.graph.linear import NotRecognised
+from sentiment_export.graph.variants import write_fp32, write_int8
+from sentiment_export.model_card import model_card
+from sentiment_export.output import ONNX_FILES
+from sentiment_export.quality.labelled import Example
+from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,
     FORMAT_VERSION,
     Bundle,
@@ -25,18 +32,11 @@ from app.engine.model.bundle import (
     Precision,
     sha256,
 )
-from app.engine.model.model import Model
-from app.engine.model.parity import tolerance
-from app.errors import InferenceFailed, UserError
-from model_export import export as export_module
-from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.export import WRITERS, export
-from model_export.graph import variants
-from model_export.graph.linear import NotRecognised
-from model_export.graph.variants import write_fp32, write_int8
-from model_export.model_card import model_card
-from model_export.output import ONNX_FILES
-from model_export.quality.labelled import Example
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model.parity import tolerance
+from sentiment_service.errors import InferenceFailed, UserError
+from transformers import AutoTokenizer
+
 from tests.support.checkpoints import (
     CORPUS,
     MAX_TOKENS,
@@ -410,7 +410,7 @@ def test_a_full_disk_is_named_and_nothing_stays_there(tmp_path: Path, kilobytes:
     source = make_checkpoint(tmp_path / "source", "bert", vocab_size=30_000)  # 6 MB
     disk = tmp_path / "disk"
     disk.mkdir()
-    code = "import sys; from model_export.cli import main; sys.exit(main())"
+    code = "import sys; from sentiment_export.cli import main; sys.exit(main())"
     command: list[str | Path] = [sys.executable, "-c", code, source, "--output", "out"]
     run = run_on_small_disk(disk, kilobytes, *command)
     assert run.returncode == 1, run.stderr

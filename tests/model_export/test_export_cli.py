@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_export import export as export_module
+from sentiment_export.checkpoint.checkpoint import Checkpoint
+from sentiment_export.cli import main
+from sentiment_export.quality.evaluation import evaluate
+from sentiment_export.quality.labelled import Example
+from sentiment_service.engine.model.bundle import Bundle
 
-from app.engine.model.bundle import Bundle
-from model_export import export as export_module
-from model_export.checkpoint.checkpoint import Checkpoint
-from model_export.cli import main
-from model_export.quality.evaluation import evaluate
-from model_export.quality.labelled import Example
 from tests.support.checkpoints import CORPUS, Exported, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -323,7 +323,7 @@ def test_the_output_is_checked_before_the_source(
 
 _LOADED = """
 import sys
-from model_export.cli import main
+from sentiment_export.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as exit:

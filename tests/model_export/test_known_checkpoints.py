@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from app.engine.text.encoding import Preprocessing
-from model_export.cli import main
+from sentiment_export.cli import main
 from sentiment_service import Classifier
+from sentiment_service.engine.text.encoding import Preprocessing
+
 from tests.support.checkpoints import configure, make_checkpoint, make_twitter_roberta
 
 EMOJI = [*"❤😍😂💕🔥😊😎✨💙😘📷", "🇺🇸", *"☀💜😉💯😁🎄📸😜"]

@@ -7,13 +7,13 @@ from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import pytest
+from sentiment_export.cli import main
+from sentiment_export.quality.changes import TEXTS_SHOWN, changes, comparison
+from sentiment_export.quality.labelled import Example, Labels
+from sentiment_export.quality.scores import score
+from sentiment_service.cli import export_process
+from sentiment_service.engine.model.bundle import Bundle
 
-from app.cli import export_process
-from app.engine.model.bundle import Bundle
-from model_export.cli import main
-from model_export.quality.changes import TEXTS_SHOWN, changes, comparison
-from model_export.quality.labelled import Example, Labels
-from model_export.quality.scores import score
 from tests.support.tiny_bundle import LABELS, make_bundle
 
 # The model says positive, negative, neutral, positive.

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-
-from app.engine.model.bundle import (
+from sentiment_export.model_card import model_card
+from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,
     Bundle,
     CheckpointSource,
@@ -12,7 +12,6 @@ from app.engine.model.bundle import (
     Parity,
     Variant,
 )
-from model_export.model_card import model_card
 
 ACCURACY = {"accuracy": 0.7, "macro_recall": 0.76543, "macro_f1": 0.75, "samples": 2000}
 INT8 = Variant(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from sentiment_export.checkpoint.labels import SENTIMENTS
+from sentiment_export.quality.labelled import read_examples
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from model_export.checkpoint.labels import SENTIMENTS
-from model_export.quality.labelled import read_examples
 from models.add_emoji import main
 from tests.support.checkpoints import make_checkpoint
 

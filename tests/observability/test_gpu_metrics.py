@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from sentiment_service.observability import gpus
 
-from app.observability import gpus
 from tests.conftest import Serve
 
 FAKE = Path(__file__).parents[1] / "support/machines/fake_nvml"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_service.cli.command import main
 
-from app.cli.command import main
 from benchmarks.service import free_port
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import connect, exchange
@@ -162,7 +162,7 @@ def test_a_failed_start_is_a_line_of_the_log(
     """In the format json, it is one JSON object; for people, it is one line of text."""
     assert main(["serve", *flags, "--log-format", "json"]) in (1, 2)
     (line,) = _lines(capsys.readouterr().err)
-    assert (line["level"], line["logger"]) == ("critical", "app.cli.command")
+    assert (line["level"], line["logger"]) == ("critical", "sentiment_service.cli.command")
     assert main(["serve", *flags, "--log-format", "human"]) in (1, 2)
     assert capsys.readouterr().err == f"sentiment: {line['message']}\n"
 
@@ -170,7 +170,8 @@ def test_a_failed_start_is_a_line_of_the_log(
 def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
     """A fault of the service ends it with exit code 1; its traceback is in the line."""
     code = (
-        "import sys; from app import main; from app.cli import command; "
+        "import sys; from sentiment_service import main; "
+        "from sentiment_service.cli import command; "
         "main.create_app = lambda *_: 1 / 0; "
         "sys.exit(command.main(['serve', '--port', '0']))"
     )

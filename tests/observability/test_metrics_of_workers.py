@@ -8,19 +8,19 @@ from itertools import pairwise
 import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from sentiment_service.observability.metrics import Metrics
+from sentiment_service.observability.observers import count_request
+from sentiment_service.observability.series import Counter, Gauge, Histogram, SharedRegistry
+from sentiment_service.shared_memory.board import NUMBER_BYTES, SECTIONS, Board
 
-from app.observability.metrics import Metrics
-from app.observability.observers import count_request
-from app.observability.series import Counter, Gauge, Histogram, SharedRegistry
-from app.shared_memory.board import NUMBER_BYTES, SECTIONS, Board
 from tests.support.boards import boards, shared_board
 
 # A worker in a process of its own: it counts, says so, and waits.
 WORKER = """
 import sys
-from app.shared_memory.board import Board
-from app.observability.metrics import Metrics
-from app.observability.observers import count_request
+from sentiment_service.shared_memory.board import Board
+from sentiment_service.observability.metrics import Metrics
+from sentiment_service.observability.observers import count_request
 metrics = Metrics(Board.open(int(sys.argv[1]), 2, 1))
 for route in ("/classify", "/worker"):
     count_request(metrics, "POST", route, 200, 0.3)
@@ -164,7 +164,7 @@ def test_series_without_room_are_counted_alone(
 ) -> None:
     """When a part is full, later series still count for their own worker, with one warning."""
     monkeypatch.setitem(SECTIONS, "series", 200)
-    monkeypatch.setattr("app.shared_memory.board._PART", sum(SECTIONS.values()))
+    monkeypatch.setattr("sentiment_service.shared_memory.board._PART", sum(SECTIONS.values()))
     first, second = boards(2)
     counter, reader = _counter(second), _counter(first)
     names = [f"name {number}" for number in range(20)]

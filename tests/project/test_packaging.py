@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from email import message_from_bytes
+from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
@@ -53,39 +54,44 @@ def _entries(lock: str) -> list[str]:
 
 
 def test_wheel_carries_the_service_the_exporter_and_the_embedded_model(wheel: ZipFile) -> None:
-    """Every tracked file of app/, model_export/, models/ and the client, byte for byte."""
+    """Every tracked file of app/ and model_export/, byte for byte, without these two folders."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "app", "model_export", "models", "sentiment_*.py"],
+        ["git", "ls-files", "-z", "app", "model_export"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    tracked = [name for name in listed.stdout.split("\0") if name]
-    assert any(name.startswith("models/") and name.endswith(".onnx") for name in tracked)
-    assert {"app/py.typed", "app/web/index.html", "model_export/cli.py"} <= set(tracked)
-    assert set(tracked) <= set(wheel.namelist())
-    assert not [name for name in tracked if wheel.read(name) != (ROOT / name).read_bytes()]
+    paths = [Path(name) for name in listed.stdout.split("\0") if name]
+    tracked = {str(Path(*path.parts[1:])): path for path in paths}
+    assert {
+        "sentiment_client.py",
+        "sentiment_export/cli.py",
+        "sentiment_service/models/minilm-l6-tweet-sentiment/onnx/model_int8.onnx",
+        "sentiment_service/py.typed",
+        "sentiment_service/web/index.html",
+    } <= tracked.keys()
+    assert tracked.keys() <= set(wheel.namelist())
+    assert not [
+        name for name, path in tracked.items() if wheel.read(name) != (ROOT / path).read_bytes()
+    ]
 
 
 def test_wheel_carries_nothing_else(wheel: ZipFile) -> None:
     """Tests, benchmarks and deployment files stay out of the wheel."""
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
-        "app",
-        "model_export",
-        "models",
         "sentiment_client.py",
-        "sentiment_loader.py",
-        "sentiment_service.py",
+        "sentiment_export",
+        "sentiment_service",
     }
 
 
 def test_wheel_brings_both_commands_and_the_licence(wheel: ZipFile) -> None:
     """Installing the wheel gives `sentiment` and `sentiment-export`, and the Apache-2.0 text."""
     commands = _metadata_file(wheel, "entry_points.txt").decode()
-    assert "sentiment = sentiment_service:main" in commands
-    assert "sentiment-export = sentiment_service:export" in commands
+    assert "sentiment = sentiment_service.__main__:main" in commands
+    assert "sentiment-export = sentiment_export.cli:main" in commands
     assert b"Apache License" in _metadata_file(wheel, "licenses/LICENSE")
 
 

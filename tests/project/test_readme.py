@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from sentiment_export.cli import main as sentiment_export
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.config.settings import Settings, flag
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.errors import ServiceError
 
-from app.config.checkpoint_options import CheckpointOptions
-from app.config.settings import Settings, flag
-from app.engine.model.bundle import Bundle
-from app.errors import ServiceError
-from model_export.cli import main as sentiment_export
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub
 from tests.support.serving import ROOT, Process, installed, run_program
@@ -39,7 +39,7 @@ EXAMPLES = [
 # Runs ``sentiment-export`` with each list of arguments, until one fails.
 EXPORTER = """
 import json, sys
-from model_export.cli import main
+from sentiment_export.cli import main
 sys.exit(any(main(words) for words in json.loads(sys.argv[1])))
 """
 PYTHON = re.findall(r"```python\n(.*?)```", README + CLIENTS, re.DOTALL)

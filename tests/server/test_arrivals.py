@@ -9,11 +9,11 @@ from itertools import chain
 
 import httpx2
 import pytest
+from sentiment_service.errors import UserError
+from sentiment_service.limits import PathSet
+from sentiment_service.server.addresses import bind
+from sentiment_service.server.arrivals import STARTS_AT_ONCE, Listener, Turns
 
-from app.errors import UserError
-from app.limits import PathSet
-from app.server.addresses import bind
-from app.server.arrivals import STARTS_AT_ONCE, Listener, Turns
 from benchmarks.service import free_port
 from tests.conftest import Start
 from tests.support.raw_http import exchange
@@ -74,7 +74,7 @@ def test_without_file_descriptors_it_waits_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Connections wait in the kernel and are accepted when file descriptors are free again."""
-    monkeypatch.setattr("app.server.arrivals.PAUSE_S", 0.05)
+    monkeypatch.setattr("sentiment_service.server.arrivals.PAUSE_S", 0.05)
     full = True
 
     class Site(socket.socket):
@@ -143,7 +143,7 @@ def test_requests_that_are_late_do_not_make_all_others_late(
     monkeypatch: pytest.MonkeyPatch, patience_s: float, begun: list[int]
 ) -> None:
     """When requests are late, every second one to begin is the latest; none is forgotten."""
-    monkeypatch.setattr("app.server.arrivals.PATIENCE_S", patience_s)
+    monkeypatch.setattr("sentiment_service.server.arrivals.PATIENCE_S", patience_s)
 
     async def run() -> list[int]:
         turns = Turns(AT_ONCE)

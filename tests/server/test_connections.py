@@ -15,10 +15,10 @@ from typing import ClassVar, cast
 import httpx2
 import pytest
 import uvicorn
+from sentiment_service.server.http_protocol import HttpProtocol
+from sentiment_service.server.server import Server
+from sentiment_service.server.transport import ResponseTransport
 
-from app.server.http_protocol import HttpProtocol
-from app.server.server import Server
-from app.server.transport import ResponseTransport
 from tests.conftest import FLAGS, Listen, Start
 from tests.support.raw_http import (
     BODY,
@@ -137,8 +137,8 @@ def test_a_refused_body_is_not_read_for_ever(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stops reading a refused body when its time is over, or after some silence."""
-    monkeypatch.setattr("app.server.transport.LINGER_S", 2.0)
-    monkeypatch.setattr("app.server.transport.SILENCE_S", 1.0)
+    monkeypatch.setattr("sentiment_service.server.transport.LINGER_S", 2.0)
+    monkeypatch.setattr("sentiment_service.server.transport.SILENCE_S", 1.0)
     head = HEAD + b"connection: close\r\ncontent-length: 999000000\r\n\r\n"
     port = listen()
     with connect(port, head) as client:
@@ -171,7 +171,7 @@ def test_a_client_that_reads_nothing_is_cut_off(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that does not read is cut off after a while, when the write buffer is full."""
-    monkeypatch.setattr("app.server.http_protocol.SEND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sentiment_service.server.http_protocol.SEND_TIMEOUT_S", 0.2)
     port = listen()
     name = "sentiment_http_requests_in_flight"
     with (

@@ -13,11 +13,11 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sentiment_service.cli.command import main
+from sentiment_service.server.addresses import bind
+from sentiment_service.server.server import Server
+from sentiment_service.server.workers.member import StatusReport
 
-from app.cli.command import main
-from app.server.addresses import bind
-from app.server.server import Server
-from app.server.workers.member import StatusReport
 from tests.conftest import Listen, Start
 from tests.support.raw_http import BODY, HEAD, connect, read_all, statuses
 from tests.support.serving import (
@@ -85,7 +85,10 @@ def test_a_signal_ends_it_with_success(start: Start, number: int) -> None:
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_ends_a_start(bundle: Path, workers: str) -> None:
     """SIGTERM while the model is loaded ends everything, even as process 1 of a container."""
-    loading = "import app.main; app.main.create_app = lambda *_: print('loading', flush=True) or "
+    loading = (
+        "from sentiment_service import main as made; "
+        "made.create_app = lambda *_: print('loading', flush=True) or "
+    )
     flags = ["--port", "0", "--workers", workers, "--model", str(bundle)]
     command = [*patched(loading + "time.sleep(60)"), "serve", *flags]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:

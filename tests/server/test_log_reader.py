@@ -15,8 +15,8 @@ from typing import IO
 
 import httpx2
 import pytest
+from sentiment_service.observability import logs
 
-from app.observability import logs
 from benchmarks.service import free_port
 from tests.conftest import FLAGS
 from tests.support.raw_http import exchange
@@ -32,7 +32,7 @@ from tests.support.serving import (
 )
 
 # Few lines may wait, so that few requests are enough.
-SMALL_QUEUE = patched("from app.observability import logs\nlogs.MAX_WAITING = 200")
+SMALL_QUEUE = patched("from sentiment_service.observability import logs\nlogs.MAX_WAITING = 200")
 REQUESTS = 700  # their lines fill the pipe and the queue
 
 
@@ -176,7 +176,8 @@ def test_a_pipe_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python_s_warnings_are_lines_of_the_log() -> None:
     """Python's warnings appear as lines of the log, in its format, written by its thread."""
     code = (
-        "import warnings; from app.observability import logs; logs.configure('info', 'json'); "
+        "import warnings; from sentiment_service.observability import logs; "
+        "logs.configure('info', 'json'); "
         "warnings.warn('beware'); logs.close()"
     )
     done = run_program(sys.executable, "-c", code)

@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 import sentencex
+from sentiment_service.api.body import parse
+from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 
-from app.api.body import parse
-from app.engine.text.input_tokenizer import InputTokenizer
 from tests.conftest import FLAGS, Serve
 from tests.support.raw_http import connect, post
 from tests.support.serving import Process, eventually
@@ -162,7 +162,7 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return json.loads(text)
 
     for decoder in ("FAST_DECODER", "STRICT_DECODER"):
-        monkeypatch.setattr(f"app.api.body.{decoder}", SimpleNamespace(decode=note))
+        monkeypatch.setattr(f"sentiment_service.api.body.{decoder}", SimpleNamespace(decode=note))
     return threads
 
 

@@ -17,12 +17,12 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sentiment_service.engine import loading
+from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model_registry import ModelRegistry
 
-from app.engine import loading
-from app.engine.classifier import Classifier
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
-from app.engine.model_registry import ModelRegistry
 from checks.support.load import constant_load
 from tests.conftest import Listen, Serve, Start
 from tests.support.raw_http import connect, post, read_all, statuses

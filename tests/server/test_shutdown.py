@@ -187,9 +187,9 @@ def hang_up():
 
 class AtImport:
     def find_spec(self, name, path, target=None):
-        if name == "app.cli.command":
+        if name == "sentiment_service.cli.command":
             hang_up()
-            import app.server.run as run
+            import sentiment_service.server.run as run
             create = run.main.create_app
             run.main.create_app = lambda *given: (hang_up(), create(*given), hang_up())[1]
 

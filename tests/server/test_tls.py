@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from sentiment_service.cli import health_check
+from sentiment_service.cli.sources import load_settings
 
-from app.cli import health_check
-from app.cli.sources import load_settings
 from benchmarks.service import free_port
 from tests.conftest import Start
 from tests.support.raw_http import port_of

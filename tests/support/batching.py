@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
+from sentiment_service.engine.batching.batcher import MicroBatcher
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.errors import ServiceError
 
-from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.budget import TokenBudget
-from app.errors import ServiceError
 from tests.support.serving import eventually
 
 # Far beyond what a test takes, so that only a hang comes to it.

@@ -18,6 +18,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentiment_export.checkpoint import architectures as known
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.export import WRITERS, export
+from sentiment_export.graph.variants import write_fp32
+from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.input_tokenizer import normaliser
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from tokenizers.models import Unigram
 from tokenizers.normalizers import NFKC
@@ -31,13 +38,6 @@ from transformers import (
     XLMRobertaTokenizerFast,
 )
 
-from app.engine.model.bundle import Precision
-from app.engine.model.model import Model
-from app.engine.text.input_tokenizer import normaliser
-from model_export.checkpoint import architectures as known
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.export import WRITERS, export
-from model_export.graph.variants import write_fp32
 from tests.support.tiny_bundle import load
 
 ARCHITECTURES = ("roberta", "xlm-roberta", "bert", "distilbert")

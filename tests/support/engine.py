@@ -6,15 +6,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from app.config.settings import Settings
-from app.engine.batching.batches import BatchReport
-from app.engine.classifier import Classifier
-from app.engine.config import EngineConfig
-from app.engine.lifecycle import Lifecycle
-from app.engine.loading import load
-from app.engine.predictions import Outcome
-from app.engine.step_thread import StepThread
-from app.errors import ServiceError
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.batching.batches import BatchReport
+from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.config import EngineConfig
+from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.loading import load
+from sentiment_service.engine.predictions import Outcome
+from sentiment_service.engine.step_thread import StepThread
+from sentiment_service.errors import ServiceError
+
 from tests.support.batching import PATIENCE_S
 
 

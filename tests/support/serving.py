@@ -18,10 +18,10 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from sentiment_service.engine.model.model import Model
+from sentiment_service.server.addresses import bind
+from sentiment_service.server.server import Server
 
-from app.engine.model.model import Model
-from app.server.addresses import bind
-from app.server.server import Server
 from benchmarks import service
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ COMMAND = [str(Path(sys.executable).with_name("sentiment"))]
 
 def patched(code: str, *arguments: str) -> list[str]:
     """The command, after this code, which may take the arguments from ``sys.argv[1]`` on."""
-    start = "from app.__main__ import main\nsys.exit(main())"
+    start = "from sentiment_service.__main__ import main\nsys.exit(main())"
     return [sys.executable, "-c", f"import sys, time\n{code}\n{start}", *arguments]
 
 
@@ -39,7 +39,7 @@ def before_inference(code: str) -> list[str]:
     return patched(
         f"""
 from itertools import count
-from app.engine.model.model import Model
+from sentiment_service.engine.model.model import Model
 infer, numbers = Model.infer, count()
 def replacement(self, encodings):
     number = next(numbers)

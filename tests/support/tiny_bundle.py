@@ -13,14 +13,20 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from sentiment_service.engine.model.bundle import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SIDE_FILES,
+    Bundle,
+    Precision,
+    sha256,
+)
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-
-from app.engine.model.bundle import FORMAT_VERSION, MANIFEST, SIDE_FILES, Bundle, Precision, sha256
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
 
 LABELS = ["negative", "neutral", "positive"]
 MAX_TOKENS = 16  # with <s> and </s>: 14 words

@@ -20,9 +20,9 @@ from unittest.mock import patch
 
 # Where `threading` and `time` are replaced by what stands under virtual time.
 PATCHED = {
-    "app.engine.batching.batcher": ("threading", "time"),
-    "app.engine.batching.batches": ("time",),
-    "app.engine.batching.runners": ("threading", "time"),
+    "sentiment_service.engine.batching.batcher": ("threading", "time"),
+    "sentiment_service.engine.batching.batches": ("time",),
+    "sentiment_service.engine.batching.runners": ("threading", "time"),
 }
 
 # Real seconds; far beyond what a runner takes, so that only one that is lost comes to it.

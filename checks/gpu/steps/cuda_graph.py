@@ -6,9 +6,10 @@ batch has others. This shows what a few of them, for single texts, could save.
 
 from collections.abc import Iterator
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.device import Device
-from app.engine.model.sessions import open_session
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.device import Device
+from sentiment_service.engine.model.sessions import open_session
+
 from benchmarks.tables import Row
 from checks.gpu.models import load, of_tokens, precisions
 from checks.gpu.setup import Setup

@@ -4,7 +4,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from app.engine.machine.gpu import cuda_state
+from sentiment_service.engine.machine.gpu import cuda_state
+
 from benchmarks.tables import Row
 from checks.gpu.models import precisions
 from checks.gpu.setup import Setup
@@ -22,7 +23,7 @@ def run(setup: Setup) -> Iterator[Row]:
     flags = []
     if bundle.exists():
         flags = ["--model", str(bundle), "--precision", precisions(bundle)[-1]]
-    command = [sys.executable, "-m", "app", "doctor", *flags]
+    command = [sys.executable, "-m", "sentiment_service", "doctor", *flags]
     found = subprocess.run(
         [*command, "--device", setup.device],
         capture_output=True,

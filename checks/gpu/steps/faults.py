@@ -3,11 +3,12 @@
 import ctypes
 from collections.abc import Iterator
 
-from app.engine.machine.gpu import LIBCUDA
-from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
-from app.errors import DeviceLost, OutOfMemory, ServiceError
+from sentiment_service.engine.machine.gpu import LIBCUDA
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import DeviceLost, OutOfMemory, ServiceError
+
 from benchmarks.tables import Row
 from checks.gpu.models import of_tokens, precisions
 from checks.gpu.setup import Setup

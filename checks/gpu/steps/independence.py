@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
 from benchmarks.tables import Row
 from checks.gpu.models import like_tweets, load, logits, precisions, random_batches
 from checks.gpu.setup import Setup

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import onnxruntime as ort
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.flat import for_cpu
+from sentiment_service.engine.model.model import Model
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.device import CPU, Device
-from app.engine.model.flat import for_cpu
-from app.engine.model.model import Model
 from benchmarks.tables import Row
 from checks.gpu.models import load, of_tokens, precisions
 from checks.gpu.setup import Setup

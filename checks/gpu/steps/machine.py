@@ -4,8 +4,8 @@ import importlib.metadata
 from collections.abc import Iterator
 
 import onnxruntime as ort
+from sentiment_service.engine.machine.gpu import cuda_state
 
-from app.engine.machine.gpu import cuda_state
 from benchmarks.tables import Row, conditions
 from checks.gpu.run_steps import CUDA, WORKS
 from checks.gpu.setup import Setup

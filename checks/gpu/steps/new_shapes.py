@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from sentiment_service.engine.machine.gpu import LIBCUDA
+from sentiment_service.engine.model.model import SILENT, Model
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.engine.machine.gpu import LIBCUDA
-from app.engine.model.model import SILENT, Model
-from app.engine.text.encoding import Encoding
 from benchmarks.tables import Row
 from checks.gpu.models import load, precisions
 from checks.gpu.setup import Setup

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model.parity import decided, tolerance
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.engine.model.model import Model
-from app.engine.model.parity import decided, tolerance
-from app.engine.text.encoding import Encoding
 from benchmarks.tables import Row
 from checks.gpu.models import like_tweets, load, logits, precisions
 from checks.gpu.setup import Setup

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+
 from benchmarks.service import Service
 from benchmarks.tables import Row
 from checks.gpu.setup import Setup
 
 HUMAN = ("--log-format", "human")
-SERVE = (sys.executable, "-m", "app", "serve", "--port", "0", *HUMAN)
+SERVE = (sys.executable, "-m", "sentiment_service", "serve", "--port", "0", *HUMAN)
 LIMIT_S = 30
 
 

@@ -7,8 +7,9 @@ import json
 import time
 from collections.abc import Iterator
 
-from app.cli.bench.load import Load
-from app.cli.bench.texts import tweet_lengths
+from sentiment_service.cli.bench.load import Load
+from sentiment_service.cli.bench.texts import tweet_lengths
+
 from benchmarks.service import Service
 from benchmarks.tables import Row
 from benchmarks.texts import texts_of

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
+from sentiment_service.engine.machine.gpu import cuda_state
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.engine.machine.gpu import cuda_state
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
 from benchmarks.tables import Row
 from checks.gpu.models import load, of_tokens, precisions
 from checks.gpu.setup import Device, Setup

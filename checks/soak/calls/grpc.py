@@ -5,8 +5,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.adapters.forms.open_inference import pack, unpack
-from app.adapters.grpc.messages import METHODS
+from sentiment_service.adapters.forms.open_inference import pack, unpack
+from sentiment_service.adapters.grpc.messages import METHODS
+
 from checks.soak.calls.call import Call, tensors
 from checks.soak.calls.truth import Truth
 from checks.soak.wire import Answer

@@ -10,9 +10,9 @@ from typing import Any
 
 import brotli
 import numpy as np
+from sentiment_service.adapters.forms.open_inference import pack, unpack
+from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions
 
-from app.adapters.forms.open_inference import pack, unpack
-from app.engine.text.encoding import DEFAULTS, TextOptions
 from checks.soak.calls.call import Call, as_fp32, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls
 from checks.soak.calls.truth import ODD, SENTENCES, WINDOWS, Truth

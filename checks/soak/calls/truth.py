@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic_core import to_json
+from sentiment_service.adapters.explain import contributions, without, words_of
+from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.predictions import Outcome, Prediction, item, outcomes_of
+from sentiment_service.engine.step_thread import finish
+from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions, encodings
+from sentiment_service.engine.text.steps import encode_steps
 
-from app.adapters.explain import contributions, without, words_of
-from app.cli.bench.texts import tweet_lengths
-from app.config.settings import Settings
-from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
-from app.engine.predictions import Outcome, Prediction, item, outcomes_of
-from app.engine.step_thread import finish
-from app.engine.text.encoding import DEFAULTS, TextOptions, encodings
-from app.engine.text.steps import encode_steps
 from benchmarks.texts import texts_of
 
 LONG_TOKENS = (200, 511, 512, 513, 900, 1_500)

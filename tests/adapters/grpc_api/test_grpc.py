@@ -11,14 +11,14 @@ from typing import Any, Self
 import grpc
 import numpy as np
 import pytest
+from sentiment_service.adapters.grpc.call import STATUS_CODES
+from sentiment_service.adapters.grpc.messages import METHODS, POOL, SERVICES
+from sentiment_service.adapters.grpc.server import expect_calls
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import OutOfMemory, ServiceError
+from sentiment_service.limits import Paths
+from sentiment_service.service import Service
 
-from app.adapters.grpc.call import STATUS_CODES
-from app.adapters.grpc.messages import METHODS, POOL, SERVICES
-from app.adapters.grpc.server import expect_calls
-from app.config.settings import Settings
-from app.errors import OutOfMemory, ServiceError
-from app.limits import Paths
-from app.service import Service
 from tests.adapters.grpc_api.conftest import serving
 from tests.support.serving import SLOW_COMMAND, Process, metric
 
@@ -37,7 +37,7 @@ LIMITS = [
 OIP = "/inference.GRPCInferenceService"
 INFER = f"{OIP}/ModelInfer"
 REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
-PROTOS = Path(__file__).parents[2] / "app/adapters/grpc/protos"
+PROTOS = Path(__file__).parents[2] / "app/sentiment_service/adapters/grpc/protos"
 
 
 class Client:

@@ -15,15 +15,15 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
+from sentiment_service.adapters.grpc.aio_server import AT_ONCE, UNKNOWN, AioServer
+from sentiment_service.adapters.grpc.messages import METHODS, more_fields
+from sentiment_service.adapters.grpc.open_inference import _document
+from sentiment_service.adapters.grpc.server import STREAMS, _options
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import TooManyTexts
+from sentiment_service.limits import Paths
+from sentiment_service.service import Service
 
-from app.adapters.grpc.aio_server import AT_ONCE, UNKNOWN, AioServer
-from app.adapters.grpc.messages import METHODS, more_fields
-from app.adapters.grpc.open_inference import _document
-from app.adapters.grpc.server import STREAMS, _options
-from app.config.settings import Settings
-from app.errors import TooManyTexts
-from app.limits import Paths
-from app.service import Service
 from benchmarks.service import free_port
 from checks.support.http2 import (
     INFER,
@@ -81,8 +81,8 @@ def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) 
 # Without the guard against such paths, they end the server as they do in grpc.aio.
 UNGUARDED = """
 import asyncio, sys
-from app.cli.command import main
-from app.adapters.grpc.aio_server import AioServer
+from sentiment_service.cli.command import main
+from sentiment_service.adapters.grpc.aio_server import AioServer
 from grpc._cython import cygrpc
 guarded = AioServer._make_request_call_future
 def unguarded(self, method):

@@ -14,7 +14,7 @@ from tests.support.serving import Process
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 KEY = "correct-horse"
-WEB = Path(__file__).parents[3] / "app" / "web"
+WEB = Path(__file__).parents[3] / "app/sentiment_service/web"
 
 # The machine may be busy.
 expect.set_options(timeout=15_000)

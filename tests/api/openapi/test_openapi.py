@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from jsonschema_rs import is_valid
+from sentiment_service.api.openapi.document import ERRORS
+from sentiment_service.config.settings import Settings
+from sentiment_service.main import create_app
 
-from app.api.openapi.document import ERRORS
-from app.config.settings import Settings
-from app.main import create_app
 from tests.api.openapi import made_up_requests
 from tests.conftest import SET_BY_HAND
 from tests.support.serving import Process, run_program

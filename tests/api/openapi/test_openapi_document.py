@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
+from sentiment_service.api.openapi.components import with_components
+from sentiment_service.config.settings import Settings
+from sentiment_service.main import create_app
 
-from app.api.openapi.components import with_components
-from app.config.settings import Settings
-from app.main import create_app
 from tests.conftest import SET_BY_HAND
 
 MAX_BYTES = 90_000

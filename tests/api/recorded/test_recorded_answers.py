@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from sentiment_service.engine.machine.cpu import cpu_flags
 
-from app.engine.machine.cpu import cpu_flags
 from tests.conftest import FLAGS
 from tests.replay.comparison import differences
 from tests.replay.corpus import CORPUS, GUARDED

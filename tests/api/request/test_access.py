@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
+from sentiment_service import limits as access
+from sentiment_service.cli.command import main
+from sentiment_service.cli.sources import load_settings
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import RateLimited
+from sentiment_service.shared_memory import moving_window
+from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory.moving_window import MovingWindow, digest
 
-from app import limits as access
-from app.cli.command import main
-from app.cli.sources import load_settings
-from app.config.settings import Settings
-from app.errors import RateLimited
-from app.shared_memory import moving_window
-from app.shared_memory.board import Board
-from app.shared_memory.moving_window import MovingWindow, digest
 from tests.conftest import Serve, Start
 from tests.support.serving import metric
 

@@ -2,9 +2,9 @@
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.engine.predictions import every_prediction
+from sentiment_service.errors import DeadlineExceeded
 
-from app.engine.predictions import every_prediction
-from app.errors import DeadlineExceeded
 from tests.conftest import Listen
 from tests.support.raw_http import HEAD, connect, exchange, port_of
 from tests.support.serving import metric

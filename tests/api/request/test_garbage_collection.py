@@ -3,9 +3,9 @@
 import gc
 
 from fastapi.testclient import TestClient
+from sentiment_service.api.http_exchange import HttpExchange
+from sentiment_service.server.http_protocol import HttpProtocol
 
-from app.api.http_exchange import HttpExchange
-from app.server.http_protocol import HttpProtocol
 from tests.conftest import Listen
 from tests.support.raw_http import BODY, connect, exchange, post, read_answer
 from tests.support.serving import Gate, eventually

@@ -4,8 +4,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from sentiment_service.cli.sources import load_settings
 
-from app.cli.sources import load_settings
 from tests.conftest import Start
 from tests.support.serving import Process, eventually
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sentiment_service.limits import InflightBytes
+from sentiment_service.shared_memory import moving_window
+from sentiment_service.shared_memory.board import SECTIONS, Board
+from sentiment_service.shared_memory.moving_window import MovingWindow
 
-from app.limits import InflightBytes
-from app.shared_memory import moving_window
-from app.shared_memory.board import SECTIONS, Board
-from app.shared_memory.moving_window import MovingWindow
 from tests.support.boards import boards, shared_board
 
 HITS = st.lists(
@@ -49,7 +49,7 @@ def test_a_successor_knows_the_hits_before_it() -> None:
 def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """More hits than the ring has room for: those who read often miss none, others the oldest."""
     monkeypatch.setitem(SECTIONS, "hits", 8 + 24 * 10)
-    monkeypatch.setattr("app.shared_memory.board._PART", sum(SECTIONS.values()))
+    monkeypatch.setattr("sentiment_service.shared_memory.board._PART", sum(SECTIONS.values()))
     with shared_board(2) as (_, descriptor):
         writer, often, seldom = (
             MovingWindow(100, 1000, Board.open(descriptor, 2, number).parts("hits"))

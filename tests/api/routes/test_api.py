@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sentiment_service.engine.machine.gpu import CUDA
+from sentiment_service.engine.model.bundle import MANIFEST
 
-from app.engine.machine.gpu import CUDA
-from app.engine.model.bundle import MANIFEST
 from tests.conftest import Serve
 from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
 
@@ -122,7 +122,9 @@ def test_a_fault_in_a_route_is_a_problem_too(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug in a route is answered as a problem with an id; only the log has the cause."""
-    monkeypatch.setattr("app.engine.model_registry.ModelRegistry.classifier", lambda *_: 1 / 0)
+    monkeypatch.setattr(
+        "sentiment_service.engine.model_registry.ModelRegistry.classifier", lambda *_: 1 / 0
+    )
     answer = client.post("/classify", json={"inputs": "love"}, headers={"x-request-id": "find-me"})
     assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")
     assert answer.headers["x-request-id"] == "find-me"

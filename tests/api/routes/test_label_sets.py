@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
-
-from app.cli.command import main
-from app.errors import ServiceError
-from app.python import Classifier
 from sentiment_client import AsyncClient, Client, SentimentError
+from sentiment_service.cli.command import main
+from sentiment_service.errors import ServiceError
+from sentiment_service.python import Classifier
+
 from tests.conftest import Listen, Serve
 from tests.support.serving import COMMAND, metric, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest

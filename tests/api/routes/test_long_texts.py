@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.text.sentences import sentence_spans
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
-from app.engine.text.sentences import sentence_spans
 from tests.conftest import Serve
 from tests.support.serving import Gate, metric
 from tests.support.tiny_bundle import MAX_TOKENS, different_texts

@@ -11,8 +11,7 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.exposition import choose_encoder
-
-from app.api.routes import metrics
+from sentiment_service.api.routes import metrics
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from sentiment_service.cli.sources import load_settings
 
-from app.cli.sources import load_settings
 from benchmarks.service import free_port
 from tests.conftest import FLAGS
 from tests.support.serving import Process, eventually, installed

@@ -9,10 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.engine.batching.fair_queue import Admission
+from sentiment_service.engine.cache import ResultCache
+from sentiment_service.errors import Overloaded
 
-from app.engine.batching.fair_queue import Admission
-from app.engine.cache import ResultCache
-from app.errors import Overloaded
 from tests.conftest import Serve
 from tests.support.serving import Gate, eventually, metric
 from tests.support.tiny_bundle import make_bundle
@@ -93,7 +93,7 @@ def test_without_a_cache_nothing_is_kept(
     serve: Serve, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default, no digest is computed, each text is computed, and a full queue refuses it."""
-    monkeypatch.setattr("app.engine.cache.blake2b", None)
+    monkeypatch.setattr("sentiment_service.engine.cache.blake2b", None)
     client = serve(runners=1)
     before = len(gate.seen)
     for _ in range(3):

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from sentiment_service.engine.batching.fair_queue import CAUTION
+from sentiment_service.errors import Overloaded, ServiceError
 
-from app.engine.batching.fair_queue import CAUTION
-from app.errors import Overloaded, ServiceError
 from tests.support.batching import Clock, Gate, ask, batching, begun, capitals, measured, queued
 
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
+from sentiment_service.engine.batching.batches import BatchReport
 
-from app.engine.batching.batches import BatchReport
 from tests.support.batching import (
     Clock,
     Gate,

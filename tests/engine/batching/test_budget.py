@@ -1,9 +1,8 @@
 """The budget of a batch, where memory runs out."""
 
 import pytest
-
-from app.engine.batching.batches import tokens_taken
-from app.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.batches import tokens_taken
+from sentiment_service.engine.batching.budget import TokenBudget
 
 
 def test_memory_that_ran_out_lowers_the_budget_for_good(caplog: pytest.LogCaptureFixture) -> None:

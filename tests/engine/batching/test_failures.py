@@ -6,10 +6,16 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
+from sentiment_service.engine.batching.batches import BatchReport, infer_each
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.errors import (
+    DeviceLost,
+    InferenceFailed,
+    NotReady,
+    OutOfMemory,
+    ServiceError,
+)
 
-from app.engine.batching.batches import BatchReport, infer_each
-from app.engine.batching.budget import TokenBudget
-from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory, ServiceError
 from tests.support.batching import (
     Clock,
     Gate,

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from app.engine.batching.batches import QueuedItem
-from app.engine.batching.budget import MAX_PADDING
-from app.engine.batching.fair_queue import LOOK_AHEAD, FairQueue
+from sentiment_service.engine.batching.batches import QueuedItem
+from sentiment_service.engine.batching.budget import MAX_PADDING
+from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, FairQueue
 
 LONGEST = 20
 

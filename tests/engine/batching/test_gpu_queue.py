@@ -4,13 +4,18 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.engine.batching.batcher import MicroBatcher
+from sentiment_service.engine.batching.batches import tokens_taken
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
+from sentiment_service.engine.tuning.plan import (
+    CUDA_MAX_PADDING,
+    RUNNERS_PER_GPU,
+    choose,
+    queue_tokens,
+)
 
-from app.cli.bench.texts import tweet_lengths
-from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.batches import tokens_taken
-from app.engine.batching.budget import TokenBudget
-from app.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
-from app.engine.tuning.plan import CUDA_MAX_PADDING, RUNNERS_PER_GPU, choose, queue_tokens
 from tests.support.batching import Hooks
 from tests.support.virtual_time import Simulation
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
+from sentiment_service.engine.batching.fair_queue import CAUTION, Admission, FairQueue
+from sentiment_service.engine.batching.runners import HOPELESS_AFTER, NICE
+from sentiment_service.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
 
-from app.engine.batching.fair_queue import CAUTION, Admission, FairQueue
-from app.engine.batching.runners import HOPELESS_AFTER, NICE
-from app.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
 from tests.support.batching import (
     PATIENCE_S,
     Clock,
@@ -33,7 +33,7 @@ def rest(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A runner that has failed rests until this is set."""
     rest = threading.Event()
     resting = SimpleNamespace(sleep=lambda seconds: rest.wait(PATIENCE_S))
-    monkeypatch.setattr("app.engine.batching.runners.time", resting)
+    monkeypatch.setattr("sentiment_service.engine.batching.runners.time", resting)
     return rest
 
 
@@ -182,7 +182,7 @@ async def test_the_predicted_wait_is_that_for_the_runners_that_work(
     quick: None, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If one of two runners hangs, the predicted wait is twice as long."""
-    monkeypatch.setattr("app.engine.batching.runners.STUCK_FACTOR", 1)
+    monkeypatch.setattr("sentiment_service.engine.batching.runners.STUCK_FACTOR", 1)
     async with measured(clock, runners=2) as (batcher, gate):
         await ask(batcher, "stuck")
         await gate.entered()

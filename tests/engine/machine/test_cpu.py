@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-
-from app.engine.machine.cpu import available_cpus, cpu_flags, numa_nodes, ways_to_share
+from sentiment_service.engine.machine.cpu import (
+    available_cpus,
+    cpu_flags,
+    numa_nodes,
+    ways_to_share,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Precision
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.errors import InferenceFailed
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Precision
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
-from app.errors import InferenceFailed
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, PRECISIONS, exported
 from tests.support.model_export.graphs import VOCABULARY
 from tests.support.tiny_bundle import load

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sentiment_service.cli.command import main
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.machine.gpu import CudaState
+from sentiment_service.engine.model import device
+from sentiment_service.errors import UserError
+from sentiment_service.main import create_app
 
-from app.cli.command import main
-from app.config.settings import Settings
-from app.engine.machine.gpu import CudaState
-from app.engine.model import device
-from app.errors import UserError
-from app.main import create_app
 from tests.support.tiny_bundle import load, make_bundle, write_manifest
 
 

@@ -1,11 +1,11 @@
 """The bundle that is included in the service."""
 
 import pytest
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import InferenceFailed
 from transformers import AutoTokenizer
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.model import Model
-from app.errors import InferenceFailed
 from tests.support.tiny_bundle import load
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
+from sentiment_service.engine.machine.gpu import CudaGpu, CudaState
+from sentiment_service.engine.model import device, model
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.sessions import Replicas, open_session
 
-from app.engine.machine.gpu import CudaGpu, CudaState
-from app.engine.model import device, model
-from app.engine.model.device import CPU
-from app.engine.model.sessions import Replicas, open_session
 from tests.conftest import Serve
 from tests.support.matmul_integer import MATMUL_INTEGER
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.input_tokenizer import normalise_tweet
+from sentiment_service.errors import EmptyText, InferenceFailed
 from tokenizers import Tokenizer
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
-from app.engine.text.input_tokenizer import normalise_tweet
-from app.errors import EmptyText, InferenceFailed
 from tests.support.checkpoints import exported
 from tests.support.tiny_bundle import MAX_TOKENS, load, make_bundle, write_manifest
 

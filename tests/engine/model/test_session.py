@@ -7,11 +7,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
+from sentiment_service.engine.machine.cpu import cpu_flags
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.sessions import open_session
 
-from app.engine.machine.cpu import cpu_flags
-from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.engine.model.device import CPU
-from app.engine.model.sessions import open_session
 from tests.conftest import Serve
 from tests.support.serving import COMMAND, Process
 from tests.support.tiny_bundle import load

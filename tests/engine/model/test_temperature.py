@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.model import Model, Scored
+from sentiment_service.engine.predictions import outcomes_of
+from sentiment_service.engine.text.encoding import DEFAULTS, EncodedText, Encoding
+from sentiment_service.errors import ServiceError, UserError
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.model import Model, Scored
-from app.engine.predictions import outcomes_of
-from app.engine.text.encoding import DEFAULTS, EncodedText, Encoding
-from app.errors import ServiceError, UserError
 from tests.support.tiny_bundle import LABELS, calibrate, load, make_bundle
 
 LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3)

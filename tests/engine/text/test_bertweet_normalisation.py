@@ -8,8 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from app.engine.text.bertweet import normalise_bertweet
+from sentiment_service.engine.text.bertweet import normalise_bertweet
 
 EXPECTED = {
     "": "",

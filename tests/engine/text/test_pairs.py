@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_service.engine.model.bundle import Bundle, Precision
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair, longest_first
+from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest
 from tokenizers import Tokenizer
 
-from app.engine.model.bundle import Bundle, Precision
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
-from app.engine.text.pairs import PairTokenizer, Text, TextPair, longest_first
-from app.errors import EmptyText, InferenceFailed, InvalidRequest
-from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
 
 # BERT has token types. DistilBERT and RoBERTa have none, and RoBERTa separates with two tokens.

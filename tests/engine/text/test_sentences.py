@@ -6,8 +6,7 @@ from itertools import chain
 
 import pytest
 import sentencex
-
-from app.engine.text.sentences import WINDOW_CHARS, sentence_spans
+from sentiment_service.engine.text.sentences import WINDOW_CHARS, sentence_spans
 
 SENTENCES = (
     "The ferry left without us, so we ate pancakes on the pier.",

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine import loading
+from sentiment_service.engine.machine.gpu import CUDA
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.text_tokenizer import WordCache
 
-from app.config.settings import Settings
-from app.engine import loading
-from app.engine.machine.gpu import CUDA
-from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.engine.model.device import CPU
-from app.engine.model.load import load_model
-from app.engine.model.model import Model
-from app.engine.text.text_tokenizer import WordCache
 from tests.conftest import SET_BY_HAND
 
 # Prints how many threads were started by a list, and by single texts before it.
 COUNTING = """
 import os, sys
 from pathlib import Path
-from app.engine.model.bundle import Bundle
-from app.engine.model.load import load_model
-from app.engine.text.text_tokenizer import use_idle_cpus
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.text.text_tokenizer import use_idle_cpus
 model = load_model(Bundle.open(Path(sys.argv[1])), device="cpu", precision="auto", threads=1)
 def threads():
     return len(os.listdir("/proc/self/task"))

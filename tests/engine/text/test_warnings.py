@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from sentiment_service.engine.text.input_tokenizer import READ_CHARS, looks_foreign
 
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.text.input_tokenizer import READ_CHARS, looks_foreign
 from tests.conftest import Serve
 from tests.support.tiny_bundle import make_bundle, write_manifest
 

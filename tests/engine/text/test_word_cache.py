@@ -4,15 +4,14 @@ import random
 import threading
 
 import pytest
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.engine.text import text_tokenizer
+from sentiment_service.engine.text.encoding import ID_BYTES, packed
+from sentiment_service.engine.text.text_tokenizer import MAX_WORD_CHARS, WordCache
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import WhitespaceSplit
-
-from app.engine.model.bundle import EMBEDDED_BUNDLE
-from app.engine.text import text_tokenizer
-from app.engine.text.encoding import ID_BYTES, packed
-from app.engine.text.text_tokenizer import MAX_WORD_CHARS, WordCache
 
 MAX_TOKENS = 128
 UNKNOWN = "[UNK]"

@@ -15,21 +15,20 @@ from typing import Any
 import onnxruntime
 import platformdirs
 import pytest
-
-from app.atomic_files import FileLock
-from app.config.settings import Settings
-from app.engine import loading
-from app.engine.config import EngineConfig
-from app.engine.machine import cpu
-from app.engine.machine.gpu import CUDA, CudaGpu, CudaState
-from app.engine.model import device
-from app.engine.model.device import CPU, Device
-from app.engine.model.model import Model
-from app.engine.text.encoding import Encoding
-from app.engine.tuning import costs
-from app.engine.tuning import plan as tuning
-from app.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost
-from app.engine.tuning.plan import (
+from sentiment_service.atomic_files import FileLock
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine import loading
+from sentiment_service.engine.config import EngineConfig
+from sentiment_service.engine.machine import cpu
+from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
+from sentiment_service.engine.model import device
+from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.tuning import costs
+from sentiment_service.engine.tuning import plan as tuning
+from sentiment_service.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost
+from sentiment_service.engine.tuning.plan import (
     CUDA_MAX_PADDING,
     LEAST_QUEUE_TOKENS,
     ServingPlan,
@@ -37,8 +36,9 @@ from app.engine.tuning.plan import (
     queue_tokens,
     tune,
 )
-from app.errors import UserError
-from app.server.workers.assignment import take_share
+from sentiment_service.errors import UserError
+from sentiment_service.server.workers.assignment import take_share
+
 from tests.support.tiny_bundle import load, make_bundle
 
 # Two runners answer more, one runner of two threads answers sooner.

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, REFUSED
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.describe import describe
+from sentiment_export.checkpoint.weights import check_fit, fit
+from sentiment_export.export import export
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.errors import UserError
 
-from app.config.checkpoint_options import CheckpointOptions
-from app.errors import UserError
-from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.checkpoint.describe import describe
-from model_export.checkpoint.weights import check_fit, fit
-from model_export.export import export
 from tests.support.checkpoints import assert_like_transformers, make_checkpoint, silent
 from tests.support.model_export.published import PUBLISHED, make_published
 from tests.support.tiny_bundle import load

@@ -14,20 +14,20 @@ import emoji
 import numpy as np
 import pytest
 import torch
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.describe import describe
+from sentiment_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
+from sentiment_export.export import export
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.engine.text.bertweet import _CHARACTERS, normalise_bertweet
+from sentiment_service.engine.text.encoding import packed
+from sentiment_service.engine.text.text_tokenizer import WordCache
+from sentiment_service.errors import UserError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from app.config.checkpoint_options import CheckpointOptions
-from app.engine.model.bundle import Precision
-from app.engine.text.bertweet import _CHARACTERS, normalise_bertweet
-from app.engine.text.encoding import packed
-from app.engine.text.text_tokenizer import WordCache
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.checkpoint.describe import describe
-from model_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
-from model_export.export import export
 from tests.support.checkpoints import CORPUS, silent
 from tests.support.model_export.bertweet import make_bertweet
 from tests.support.tiny_bundle import load

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentiment_export.checkpoint.checkpoint import load_checkpoint, max_tokens
+from sentiment_export.checkpoint.describe import describe
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.engine.model.bundle import sha256
+from sentiment_service.errors import UserError
 from transformers import (
     BigBirdConfig,
     RobertaConfig,
 )
 
-from app.config.checkpoint_options import CheckpointOptions
-from app.engine.model.bundle import sha256
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import load_checkpoint, max_tokens
-from model_export.checkpoint.describe import describe
 from tests.support.checkpoints import MAX_TOKENS, configure, make_checkpoint
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, REFUSED
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.config import read_config
+from sentiment_export.checkpoint.describe import describe
+from sentiment_export.cli import main
+from sentiment_service.errors import UserError
 
-from app.errors import UserError
-from model_export.checkpoint.architectures import ARCHITECTURES, REFUSED
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.checkpoint.config import read_config
-from model_export.checkpoint.describe import describe
-from model_export.cli import main
 from tests.support.checkpoints import make_checkpoint
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-
-from app.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
-from app.engine.text.encoding import Preprocessing
-from model_export.checkpoint.decisions import Decisions, decide, known_checkpoints, recognised
+from sentiment_export.checkpoint.decisions import Decisions, decide, known_checkpoints, recognised
+from sentiment_service.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
+from sentiment_service.engine.text.encoding import Preprocessing
 
 SENTIMENTS = ["negative", "neutral", "positive"]
 STANCES = ["none", "against", "favor"]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.describe import Description, describe
+from sentiment_service.errors import UserError
 from torch.serialization import skip_data
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.checkpoint.describe import Description, describe
 from tests.support.checkpoints import LAYERS, make_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ KINDS = {"roberta": "byte-level BPE", "xlm-roberta": "Unigram", "bert": "WordPie
 MEASURE = """
 import sys
 from pathlib import Path
-from model_export.checkpoint.describe import describe
+from sentiment_export.checkpoint.describe import describe
 from transformers import AutoModelForSequenceClassification, RobertaForSequenceClassification
 from transformers import XLMRobertaForSequenceClassification
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.describe import describe
+from sentiment_export.checkpoint.labels import canonical_labels, read_labels
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.errors import UserError
 
-from app.config.checkpoint_options import CheckpointOptions
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.checkpoint.describe import describe
-from model_export.checkpoint.labels import canonical_labels, read_labels
 from tests.support.checkpoints import configure, make_checkpoint
 
 MULTI_LABEL = "multi_label_classification"

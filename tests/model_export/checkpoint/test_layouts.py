@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.describe import describe
+from sentiment_export.export import export
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import UserError
 from transformers import AutoTokenizer
 
-from app.engine.model.model import Model
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.checkpoint.describe import describe
-from model_export.export import export
 from tests.support.checkpoints import (
     CORPUS,
     assert_like_transformers,

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sentiment_export.checkpoint.source import find_checkpoint, origin
+from sentiment_service.errors import UserError
 
-from app.errors import UserError
-from model_export.checkpoint.source import find_checkpoint, origin
 from tests.support.model_export.hub import Hub, Part
 
 ROOT = Path(__file__).parents[3]
@@ -24,8 +24,8 @@ REPO = "acme/tiny-sentiment"
 GOOD, OLD = "hf_good", "hf_old"  # tokens
 SCRIPT = """
 import sys
-from app.errors import UserError
-from model_export.checkpoint.source import find_checkpoint
+from sentiment_service.errors import UserError
+from sentiment_export.checkpoint.source import find_checkpoint
 assert not {"torch", "transformers"} & set(sys.modules)
 try:
     print(find_checkpoint(*sys.argv[1:]))
@@ -35,10 +35,10 @@ except UserError as error:
 NO_WAIT = "import time; time.sleep = lambda seconds: None\n"
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
 RAISING = """
-import model_export.checkpoint.source
+import sentiment_export.checkpoint.source
 def fail(*words, **options):
     raise {}
-model_export.checkpoint.source.hf_hub_download = fail
+sentiment_export.checkpoint.source.hf_hub_download = fail
 """
 CONFIG = b'{"model_type": "bert"}'
 CHUNK = 10 * 2**20  # what the client writes at once

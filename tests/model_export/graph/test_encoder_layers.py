@@ -6,9 +6,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
+from sentiment_export.graph.encoder_layers import find_layers
+from sentiment_export.graph.linear import NotRecognised, is_exact_gelu
 
-from model_export.graph.encoder_layers import find_layers
-from model_export.graph.linear import NotRecognised, is_exact_gelu
 from tests.support.checkpoints import HEADS, HIDDEN_SIZE, LAYERS, Exported
 
 

@@ -7,11 +7,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx_ir.tape import Tape
+from sentiment_export.graph.encoder_layers import find_layers
+from sentiment_export.graph.linear import NotRecognised
+from sentiment_export.graph.passes.padding import drop_padding, keep_first_token
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.engine.text.encoding import Encoding
-from model_export.graph.encoder_layers import find_layers
-from model_export.graph.linear import NotRecognised
-from model_export.graph.passes.padding import drop_padding, keep_first_token
 from tests.support.checkpoints import HIDDEN_SIZE
 from tests.support.model_export.graphs import random_encodings, run, session
 

@@ -15,20 +15,20 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
+from sentiment_export.checkpoint.architectures import ARCHITECTURES
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.export import WRITERS
+from sentiment_export.graph.encoder_layers import find_layers
+from sentiment_export.graph.flat import flatten
+from sentiment_export.graph.linear import as_linear
+from sentiment_export.graph.variants import export_graph
+from sentiment_export.quality.layer_parity import layer_parity
+from sentiment_service.engine.model import parity
+from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.sessions import open_session
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.engine.model import parity
-from app.engine.model.bundle import Precision
-from app.engine.model.device import CPU
-from app.engine.model.sessions import open_session
-from app.engine.text.encoding import Encoding
-from model_export.checkpoint.architectures import ARCHITECTURES
-from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.export import WRITERS
-from model_export.graph.encoder_layers import find_layers
-from model_export.graph.flat import flatten
-from model_export.graph.linear import as_linear
-from model_export.graph.variants import export_graph
-from model_export.quality.layer_parity import layer_parity
 from tests.support.model_export.graphs import name_of, random_encodings, run, session
 from tests.support.model_export.published import make_published
 

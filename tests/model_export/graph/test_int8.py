@@ -11,20 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from transformers import PreTrainedModel
-
-from app.engine.text.encoding import Encoding
-from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.graph.encoder_layers import find_layers
-from model_export.graph.linear import array_of
-from model_export.graph.passes.int8 import (
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.graph.encoder_layers import find_layers
+from sentiment_export.graph.linear import array_of
+from sentiment_export.graph.passes.int8 import (
     LARGEST_WEIGHT,
     fold_attention_biases,
     quantize_linears,
     quantize_matrix,
 )
-from model_export.graph.passes.padding import drop_padding, keep_first_token
-from model_export.graph.variants import export_graph
+from sentiment_export.graph.passes.padding import drop_padding, keep_first_token
+from sentiment_export.graph.variants import export_graph
+from sentiment_service.engine.text.encoding import Encoding
+from transformers import PreTrainedModel
+
 from tests.support.checkpoints import (
     HIDDEN_SIZE,
     LAYERS,

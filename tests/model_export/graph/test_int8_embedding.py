@@ -4,9 +4,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from safetensors.numpy import load_file
+from sentiment_export.graph.passes.int8 import quantize_word_embedding
+from sentiment_service.errors import UserError
 
-from app.errors import UserError
-from model_export.graph.passes.int8 import quantize_word_embedding
 from tests.support.checkpoints import Exported
 from tests.support.model_export.graphs import random_encodings, run, session
 

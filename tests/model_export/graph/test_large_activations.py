@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.graph.flat import flatten
+from sentiment_export.graph.passes.half_precision import LARGEST
+from sentiment_export.graph.variants import export_graph, write_fp16
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.flat import ATTENTION
+from sentiment_service.engine.model.parity import tolerance
+from sentiment_service.engine.model.sessions import open_session
 
-from app.engine.model.device import CPU
-from app.engine.model.flat import ATTENTION
-from app.engine.model.parity import tolerance
-from app.engine.model.sessions import open_session
 from benchmarks.random_checkpoint import random_checkpoint
-from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.graph.flat import flatten
-from model_export.graph.passes.half_precision import LARGEST
-from model_export.graph.variants import export_graph, write_fp16
 from tests.support.model_export.graphs import random_encodings, run, session
 
 # XLM-RoBERTa-large, with few of its layers and words.

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.export import export
+from sentiment_export.quality import evaluation
+from sentiment_export.quality.evaluation import AccuracyGate, evaluate
+from sentiment_export.quality.labelled import Example, Labels
+from sentiment_export.quality.scores import marks
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import UserError
 
-from app.engine.model.bundle import Bundle
-from app.engine.model.model import Model
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.export import export
-from model_export.quality import evaluation
-from model_export.quality.evaluation import AccuracyGate, evaluate
-from model_export.quality.labelled import Example, Labels
-from model_export.quality.scores import marks
 from tests.support.checkpoints import CORPUS, Exported, silent
 from tests.support.tiny_bundle import load, make_bundle
 

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from app.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, sha256
-from app.errors import UserError
-from model_export.bundle_calibration import calibrate_bundle
-from model_export.cli import main
-from model_export.model_card import model_card
-from model_export.quality.calibration import (
+from sentiment_export.bundle_calibration import calibrate_bundle
+from sentiment_export.cli import main
+from sentiment_export.model_card import model_card
+from sentiment_export.quality.calibration import (
     FOLDS,
     LOSSES,
     Floats,
@@ -22,6 +19,9 @@ from model_export.quality.calibration import (
     expected_calibration_error,
     log_loss,
 )
+from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, sha256
+from sentiment_service.errors import UserError
+
 from tests.support.tiny_bundle import LABELS, make_bundle
 
 TINY_TEXTS = {"positive": "love", "negative": "worst", "neutral": "it it it it"}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentiment_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
+from sentiment_export.quality.labelled import Example, Labels
+from sentiment_export.quality.scores import score
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import UserError
 
-from app.engine.model.model import Model
-from app.errors import UserError
-from model_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
-from model_export.quality.labelled import Example, Labels
-from model_export.quality.scores import score
 from tests.support.tiny_bundle import LABELS, calibrate, load, make_bundle
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sentiment_export.quality.labelled import Columns, Example, read_examples
+from sentiment_service.errors import UserError
 
-from app.errors import UserError
-from model_export.quality.labelled import Columns, Example, read_examples
 from tests.support.tiny_bundle import LABELS
 
 EMOTIONS = ["anger", "joy", "love, deep"]

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.graph.encoder_layers import find_layers
+from sentiment_export.graph.linear import array_of
+from sentiment_export.graph.variants import write_fp16
+from sentiment_export.output import ONNX_FILES
+from sentiment_export.quality.layer_parity import TOLERANCE, layer_parity
+from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.errors import UserError
 
-from app.engine.model.bundle import Precision
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.graph.encoder_layers import find_layers
-from model_export.graph.linear import array_of
-from model_export.graph.variants import write_fp16
-from model_export.output import ONNX_FILES
-from model_export.quality.layer_parity import TOLERANCE, layer_parity
 from tests.support.checkpoints import LAYERS, Exported
 
 IDS = [5, 17, 9, 30, 41, 17, 8, 6]

@@ -6,21 +6,21 @@ from typing import cast
 
 import numpy as np
 import pytest
-
-from app.engine.model.bundle import Bundle, Precision
-from app.engine.model.load import load_model
-from app.engine.model.model import Logits, Model
-from app.engine.model.parity import TOLERANCE
-from app.engine.text.encoding import Encoding
-from app.engine.text.pairs import PairTokenizer
-from app.errors import InferenceFailed, UserError
-from model_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from model_export.quality.verification import (
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.quality.verification import (
     LABEL_AGREEMENT,
     LONGEST,
     _encodings,
     verify,
 )
+from sentiment_service.engine.model.bundle import Bundle, Precision
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Logits, Model
+from sentiment_service.engine.model.parity import TOLERANCE
+from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.pairs import PairTokenizer
+from sentiment_service.errors import InferenceFailed, UserError
+
 from tests.support.checkpoints import MAX_TOKENS, PRECISIONS, Exported, exported
 
 Infer = list[Logits | InferenceFailed]

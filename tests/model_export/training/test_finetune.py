@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.quality.labelled import Example
+from sentiment_export.training.finetune import finetune, training_preprocessing
+from sentiment_export.training.recipe import Recipe
+from sentiment_export.training.training_data import tokenise, without_leaks
+from sentiment_service.engine.text.input_tokenizer import normaliser
+from sentiment_service.errors import UserError
 from transformers import AutoTokenizer
 
-from app.engine.text.input_tokenizer import normaliser
-from app.errors import UserError
-from model_export.checkpoint.checkpoint import load_checkpoint
-from model_export.quality.labelled import Example
-from model_export.training.finetune import finetune, training_preprocessing
-from model_export.training.recipe import Recipe
-from model_export.training.training_data import tokenise, without_leaks
 from tests.support.checkpoints import make_checkpoint, silent
 from tests.support.machines.small_disk import run_on_small_disk
 from tests.support.model_export.bertweet import make_bertweet
@@ -319,7 +319,7 @@ def test_a_full_disk_is_named_and_the_saves_are_kept(
     base = make_checkpoint(tmp_path / "base", "bert", vocab_size=30_000)  # 6 MB
     disk = tmp_path / "disk"
     disk.mkdir()
-    code = "import sys; from model_export.cli import main; sys.exit(main())"
+    code = "import sys; from sentiment_export.cli import main; sys.exit(main())"
     command: list[str | Path] = [sys.executable, "-c", code, "finetune", base]
     command += ["--train", *recipe.train]
     command += ["--validation", recipe.validation, "--output", "out", "--seeds", "0"]

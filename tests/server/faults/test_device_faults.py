@@ -12,9 +12,9 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sentiment_service.adapters.grpc.messages import METHODS
+from sentiment_service.engine.model.model import Model
 
-from app.adapters.grpc.messages import METHODS
-from app.engine.model.model import Model
 from benchmarks.service import free_port
 from tests.conftest import Serve, Start
 from tests.engine.model.test_device_errors import ARENA_MEMORY, ILLEGAL_ADDRESS

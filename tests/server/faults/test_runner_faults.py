@@ -17,8 +17,8 @@ READY = ("/health", "/health/ready", "/v2/health/ready", "/v2/models/tiny/ready"
 # Inference on "worst" does not return while a file named `fault` lies in the directory.
 HANGING = """
 from pathlib import Path
-from app.engine.batching import runners
-from app.engine.model.model import Model
+from sentiment_service.engine.batching import runners
+from sentiment_service.engine.model.model import Model
 runners.STUCK_LEAST_S, runners.LOOK_S = 0.5, 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 infer = Model.infer
@@ -33,9 +33,9 @@ Model.infer = hanging
 # Taking a batch raises MemoryError three times, and while `fault` lies in the directory.
 FAILING = """
 from pathlib import Path
-import app.engine.batching.runners
-from app.engine.batching.fair_queue import FairQueue
-app.engine.batching.runners.PAUSE_S = 0.1
+import sentiment_service.engine.batching.runners
+from sentiment_service.engine.batching.fair_queue import FairQueue
+sentiment_service.engine.batching.runners.PAUSE_S = 0.1
 fault = Path(sys.argv.pop(1)) / "fault"
 take_batch, faults = FairQueue.take_batch, iter(range(3))
 def failing(self, **limits):

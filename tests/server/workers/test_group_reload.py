@@ -5,11 +5,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-
-from app.server.workers import group_reload
-from app.server.workers.group_reload import GroupReload
-from app.server.workers.worker_process import WorkerProcess
-from app.shared_memory.worker_status import WorkerPhase
+from sentiment_service.server.workers import group_reload
+from sentiment_service.server.workers.group_reload import GroupReload
+from sentiment_service.server.workers.worker_process import WorkerProcess
+from sentiment_service.shared_memory.worker_status import WorkerPhase
 
 
 class FakeWorker:

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-
-from app.engine.model_registry import ModelRegistry
-from app.errors import InvalidBundle
-from app.server.workers.channels import Control
-from app.server.workers.member import Member
+from sentiment_service.engine.model_registry import ModelRegistry
+from sentiment_service.errors import InvalidBundle
+from sentiment_service.server.workers.channels import Control
+from sentiment_service.server.workers.member import Member
 
 MESSAGES = 2_000  # more than a socket holds
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import httpx2
 import pytest
+from sentiment_service.cli.command import main
+from sentiment_service.config.settings import Settings
+from sentiment_service.server.workers.assignment import part, take_share, worker_count
+from sentiment_service.server.workers.group_reload import GroupReload
+from sentiment_service.server.workers.supervisor import Supervisor
+from sentiment_service.shared_memory.worker_status import WorkerPhase
 
-from app.cli.command import main
-from app.config.settings import Settings
-from app.server.workers.assignment import part, take_share, worker_count
-from app.server.workers.group_reload import GroupReload
-from app.server.workers.supervisor import Supervisor
-from app.shared_memory.worker_status import WorkerPhase
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
 from tests.support.reloads import reload
@@ -46,7 +46,7 @@ def test_auto_follows_the_cpus(
     monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
 ) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr("app.server.workers.assignment.available_cpus", lambda: cpus)
+    monkeypatch.setattr("sentiment_service.server.workers.assignment.available_cpus", lambda: cpus)
     assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
 
 
@@ -54,7 +54,7 @@ def test_more_workers_than_cpus_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr("app.server.workers.assignment.available_cpus", lambda: 2.0)
+    monkeypatch.setattr("sentiment_service.server.workers.assignment.available_cpus", lambda: 2.0)
     assert worker_count(Settings(workers=3)) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
@@ -91,9 +91,9 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     It knows how many have its GPU, itself included.
     """
     calls: list[list[int]] = []
-    monkeypatch.setattr("app.server.workers.assignment.available_cpus", lambda: 8.0)
+    monkeypatch.setattr("sentiment_service.server.workers.assignment.available_cpus", lambda: 8.0)
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    monkeypatch.setattr("app.server.workers.assignment.numa_nodes", lambda: nodes)
+    monkeypatch.setattr("sentiment_service.server.workers.assignment.numa_nodes", lambda: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
     share = take_share(settings, number, workers)
@@ -104,7 +104,10 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("from app.errors import UserError; raise UserError('no such thing')", "no such thing"),
+        (
+            "from sentiment_service.errors import UserError; raise UserError('no such thing')",
+            "no such thing",
+        ),
         ("import os; os.kill(os.getpid(), 9)", "worker 1 was killed (SIGKILL; out of memory?)"),
     ],
 )
@@ -112,7 +115,7 @@ def test_a_worker_that_cannot_start_ends_the_service(bundle: Path, fault: str, s
     """The first start fails with exit code 1 and one line, and no worker is left."""
     command = patched(
         f"""
-from app.server.workers import assignment
+from sentiment_service.server.workers import assignment
 def take_share(settings, number, workers):
     if number == 1:
         {fault}
@@ -131,8 +134,8 @@ assignment.take_share = take_share
 # Worker 1 never becomes ready. From then on, the others have as long as they need no longer.
 HANGING = """
 import pathlib
-from app.server.workers import assignment
-import app.server.workers.supervisor as supervisor
+from sentiment_service.server.workers import assignment
+import sentiment_service.server.workers.supervisor as supervisor
 hanging = pathlib.Path({file!r})
 check, take_share = supervisor.Supervisor._check, assignment.take_share
 def check_sooner(self, worker):
@@ -186,7 +189,7 @@ FAILING = """
 import os
 failing = os.path.exists({file!r}) and "_SENTIMENT_WORKER" in os.environ
 failing and sys.exit(3)
-import app.server.workers.worker_process as worker_process
+import sentiment_service.server.workers.worker_process as worker_process
 worker_process.LEAST_PAUSE_S = 0.05
 """
 
@@ -230,7 +233,7 @@ def test_a_worker_that_cannot_be_started_now_is_started_later(start: Start) -> N
 def test_a_worker_that_was_killed_before_does_not_make_the_end_a_failure(start: Start) -> None:
     """SIGTERM comes before it is started again: the exit code is that of the other worker, 0."""
     command = patched(
-        "import app.server.workers.worker_process as worker_process\n"
+        "import sentiment_service.server.workers.worker_process as worker_process\n"
         "worker_process.LEAST_PAUSE_S = 60.0"
     )
     process = start("--workers", "2", command=command)
@@ -242,9 +245,9 @@ def test_a_worker_that_was_killed_before_does_not_make_the_end_a_failure(start: 
 # A worker whose process id is in the file cannot recover, so its liveness fails.
 HOPELESS = """
 import os
-import app.server.workers.supervisor as supervisor
-from app.engine.model_registry import ModelRegistry
-from app.errors import NotReady
+import sentiment_service.server.workers.supervisor as supervisor
+from sentiment_service.engine.model_registry import ModelRegistry
+from sentiment_service.errors import NotReady
 supervisor.HANGS_S = 5.0
 def check_live(registry):
     with open({file!r}) as pids:
@@ -286,7 +289,7 @@ def _shown(process: Process) -> list[dict[str, Any]]:
 GREEDY = """
 import os
 from contextlib import suppress
-from app.engine.model.model import Model
+from sentiment_service.engine.model.model import Model
 infer = Model.infer
 def greedy(model, encodings):
     with suppress(FileNotFoundError):
@@ -391,7 +394,7 @@ def test_workers_end_when_the_supervisor_is_killed(start: Start) -> None:
 
 # The first switch of each worker fails.
 FAILING_SWITCH = """
-import app.engine.model_registry as registry
+import sentiment_service.engine.model_registry as registry
 give_back_memory = registry.give_back_memory
 def fail():
     registry.give_back_memory = give_back_memory
@@ -427,7 +430,7 @@ def test_four_workers_share_connections_evenly(start: Start) -> None:
 
 def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
-    monkeypatch.setattr("app.server.workers.group_reload.MIXED_S", -1.0)
+    monkeypatch.setattr("sentiment_service.server.workers.group_reload.MIXED_S", -1.0)
     loads = 0
 
     def note(self: GroupReload) -> None:

@@ -5,12 +5,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from app.config.settings import Settings
-from app.server.workers import worker_process
-from app.server.workers.worker_process import LEAST_PAUSE_S, MOST_PAUSE_S, STEADY_S, WorkerProcess
-from app.shared_memory.board import Board
-from app.shared_memory.worker_status import WorkerPhase
+from sentiment_service.config.settings import Settings
+from sentiment_service.server.workers import worker_process
+from sentiment_service.server.workers.worker_process import (
+    LEAST_PAUSE_S,
+    MOST_PAUSE_S,
+    STEADY_S,
+    WorkerProcess,
+)
+from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory.worker_status import WorkerPhase
 
 
 class Lives:

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import httpx2
 import pytest
+from sentiment_service.cli import exported_models
+from sentiment_service.cli.sources import load_settings
 
-from app.cli import exported_models
-from app.cli.sources import load_settings
 from benchmarks.service import free_port
 from checks.support.load import constant_load
 from tests.conftest import FLAGS

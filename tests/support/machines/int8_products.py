@@ -11,10 +11,9 @@ from itertools import product
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
-
-from app.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from app.engine.model.device import CPU
-from app.engine.model.load import load_model
+from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.load import load_model
 
 TEXTS = (
     "I love this!",

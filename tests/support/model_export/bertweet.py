@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sentiment_service.engine.text.bertweet import normalise_bertweet
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer
 
-from app.engine.text.bertweet import normalise_bertweet
 from tests.support.checkpoints import CORPUS, random_model, save_model
 
 LABELS = {0: "NEG", 1: "NEU", 2: "POS"}

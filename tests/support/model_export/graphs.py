@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.flat import flat_feeds, for_cpu
+from sentiment_service.engine.text.encoding import Encoding
 
-from app.engine.model.device import CPU
-from app.engine.model.flat import flat_feeds, for_cpu
-from app.engine.text.encoding import Encoding
 from tests.support.checkpoints import MAX_TOKENS
 
 # Every tokenizer of checkpoints.py has at least as many ids.

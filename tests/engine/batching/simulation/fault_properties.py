@@ -2,8 +2,9 @@
 
 import math
 
-from app.engine.batching.runners import HOPELESS_AFTER
-from app.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory
+from sentiment_service.engine.batching.runners import HOPELESS_AFTER
+from sentiment_service.errors import DeviceLost, InferenceFailed, NotReady, OutOfMemory
+
 from tests.engine.batching.simulation.record import (
     HANGS_AFTER_S,
     KNOWN_AFTER_S,

@@ -5,11 +5,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-
-from app.engine.batching.batcher import FAILING_AFTER
-from app.engine.batching.batches import Answer, BatchReport
-from app.engine.batching.fair_queue import CAUTION, LOOK_AHEAD, REQUEST_SHARE, SPEED_DECAY
-from app.errors import (
+from sentiment_service.engine.batching.batcher import FAILING_AFTER
+from sentiment_service.engine.batching.batches import Answer, BatchReport
+from sentiment_service.engine.batching.fair_queue import (
+    CAUTION,
+    LOOK_AHEAD,
+    REQUEST_SHARE,
+    SPEED_DECAY,
+)
+from sentiment_service.errors import (
     RETRY_AFTER_S,
     DeadlineExceeded,
     InferenceFailed,
@@ -17,6 +21,7 @@ from app.errors import (
     ShuttingDown,
     TooManyTexts,
 )
+
 from tests.engine.batching.simulation.record import Batch, Call, Done, Moment, Record
 
 # In seconds that were computed here in another way than there.

@@ -12,11 +12,12 @@ from itertools import count
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
-from app.engine.batching.batcher import MicroBatcher
-from app.engine.batching.batches import Answer, BatchReport
-from app.engine.batching.budget import TokenBudget
-from app.engine.batching.fair_queue import FairQueue
-from app.errors import DeviceLost, OutOfMemory, ServiceError
+from sentiment_service.engine.batching.batcher import MicroBatcher
+from sentiment_service.engine.batching.batches import Answer, BatchReport
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import FairQueue
+from sentiment_service.errors import DeviceLost, OutOfMemory, ServiceError
+
 from tests.support.batching import Hooks
 from tests.support.virtual_time import Simulation
 
@@ -200,10 +201,10 @@ class Record:
         self._running: dict[threading.Thread, Batch] = {}
         self.simulation = Simulation(eager=scenario.eager, work_first=scenario.work_first)
         with (
-            patch("app.engine.batching.runners.LOOK_S", LOOKS_EVERY_S),
-            patch("app.engine.batching.runners.STUCK_LEAST_S", HANGS_AFTER_S),
-            patch("app.engine.batching.batcher.FairQueue", lambda: self.queue),
-            patch("app.engine.batching.batches.BatchReport", self._report),
+            patch("sentiment_service.engine.batching.runners.LOOK_S", LOOKS_EVERY_S),
+            patch("sentiment_service.engine.batching.runners.STUCK_LEAST_S", HANGS_AFTER_S),
+            patch("sentiment_service.engine.batching.batcher.FairQueue", lambda: self.queue),
+            patch("sentiment_service.engine.batching.batches.BatchReport", self._report),
         ):
             self.simulation.run(self._play())
 

@@ -1,0 +1,32 @@
+"""Registers gRPC: its server, and which of its methods are probes or open."""
+
+from collections.abc import Sequence
+
+from sentiment_service.adapter import Adapter
+from sentiment_service.config.settings import Settings
+from sentiment_service.limits import Paths, PathSet
+
+PATHS = Paths(
+    probes=PathSet(
+        {
+            *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+            *(f"/inference.GRPCInferenceService/Server{what}" for what in ("Live", "Ready")),
+        }
+    ),
+    open=PathSet(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        for version in ("v1", "v1alpha")
+    ),
+)
+
+
+def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
+    """With a server, if a port is set. Raises ModuleNotFoundError if the extra is missing."""
+    if not settings.grpc_port:
+        return Adapter(paths=PATHS)
+    from sentiment_service.adapters.grpc.server import GrpcServer
+
+    return Adapter(paths=PATHS, server=GrpcServer)
+
+
+ADAPTER = Adapter(configured=_configured)

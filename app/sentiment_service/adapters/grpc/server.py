@@ -1,0 +1,170 @@
+"""The gRPC server, in the same event loop as the HTTP server."""
+
+import asyncio
+import logging
+import os
+import time
+from typing import cast
+
+# Its C library writes to standard error by itself, whoever reads it: a pipe that nobody empties
+# would stop all calls. Whoever looks for a fault in gRPC sets the variable.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+
+from sentiment_service.adapters.grpc import health, open_inference, reflection
+from sentiment_service.adapters.grpc.aio_server import UNKNOWN, AioServer
+from sentiment_service.adapters.grpc.call import (
+    GRPC,
+    STATUS_CODES,
+    Call,
+    Context,
+    Handler,
+    Handlers,
+)
+from sentiment_service.adapters.grpc.limits import WINDOW_BYTES, CallLimits
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import MethodNotAllowed, UserError
+from sentiment_service.observability.metrics import Metrics
+from sentiment_service.service import Service
+
+# The method that classifies. Its metric series exist before the first call, as those of HTTP's.
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+# A client that does nothing for this long is disconnected, as over HTTP.
+IDLE_MS = 75_000
+# Connections end after an hour, so that clients spread over replicas that came later. Calls in
+# progress get ten minutes more.
+AGE_MS = 3_600_000
+AGE_GRACE_MS = 600_000
+# A client that vanished without a word is noticed.
+PING_MS = 60_000
+CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
+CONNECTION_BYTES = 262_144  # gRPC keeps buffers as large as what it last read at once
+LEAST_CONNECTIONS = 64
+# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
+# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
+# clients that had as many at once.
+STREAMS = 256
+# Calls that wait to be taken, with some 25 kB each: those of 16 connections. gRPC cancels further
+# ones, whoever sends them.
+WAITING = 16 * STREAMS
+TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
+
+logger = logging.getLogger(__name__)
+
+
+def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.RpcMethodHandler:
+    """What gRPC calls for a method, or for all unknown ones; it gets bytes.
+
+    All calls are handled as streams. So it begins before the message has arrived, and a call
+    without a key is refused before its message is read.
+    """
+
+    async def handle(requests: object, context: Context) -> None:
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        limits.running.add(task)
+        task.add_done_callback(limits.running.discard)
+        await Call(limits, path, handler, context).run()
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+def expect_calls(metrics: Metrics) -> None:
+    """Make the series of INFER before its first call: so a rate sees it, and an alert an error."""
+    for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
+        metrics.expect_request(INFER, GRPC, status, "classify")
+
+
+class GrpcServer:
+    """Answers gRPC calls from ``start`` to ``stop``. Create it on the event loop.
+
+    Raises:
+        UserError: the address cannot be used.
+    """
+
+    def __init__(self, service: Service) -> None:
+        # gRPC's Python part logs metadata that it cannot decode, which may be a key. What fails is
+        # logged here and by ``Call``.
+        logging.getLogger("grpc._cython.cygrpc").disabled = True
+        settings = service.settings
+        handlers: Handlers = {**health.HANDLERS, **open_inference.HANDLERS}
+        if settings.docs == "on":
+            handlers = {**handlers, **reflection.HANDLERS}
+        self._service = service
+        self._limits = CallLimits(service)
+        by_path = {path: rpc_handler(self._limits, path, one) for path, one in handlers.items()}
+        by_path[UNKNOWN] = rpc_handler(self._limits, UNKNOWN, None)
+        self._server = AioServer(_options(service), by_path, busy=[INFER], crashed=self._crashed)
+        host, port = settings.host, settings.grpc_port
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = self._address.encode()
+        if credentials := _credentials(settings):
+            bound = self._server.add_secure_port(where, credentials)
+        else:
+            bound = self._server.add_insecure_port(where)
+        if not bound:  # gRPC does not say why
+            raise UserError(
+                f"cannot listen on {self._address} for gRPC; choose another port with --grpc-port"
+            )
+        expect_calls(service.metrics)
+
+    def _crashed(self, error: BaseException) -> None:
+        # Not the error's own text: it may quote what a client sent.
+        logger.error("gRPC ended with %s", type(error).__name__)
+        self._service.lifecycle.failure = "gRPC has ended"
+
+    async def start(self) -> None:
+        """Accept calls. If the server ends by itself, liveness fails."""
+        await self._server.start()
+        logger.info("serving gRPC at %s", self._address)
+
+    async def stop(self, stop_by: float) -> None:
+        """Finish the calls in progress until ``stop_by``, then disconnect all clients.
+
+        Later calls, and those whose message has not arrived, get UNAVAILABLE. ``stop_by`` is on the
+        clock ``time.monotonic``.
+        """
+        self._limits.give_up_all()
+        if running := set(self._limits.running):
+            await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))
+        await self._server.shutdown(None)
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """The service's certificate, which gRPC looks for again at each handshake."""
+    if not (settings.tls_cert and settings.tls_key):
+        return None
+    certificate, key = settings.tls_cert, settings.tls_key
+
+    def read() -> object:
+        pair = (key.read_bytes(), certificate.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair])
+
+    return grpc.dynamic_ssl_server_credentials(read(), read)
+
+
+def _options(service: Service) -> list[tuple[str, int]]:
+    settings = service.settings
+    bytes_allowed = service.inflight.limit // service.board.workers
+    connections = min(CONNECTIONS, max(LEAST_CONNECTIONS, bytes_allowed // CONNECTION_BYTES))
+    return [
+        # The workers of a service share a port. Two services must not.
+        ("grpc.so_reuseport", int(service.board.workers > 1)),
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+        # Otherwise each call may send up to 4 MB that nobody reads.
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.server.max_pending_requests", WAITING),
+        ("grpc.server.max_pending_requests_hard_limit", WAITING + 1),
+        ("grpc.max_allowed_incoming_connections", connections),
+        # Calls that have waited longer than this would be cancelled without an answer of ours.
+        ("grpc.server_max_unrequested_time_in_server", TAKEN_BY_S),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.max_connection_age_ms", AGE_MS),
+        ("grpc.max_connection_age_grace_ms", AGE_GRACE_MS),
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PING_MS // 3),
+    ]

@@ -1,0 +1,167 @@
+"""Version 2 of the Open Inference Protocol over HTTP, with binary tensors."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from sentiment_service.adapter import Adapter
+from sentiment_service.adapters.forms.open_inference import (
+    SERVER,
+    VERSION,
+    InferRequest,
+    asked_outputs,
+    metadata_of,
+    of_version,
+    output,
+)
+from sentiment_service.api.body import media_type, read_bytes, validated
+from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
+from sentiment_service.api.openapi.document import ERRORS, documented
+from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.predictions import Prediction, every_prediction
+from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
+from sentiment_service.limits import Paths, PathSet
+
+# Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that
+# data must have as many texts as shape says, nor that bytes may follow the JSON.
+router = APIRouter(prefix="/v2", include_in_schema=False, route_class=Route)
+infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=TextRoute)
+
+JSON_LENGTH = "inference-header-content-length"
+# tritonclient sends JSON without a media type.
+_MEDIA_TYPES = ("", "application/json", "application/octet-stream")
+
+
+@router.get("")
+async def server_metadata(request: HttpRequest) -> dict[str, Any]:
+    """Name and version of the service, and the extensions of the protocol that it has."""
+    return {
+        "name": SERVER,
+        "version": request.exchange.service.version,
+        "extensions": ["binary_tensor_data"],
+    }
+
+
+@router.get("/health/live")
+async def server_live(request: HttpRequest) -> dict[str, Any]:
+    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
+    request.exchange.service.check_live()
+    return {"live": True}
+
+
+@router.get("/health/ready")
+async def server_ready(request: HttpRequest) -> dict[str, Any]:
+    """Succeeds while you can send traffic: models are warm, and shutdown has not begun."""
+    await request.exchange.service.check_ready()
+    return {"ready": True}
+
+
+@router.get("/models/{name}/versions/{version}")
+@router.get("/models/{name}")
+async def model_metadata(request: HttpRequest) -> dict[str, Any]:
+    """The model's tensors, and its labels in the order of the logits and scores."""
+    model = served(request).model
+    return {**metadata_of(model), "parameters": {"labels": model.labels}}
+
+
+@router.get("/models/{name}/versions/{version}/ready")
+@router.get("/models/{name}/ready")
+async def model_ready(request: HttpRequest) -> dict[str, Any]:
+    """Succeeds while you can send traffic for this model."""
+    classifier = served(request)
+    request.exchange.service.lifecycle.check()
+    await classifier.health.check_ready()
+    return {"ready": True, "name": classifier.model.name}
+
+
+@infer_router.post("/models/{name}/versions/{version}/infer", responses=documented(*ERRORS))
+@infer_router.post("/models/{name}/infer", responses=documented(*ERRORS))
+async def infer(request: HttpRequest) -> Response:
+    """Labels, scores and logits of a tensor of texts.
+
+    The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
+    protocol's binary tensor data extension. If a text is bad, the answer is the error of the
+    first bad text.
+    """
+    name = served(request).model.name
+    body, texts = await _read(request)
+    options = TextOptions(body.parameters.overflow)
+    done = await request.exchange.classify(texts, model=name, options=options)
+    response = _answer(body, done.model, every_prediction(done.outcomes))
+    response.headers["server-timing"] = done.server_timing
+    return response
+
+
+def served(request: HttpRequest) -> Classifier:
+    """The classifier that the path names.
+
+    Raises:
+        ModelNotFound: no model has that name, or the model does not have that version.
+    """
+    version = request.path_params.get("version", VERSION)
+    return of_version(request.exchange.service, request.path_params["name"], version)
+
+
+async def _read(request: HttpRequest) -> tuple[InferRequest, list[str]]:
+    """The request and its texts."""
+    if media_type(request, b"content-type") not in _MEDIA_TYPES:
+        raise UnsupportedMediaType(f"send {' or '.join(_MEDIA_TYPES[1:])}")
+    content = await read_bytes(request)
+    length = _json_length(request, content)
+    body = await validated(request, content[:length], InferRequest)
+    most = request.exchange.service.settings.max_texts
+    return body, body.inputs[0].texts(content[length:], most)
+
+
+def _json_length(request: HttpRequest, content: bytes) -> int:
+    """The length of the JSON. The header that gives it counts decompressed bytes."""
+    header = request.headers.get(JSON_LENGTH)
+    if header is None:
+        return len(content)
+    if not re.fullmatch("[0-9]{1,9}", header) or int(header) > len(content):
+        raise InvalidRequest(
+            f"{JSON_LENGTH} must be the number of bytes of the JSON; the body has "
+            f"{len(content)} bytes"
+        )
+    return int(header)
+
+
+def _answer(body: InferRequest, model: Model, predictions: Sequence[Prediction]) -> Response:
+    """The outputs that the client requested. Those requested as bytes follow the JSON."""
+    described = []
+    binary = b""
+    for asked in asked_outputs(body, model):
+        tensor = output(asked.name, predictions, model)
+        values: dict[str, Any] = {"data": tensor.values}
+        as_bytes = asked.parameters.binary_data
+        if body.parameters.binary_data_output if as_bytes is None else as_bytes:
+            values = {"parameters": {"binary_data_size": len(tensor.packed)}}
+            binary += tensor.packed
+        described.append(
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **values}
+        )
+    answer: dict[str, Any] = {
+        "model_name": model.name,
+        "model_version": VERSION,
+        "outputs": described,
+    }
+    if body.id is not None:
+        answer["id"] = body.id
+    # Not pydantic's serializer: the id may hold half of a surrogate pair, which only an escape can
+    # express.
+    document = json.dumps(answer).encode()
+    if not binary:
+        return Response(document, media_type="application/json")
+    headers = {JSON_LENGTH: str(len(document))}
+    return Response(document + binary, media_type="application/octet-stream", headers=headers)
+
+
+ADAPTER = Adapter(
+    [*router.routes, *infer_router.routes],
+    Paths(probes=PathSet({"/v2/health/live", "/v2/health/ready"})),
+)

@@ -1,0 +1,261 @@
+"""Amazon SageMaker: GET /ping, GET /execution-parameters, and POST /invocations.
+
+The platform sends records, one a line, and each is answered by a line in its place; or JSON in one
+of several forms, among them that of Hugging Face's containers, which have the same route.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from sentiment_service.adapter import Adapter
+from sentiment_service.adapters.forms.common import ByField
+from sentiment_service.adapters.forms.instances import (
+    ACCEPTED,
+    InstancesRequest,
+    answer_instances,
+    text_of_record,
+)
+from sentiment_service.adapters.forms.pipeline import TextClassification, best_labels
+from sentiment_service.api.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
+from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
+from sentiment_service.api.openapi.document import ERRORS, documented
+from sentiment_service.api.routes import classify
+from sentiment_service.engine.predictions import Outcome, item
+from sentiment_service.engine.step_thread import Steps, finish
+from sentiment_service.engine.text.pairs import Text
+from sentiment_service.errors import (
+    InvalidRequest,
+    ServiceError,
+    TooManyTexts,
+    UnsupportedMediaType,
+)
+from sentiment_service.limits import Paths, PathSet
+from sentiment_service.validation import ClassifyRequest
+
+# Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
+# The platform has its own description, and docs/platforms.md has ours.
+router = APIRouter(include_in_schema=False, route_class=Route)
+text_router = APIRouter(include_in_schema=False, route_class=TextRoute)
+
+Reader = Callable[[bytes, int], Text]  # of a line and its number, from 1
+
+# The requests of a transform job may together have at most this many megabytes.
+JOB_MEGABYTES = 100
+# The most records that are classified together.
+GROUP_RECORDS = 128
+# A text with such an error could be answered later or elsewhere. So the whole request fails, and
+# the platform sends it again.
+TRY_AGAIN = (503, 504)
+
+
+def read_json(line: bytes, number: int) -> Text:
+    """The text or pair of a JSON value: a string, or an object with a text. Blank is empty.
+
+    Raises:
+        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
+    """
+    if not line.strip():
+        return ""
+    text = text_of_record(parse(line, f"line {number}"))
+    if text is None:
+        raise InvalidRequest(f"line {number} must be {ACCEPTED}")
+    return text
+
+
+def read_csv(line: bytes, number: int) -> Text:
+    """The text of a line of CSV, which has one column and no header.
+
+    Raises:
+        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
+    """
+    try:
+        (columns,) = csv.reader([line.decode()], strict=True)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"line {number} is not UTF-8") from None
+    except (csv.Error, ValueError):
+        raise InvalidRequest(f"line {number} is not valid CSV in one line") from None
+    if len(columns) > 1:
+        raise InvalidRequest(
+            f"line {number} has {len(columns)} columns; send one, and quote texts with commas"
+        )
+    return columns[0] if columns else ""
+
+
+def write_json(outcome: Outcome) -> bytes:
+    """The result or the error, as ``results`` of POST /classify has it."""
+    return msgspec.json.encode(item(outcome))
+
+
+def write_csv(outcome: Outcome) -> bytes:
+    """Three columns: label, score, and the code of the error."""
+    if isinstance(outcome, ServiceError):
+        columns = ["", "", outcome.code]
+    else:
+        columns = [outcome["label"], repr(outcome["score"]), ""]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(columns)
+    return line.getvalue().encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A form of answers: one for each line, ``join`` between them, ``ends`` around all of them."""
+
+    media_type: str
+    write: Callable[[Outcome], bytes]
+    join: bytes = b"\n"
+    ends: tuple[bytes, bytes] = (b"", b"\n")
+
+
+JSON_LINES = Answers("application/jsonlines", write_json)
+# By content type: how a line is read, and how lines are answered that ask for no other form.
+RECORDS: dict[str, tuple[Reader, Answers]] = {
+    "application/jsonlines": (read_json, JSON_LINES),
+    "application/jsonl": (read_json, JSON_LINES),
+    "application/x-ndjson": (read_json, JSON_LINES),
+    "text/csv": (read_csv, Answers("text/csv", write_csv)),
+}
+# By the header Accept.
+ANSWERS = {
+    **{kind: answers for kind, (_, answers) in RECORDS.items()},
+    "application/json": Answers("application/json", write_json, join=b",", ends=(b"[", b"]")),
+}
+# A body in JSON has the form of the first of these fields that it has. ``inputs`` alone is answered
+# as by Hugging Face's containers; with one of our own fields, as by POST /classify.
+FORMS: dict[str, type[BaseModel]] = {
+    "instances": InstancesRequest,
+    **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},
+    "inputs": TextClassification,
+}
+
+
+@router.get("/ping")
+async def ping(request: HttpRequest) -> Response:
+    """Succeeds, with an empty answer, while you can send traffic."""
+    await request.exchange.service.check_ready()
+    return Response()
+
+
+@router.get("/execution-parameters")
+async def execution_parameters(request: HttpRequest) -> dict[str, Any]:
+    """How a batch transform job should call, unless it sets this itself."""
+    service = request.exchange.service
+    concurrent = service.models.classifier(None).plan.runners
+    megabytes = service.settings.max_body_bytes // 2**20
+    return {
+        "MaxConcurrentTransforms": concurrent,
+        "BatchStrategy": "MULTI_RECORD",
+        "MaxPayloadInMB": max(1, min(megabytes, JOB_MEGABYTES // concurrent)),
+    }
+
+
+@text_router.post("/invocations", responses=documented(*ERRORS))
+async def invocations(request: HttpRequest) -> Response:
+    """Classify in the formats of Amazon SageMaker, and of the containers that run there.
+
+    JSON Lines and CSV are answered line by line; blank and bad lines have their error in their
+    place. In JSON, the fields decide: `inputs` alone is answered as by Hugging Face's containers,
+    `inputs` with a field of `POST /classify` as there, and `instances` as by Vertex AI.
+    """
+    content_type = media_type(request, b"content-type")
+    if content_type in RECORDS:
+        read, answers = RECORDS[content_type]
+        answers = ANSWERS.get(media_type(request, b"accept"), answers)
+        return await answer_records(request, read, answers)
+    if content_type != "application/json":
+        raise UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
+    body = await read_body(request, ByField(FORMS))
+    match body:
+        case InstancesRequest():
+            return await answer_instances(request, body)
+        case ClassifyRequest():
+            return await classify.answer(request, body)
+        case _:
+            return await _as_container(request, cast(TextClassification, body))
+
+
+async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -> Response:
+    """Classify the lines of the body. Blank and bad lines have their errors in their places.
+
+    Raises:
+        TooManyTexts: there are more lines than a request may have texts.
+        ServiceError: the body cannot be read, or the request as a whole failed.
+    """
+    service = request.exchange.service
+    body = await read_bytes(request, empty="the body has no line")
+    body = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n")
+    most = service.settings.max_texts
+    if (found := body.count(b"\n") + 1) > most:  # a line of one byte takes sixty in a list
+        raise TooManyTexts(f"there are {found} lines; at most {most} are accepted")
+    lines = body.split(b"\n")
+    classifier = service.models.classifier(None)
+    # So that no group has more tokens than one request may queue.
+    size = max(1, min(GROUP_RECORDS, classifier.request_tokens // classifier.model.max_tokens))
+    written: list[bytes] = []
+    for start in range(0, len(lines), size):
+        outcomes = await _classified(request, read, lines[start : start + size], start + 1)
+        group = [answers.write(outcome) for outcome in outcomes]
+        request.exchange.hold(sum(map(len, group)))
+        written += group
+    before, after = answers.ends
+    return Response(before + answers.join.join(written) + after, media_type=answers.media_type)
+
+
+def _texts(read: Reader, lines: Sequence[bytes], first: int) -> Steps[list[Text | ServiceError]]:
+    texts: list[Text | ServiceError] = []
+    for number, line in enumerate(lines, first):
+        try:
+            texts.append(read(line.removesuffix(b"\r"), number))
+        except InvalidRequest as error:
+            texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
+        yield
+    return texts
+
+
+async def _classified(
+    request: HttpRequest, read: Reader, lines: Sequence[bytes], first: int
+) -> list[Outcome]:
+    """The outcome of each line. ``first`` is the number of the first line."""
+    steps = _texts(read, lines, first)
+    if sum(map(len, lines)) <= INLINE_BYTES:
+        texts = finish(steps)
+    else:
+        step_thread = request.exchange.service.step_thread
+        texts = await step_thread.run(steps, deadline=request.exchange.deadline)
+    good = [text for text in texts if not isinstance(text, ServiceError)]
+    bad = [text for text in texts if isinstance(text, ServiceError)]
+    request.exchange.service.models.classifier(None).observer.predictions(bad)
+    classified = (await request.exchange.classify(good, model=None)).outcomes if good else []
+    outcomes = classify.in_places(texts, classified)
+    for outcome in outcomes:
+        if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
+            # A new error, because other requests may share the original.
+            raise type(outcome)(outcome.detail, retry_after_s=outcome.retry_after_s) from None
+    return outcomes
+
+
+async def _as_container(request: HttpRequest, body: TextClassification) -> Response:
+    """What Hugging Face's pipeline for text classification returns.
+
+    Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
+    has a list of labels, and that of a single text stands alone.
+    """
+    ranked, done = await best_labels(request, body)
+    if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
+        return JsonAnswer([labels[0] for labels in ranked], done.server_timing)
+    return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
+
+
+ADAPTER = Adapter(
+    [*router.routes, *text_router.routes],
+    # The platform sends no key with GET.
+    Paths(probes=PathSet({"/ping"}), open=PathSet({"/execution-parameters"})),
+    instances=frozenset({"/invocations"}),
+)

@@ -1,0 +1,173 @@
+"""Reads newline-delimited JSON while it arrives: pieces of any size, lines of bounded length."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+
+from sentiment_service.api.body import parse
+from sentiment_service.engine.predictions import Outcome, item
+from sentiment_service.engine.text.pairs import Text
+from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
+from sentiment_service.limits import InflightBytes
+from sentiment_service.validation import text_or_pair
+
+# The most lines that are classified together.
+GROUP_LINES = 128
+# A stream ends when it has so many more blank lines than others, or so many in a row that are not
+# valid: no client that wants an answer sends them, and each takes time.
+MOST_BLANK, MOST_INVALID = 10_000, 500
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The text or pair of a line, or its error. ``id`` is any JSON value, as the client sent it."""
+
+    id: Any
+    text: Text | ServiceError
+    reserved: int = 0  # bytes, which are released when the line is answered
+
+
+class LineReader:
+    """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
+
+    A line may continue in the next piece. If ``room`` is left for its bytes, they are stored until
+    the line ends, and their room is given back when the line is answered. Otherwise they are
+    dropped, and the line's error is ``Overloaded``.
+    """
+
+    def __init__(self, max_bytes: int, room: InflightBytes) -> None:
+        self._max_bytes = max_bytes
+        self._room = room
+        self._group_lines = 1  # the most lines of the next group
+        self._number = 1  # number of the line that has not ended yet
+        self._kept = bytearray()  # the bytes of that line so far
+        self._size = 0  # bytes of that line so far, including dropped ones
+        self._error: ServiceError | None = None  # why the bytes were dropped
+        self._blank = 0  # how many more lines were blank than not
+        self._invalid = 0  # lines in a row until now
+        self._reserved = 0  # bytes of that line, and of lines not answered yet
+
+    def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line]]:
+        """The lines that end in this piece, in groups.
+
+        ``group_bytes`` is called when a group begins. The group ends with the line that makes it
+        that many bytes long. The first group is a single line, which is answered soon. Each
+        further group may have twice as many lines as the one before, so that no stream gets far
+        ahead when many begin at once.
+
+        Raises:
+            InvalidRequest: too many lines were blank or not valid.
+        """
+        *ends, rest = piece.split(b"\n")
+        first = 0
+        while first < len(ends):
+            last = min(len(ends), first + self._group_lines)
+            self._group_lines = min(2 * self._group_lines, GROUP_LINES)
+            most = group_bytes()
+            size, end = self._size, first
+            while end < last and (size < most or end == first):
+                size += len(ends[end])
+                end += 1
+            yield [line for part in ends[first:end] for line in self._line(part)]
+            first = end
+            self._check_runs()
+        self._grow(len(rest))
+        self._keep(rest)
+
+    def end(self) -> list[Line]:
+        """The last line, if the stream ended without a newline."""
+        return self._line(b"")
+
+    def answered(self, lines: Iterable[Line]) -> None:
+        """Release the bytes that are reserved for these lines."""
+        self._give_back(sum(line.reserved for line in lines))
+
+    def close(self) -> None:
+        """Release all reserved bytes: no more lines will be answered."""
+        self._give_back(self._reserved)
+
+    def _line(self, end: bytes) -> list[Line]:
+        self._grow(len(end))
+        number, error = self._number, self._error
+        content, reserved = (bytes(self._kept) + end).strip(), len(self._kept)
+        self._number, self._kept, self._size, self._error = number + 1, bytearray(), 0, None
+        if error is not None:
+            return [Line(None, error)]
+        if content:
+            line = Line(*_parsed(content, number), reserved)
+            self._blank -= 1
+            self._invalid = self._invalid + 1 if isinstance(line.text, ServiceError) else 0
+            return [line]
+        self._blank += 1
+        self._give_back(reserved)
+        return []
+
+    def _check_runs(self) -> None:
+        why = ""
+        if self._blank > MOST_BLANK:
+            why = f"it has more than {MOST_BLANK} blank lines beyond the number of others"
+        elif self._invalid > MOST_INVALID:
+            why = f"more than {MOST_INVALID} lines in a row were not valid"
+        if why:
+            raise InvalidRequest(f"the stream ends before line {self._number}: {why}")
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > self._max_bytes:
+            self._drop(
+                PayloadTooLarge(
+                    f"line {self._number} has more than the {self._max_bytes} bytes accepted"
+                )
+            )
+
+    def _keep(self, part: bytes) -> None:
+        """Keep the first part of a line that has not ended, unless the line was dropped."""
+        if self._error is not None:
+            return
+        if self._room.take(len(part)):
+            self._reserved += len(part)
+            self._kept += part
+        else:
+            self._drop(
+                Overloaded(
+                    f"line {self._number} was dropped: request bodies take too much memory; "
+                    "send it again",
+                    reason="inflight_bytes",
+                )
+            )
+
+    def _drop(self, error: ServiceError) -> None:
+        self._give_back(len(self._kept))
+        self._kept, self._error = bytearray(), error
+
+    def _give_back(self, size: int) -> None:
+        self._reserved -= size
+        self._room.give(size)
+
+
+def answer_line(line: Line, outcome: Outcome) -> bytes:
+    """The answer to a line, as a line of JSON with the same id."""
+    # The id is serialized apart: it may hold half of a surrogate pair, which to_json refuses.
+    return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(item(outcome))[1:])
+
+
+def _parsed(content: bytes, number: int) -> tuple[Any, Text | ServiceError]:
+    """The id of a line, and its text or its error."""
+    try:
+        value = parse(content, f"line {number}")
+    except InvalidRequest as error:
+        # A new error: the raised one would keep its stack frames, and so the line, in memory.
+        return None, InvalidRequest(error.detail)
+    if not isinstance(value, dict):
+        return None, InvalidRequest(f'line {number} must be an object: {{"id", "text"}}')
+    return value.get("id"), _text(value, number)
+
+
+def _text(value: dict[str, Any], number: int) -> Text | InvalidRequest:
+    if (text := text_or_pair(value.get("text"), value.get("text_pair"))) is not None:
+        return text
+    field = "text_pair" if isinstance(value.get("text"), str) else "text"
+    return InvalidRequest(f"line {number}: {field} must be a string")

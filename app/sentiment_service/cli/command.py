@@ -1,0 +1,237 @@
+"""The ``sentiment`` command. Each subcommand imports what it needs, so that ``--help`` is quick."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sentiment_service.cli.bench import arguments as bench_arguments
+from sentiment_service.cli.command_parser import (
+    CommandParser,
+    add_settings,
+    add_settings_in_groups,
+    add_version,
+)
+from sentiment_service.cli.sources import (
+    check_key_variables,
+    load_settings,
+    sources,
+    unknown_variables,
+)
+from sentiment_service.config.extras import missing_extra
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import UserError, system_error
+from sentiment_service.files.run import arguments as classify_arguments
+from sentiment_service.files.run.arguments import LOCAL, ClassifyOptions
+from sentiment_service.observability import logs
+from sentiment_service.server.addresses import check_ports
+from sentiment_service.server.process import (
+    open_standard_files,
+    raise_file_limit,
+    return_long_blocks,
+)
+from sentiment_service.server.workers.assignment import Assignment, worker_count
+
+DESCRIPTION = """\
+Tell whether short texts are positive, neutral or negative. A model for English is
+included; sentiment-export makes bundles of other models.
+"""
+EXAMPLES = """\
+examples:
+  sentiment serve
+  sentiment classify "I love this!" "worst service ever"
+  sentiment classify --input reviews.csv --column review --output labels.csv
+  sentiment COMMAND --help      all options of a command
+"""
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code: 0 for success, 1 for a failure, 2 for wrong usage.
+
+    130 means that Ctrl-C ended it.
+    """
+    # Nothing here computes with NumPy's BLAS. Its threads cost memory, and without enough of it
+    # they crash the process.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    options = _parser().parse_args(arguments)
+    flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
+    try:
+        settings = load_settings(flags)
+        if options.command == "serve":
+            check_key_variables(os.environ, settings)
+    except ValueError as error:
+        _report(options, error)
+        return 2
+    try:
+        if options.command == "serve":
+            return _serve(settings, flags)
+        for reason in unknown_variables(os.environ):
+            _say(f"warning: {reason}")
+        if options.command == "doctor":
+            from sentiment_service.cli.doctor import doctor
+
+            return doctor(settings)
+        if options.command == "bench":
+            return _bench(options, settings, flags)
+        return _classify(options, settings)
+    except UserError as error:
+        _report(options, error)
+        return 1
+    except ModuleNotFoundError as error:
+        _report(options, missing_extra(error))
+        return 1
+    except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
+        line = (str(error).strip().splitlines() or [repr(error)])[-1]
+        reason = f"a package cannot be loaded (is there too little memory?): {line}"
+        _report(options, UserError(reason))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader, such as `head`, has closed the pipe. Without this, Python would print an error
+        # at exit, when it flushes the rest of the output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # for example, the disk is full
+        _report(options, UserError(system_error(error)))
+        return 1
+
+
+def _report(options: argparse.Namespace, error: Exception) -> None:
+    """Print why the command failed, as one line. ``serve`` prints it in the form of its log."""
+    log_format = "human"
+    if options.command == "serve":
+        # The settings may be what failed, so this looks at the flag and the environment itself.
+        given = getattr(options, "log_format", None)
+        log_format = given or os.environ.get("SENTIMENT_LOG_FORMAT", "auto")
+    logs.report_failure(str(error), log_format)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="sentiment",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_version(parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser(
+        "serve",
+        usage="sentiment serve [OPTION]...",
+        help="answer requests over HTTP, and over gRPC with --grpc-port",
+        description="Answer requests over HTTP, and over gRPC with --grpc-port. Without options, "
+        "the included model is served, and a page to try it, at http://127.0.0.1:8000. Each option "
+        "can also be set in the environment: SENTIMENT_MAX_TEXTS=50 is --max-texts 50.",
+    )
+    add_settings_in_groups(serve)
+
+    classify = commands.add_parser(
+        "classify",
+        usage="sentiment classify [OPTION]... [TEXT]...",
+        help="classify texts and files of texts",
+    )
+    classify_arguments.add_arguments(classify)
+    add_settings(classify, LOCAL, classify_arguments.DESCRIPTIONS)
+
+    bench = commands.add_parser(
+        "bench",
+        usage="sentiment bench [OPTION]...",
+        help="find out how many requests per second are answered in time",
+    )
+    bench_arguments.add_arguments(bench)
+    add_settings(bench, bench_arguments.OWN, classify_arguments.DESCRIPTIONS)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="check packages, GPU and model, and say what helps",
+        description="Check what serving needs: packages, CPU, GPU and its driver, and the model, "
+        "with a batch of texts. On a GPU, compare the logits with those of the CPU. Print a line "
+        "for each check, 'ok' or 'PROBLEM' and what helps. The exit code is 1 if there is a "
+        "problem.",
+    )
+    model = {"model": classify_arguments.DESCRIPTIONS["model"]}
+    add_settings(doctor, LOCAL, model)
+    return parser
+
+
+def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
+    open_standard_files()
+    raise_file_limit()
+    return_long_blocks()
+    assignment = Assignment.of_this_process()
+    if assignment is not None:
+        logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
+    else:
+        logs.configure(settings.log_level, settings.log_format)
+        logger.info("%s", sources(settings, flags))
+        for reason in unknown_variables(os.environ):
+            logger.warning("%s", reason)
+    try:
+        from sentiment_service.cli.exported_models import with_bundles
+
+        if assignment is None:
+            check_ports(settings)  # an export takes minutes
+            settings = with_bundles(settings, watch=True)
+            if (workers := worker_count(settings)) > 1:
+                from sentiment_service.server.workers import supervisor
+
+                return supervisor.run(settings, workers)
+        else:
+            settings = assignment.applied_to(settings)
+        from sentiment_service.server.run import run
+
+        return run(settings, assignment)
+    except (UserError, ImportError, MemoryError, SystemError, OSError):
+        raise
+    except Exception:
+        logger.critical("the service failed", exc_info=True)
+        return 1
+    finally:
+        logs.close()
+
+
+def _say(line: str) -> None:
+    print(f"sentiment: {line}", file=sys.stderr)
+
+
+def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, Any]) -> int:
+    if fault := bench_arguments.fault(options, settings):
+        _say(fault)
+        return 2
+    if not options.url:
+        from sentiment_service.cli.exported_models import with_bundles
+
+        with_bundles(settings, _say)  # the service finds them there
+    from sentiment_service.cli.bench.command import bench
+
+    bench(options, flags)
+    return 0
+
+
+def _classify(options: argparse.Namespace, settings: Settings) -> int:
+    if fault := classify_arguments.fault(options, settings):
+        _say(fault)
+        return 2
+    chosen = ClassifyOptions.from_arguments(options)
+    if sys.stdout is None and not chosen.output:
+        raise UserError("standard output is closed; give --output FILE for the results")
+    open_standard_files()
+    if not options.url:
+        from sentiment_service.cli.exported_models import with_bundles
+
+        settings = with_bundles(settings, _say)
+    if options.engine:
+        from sentiment_service.files.cluster import ray_run
+
+        ray_run.classify(chosen, settings)
+    else:
+        from sentiment_service.files.run import command
+
+        command.classify(chosen, settings)
+    return 0

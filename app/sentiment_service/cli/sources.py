@@ -1,0 +1,142 @@
+"""Where the values of settings come from: flags, the environment, and what the platform says."""
+
+import difflib
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from sentiment_service.cli import platforms
+from sentiment_service.cli.platforms import PlatformValue
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.config.settings import Settings, flag
+from sentiment_service.errors import plain_words
+
+PREFIX = Settings.model_config["env_prefix"]
+CLIENT_KEY = f"{PREFIX}API_KEY"  # what `classify --url` and sentiment_client send
+KEYS = ("api_keys", "admin_keys")
+# A key may be given as a file by mistake, so neither value is shown.
+KEYS_AND_FILES = (*KEYS, *(f"{name}_file" for name in KEYS))
+
+
+def load_settings(flags: dict[str, Any]) -> Settings:
+    """Settings from ``flags`` (field name to value), then the environment, then the platform.
+
+    Raises:
+        ValueError: a value is not valid; the message names its flag or variable.
+    """
+    platform = _from_platform(flags)
+    try:
+        return Settings(**{name: given.value for name, given in platform.items()} | flags)
+    except ValidationError as error:
+        raise _named(error, lambda name: _source(name, flags, platform)) from None
+
+
+def read_options(arguments: Namespace) -> CheckpointOptions:
+    """What the flags of a command line say of a checkpoint. No variable is read.
+
+    Raises:
+        ValueError: a value is not valid; the message names its flag.
+    """
+    given = vars(arguments)
+    names = CheckpointOptions.model_fields.keys() & given.keys()
+    try:
+        return CheckpointOptions(**{name: given[name] for name in names})
+    except ValidationError as error:
+        raise _named(error, flag) from None
+
+
+def _named(error: ValidationError, source: Callable[[str], str]) -> ValueError:
+    """The first fault in our words, with what ``source`` says of the setting's name."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    given = "" if name in KEYS_AND_FILES else f", not {_written(first['input'])!r}"
+    message = first["msg"].removeprefix("Value error, ")
+    return ValueError(f"{source(name)}: {plain_words(message)}{given}")
+
+
+def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
+    """Port, model and what else the platform decided, each with what says so, in one line."""
+    platform = _from_platform(flags)
+    shown = {"port": settings.port, "model": settings.model or "the embedded one"}
+    shown |= {name: getattr(settings, name) for name in platform}
+    return "; ".join(
+        f"{name} {_shown(value)} ({_source(name, flags, platform)})"
+        for name, value in shown.items()
+    )
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that is named like a setting, but is none.
+
+    Kubernetes sets such variables for Services whose names begin with ``sentiment``.
+    """
+    names = [name.upper() for name in environment if name.upper().startswith(PREFIX)]
+    services = [name.removesuffix("HOST") for name in names if name.endswith("_SERVICE_HOST")]
+    links = (*services, *(f"{service.removesuffix('SERVICE_')}PORT" for service in services))
+    known = [*map(_variable, Settings.model_fields), CLIENT_KEY]
+    return [
+        f"{name} is not a setting{nearest(name, known)}, so it has no effect"
+        for name in names
+        if name not in known and not name.startswith(links)
+    ]
+
+
+def check_key_variables(environment: Mapping[str, str], settings: Settings) -> None:
+    """Return unless somebody wanted keys, but gave them in a variable that nobody reads.
+
+    Raises:
+        ValueError: the variable would have no effect, and the service would be open.
+    """
+    clients = any(value for name, value in environment.items() if name.upper() == CLIENT_KEY)
+    if clients and not settings.has_keys:
+        raise ValueError(
+            f"{CLIENT_KEY} is what a client sends; the keys that this service accepts are in "
+            f"{_variable('api_keys')}"
+        )
+    for reason in unknown_variables(environment):
+        if "KEY" in reason.partition(" ")[0]:
+            keys = " and ".join(map(_variable, KEYS))
+            raise ValueError(f"{reason}; the settings of keys are {keys}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that is most like this one, in brackets for a message; empty if none is."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f" (the nearest is {found[0]})" if found else ""
+
+
+def _from_platform(flags: Mapping[str, Any]) -> dict[str, PlatformValue]:
+    return {
+        name: given
+        for name, given in platforms.platform_settings(os.environ).items()
+        if name not in flags and not _is_set(name)
+    }
+
+
+def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, PlatformValue]) -> str:
+    """The flag, the variable or the mount that gives a setting its value."""
+    if name in flags:
+        return flag(name)
+    if name in platform:
+        return platform[name].source
+    return _variable(name) if _is_set(name) else "default"
+
+
+def _is_set(name: str) -> bool:
+    return _variable(name) in map(str.upper, os.environ)
+
+
+def _variable(name: str) -> str:
+    return f"{PREFIX}{name.upper()}"
+
+
+def _written(value: Any) -> Any:
+    """A value as its flag has it; a repeated flag's values in one."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

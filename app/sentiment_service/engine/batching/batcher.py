@@ -1,0 +1,256 @@
+"""Dynamic micro-batching: combine many small requests into few large batches for inference.
+
+The items of all requests wait in one fair queue. When a runner thread is free, it forms a batch
+from the items that wait at that moment. No timer delays a batch: under load, batches fill up by
+themselves. Admission is decided at once. The batcher knows only one thing about an item: its length
+in tokens.
+
+The condition's lock protects the queue and the measurements. Requests belong to the event loop.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Generic
+
+from sentiment_service.engine.batching.batches import (
+    Answer,
+    Batch,
+    BatchReport,
+    Infer,
+    Item,
+    PendingRequest,
+    QueuedItem,
+    Result,
+    compute,
+)
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import Admission, FairQueue
+from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners
+from sentiment_service.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    InferenceFailed,
+    NotReady,
+    ShuttingDown,
+)
+
+# After this many batches in a row without a single answer, inference counts as failing. One batch
+# is not enough: a bad text that comes alone is a batch of one, and must not take the service down.
+FAILING_AFTER = 3
+
+NO_RUNNER = "every runner hangs or has failed"
+
+logger = logging.getLogger(__name__)
+
+
+class MicroBatcher(Generic[Item, Result]):
+    """Combines the items of concurrent requests into batches and calls ``infer`` on each batch.
+
+    Runner threads call ``infer``, with at most ``budget`` tokens at a time, or with one longer
+    item. It returns one result per item, in order. If it raises ``OutOfMemory``, the budget is
+    lowered. After ``DeviceLost``, no request is admitted any more; ``device_lost`` then says why.
+
+    Create it on the event loop that submits. The runners then wait for batches until ``drain``.
+    """
+
+    def __init__(
+        self,
+        infer: Infer[Item, Result],
+        observer: BatchObserver,
+        *,
+        runners: int,
+        budget: TokenBudget,
+        max_queue_tokens: int,
+    ) -> None:
+        self.device_lost: str | None = None
+        self._infer = infer
+        self._observer = observer
+        self._budget = budget
+
+        self._loop = asyncio.get_running_loop()
+        self._requests: set[PendingRequest] = set()
+
+        self._condition = threading.Condition()
+        self.queue = FairQueue()  # anyone may read its counts
+        self._closed = False
+        self._failed_in_a_row = 0
+        self._admission = Admission(self.queue, budget=budget, max_queue_tokens=max_queue_tokens)
+
+        self.runners = Runners(runners, serve=self._serve, on_failure=self._fail, observer=observer)
+        self.runners.start()
+
+    @property
+    def queue_wait_s(self) -> float:
+        """Seconds that the waiting items take at the measured speed; 0 before the first batch."""
+        per_token = self._admission.seconds_per_token
+        return self.queue.tokens * per_token / self.runners.working
+
+    @property
+    def failing(self) -> bool:
+        """Whether the latest ``FAILING_AFTER`` batches had no answer, or none can be answered."""
+        if self.device_lost is not None or self.runners.hopeless:
+            return True
+        return self._failed_in_a_row >= FAILING_AFTER
+
+    async def submit(
+        self, items: Sequence[Item], *, timeout_s: float, tag: object = None
+    ) -> Answer[Result]:
+        """Infer the items, in batches with the items of other requests.
+
+        Returns within ``timeout_s`` seconds. The reports of the batches that contain these items
+        carry the ``tag``. If an admitted item fails, its error stands in its place in the answer:
+        ``DeadlineExceeded`` (no result in time), ``InferenceFailed``, ``OutOfMemory``,
+        ``ShuttingDown`` or ``NotReady`` (no runner or device was left to compute it). If the caller
+        is cancelled, the items that still wait are removed from the queue.
+
+        Raises at once, when the request is not admitted: ``Overloaded``, ``TooManyTexts`` (more
+        tokens than one request may queue), ``NotReady`` (all runners hang, or the device is lost)
+        or ``ShuttingDown``.
+        """
+        if not items:
+            return Answer([], 0.0, 0.0)
+        now = time.monotonic()
+        request = PendingRequest(len(items), self._loop.create_future(), now, tag)
+        queued = [
+            QueuedItem(len(item), now + timeout_s, item, request, index)
+            for index, item in enumerate(items)
+        ]
+        with self._condition:
+            self.check_admission(sum([one.tokens for one in queued]), timeout_s=timeout_s)
+            self.queue.add(queued)
+            self._condition.notify(len(queued))
+        self._requests.add(request)
+        expiry = self._loop.call_later(timeout_s, self._expire, request, queued, timeout_s)
+        try:
+            await request.done
+        except asyncio.CancelledError:
+            self._take_back(queued)
+            raise
+        finally:
+            expiry.cancel()
+            self._requests.discard(request)
+        return request.answer()
+
+    def check_admission(self, tokens: int, *, timeout_s: float) -> None:
+        """Raise the error that ``submit`` would raise now for a request of ``tokens`` tokens."""
+        if self._closed:
+            raise ShuttingDown()
+        if self.device_lost is not None:
+            raise NotReady(self.device_lost)
+        if self.runners.all_stuck:
+            raise NotReady(NO_RUNNER)
+        with self._condition:  # reentrant: submit already holds it
+            self._admission.check(tokens, runners=self.runners.working, timeout_s=timeout_s)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Admit no more requests, finish the admitted ones, and end the runners.
+
+        Items without a result after ``timeout_s`` seconds fail with ``ShuttingDown``. A runner that
+        is still inside ``infer`` then is no longer waited for. May be called again.
+
+        Returns whether every request had its results by then. An idle thread may end later, on a
+        machine that has no time for it.
+        """
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        await self.runners.join(timeout_s)
+        with self._condition:
+            self.queue.clear()
+        unfinished = [request for request in self._requests if not request.done.done()]
+        for request in unfinished:
+            request.fail_rest(ShuttingDown(), time.monotonic())
+        return not unfinished
+
+    def _expire(self, request: PendingRequest, queued: Batch, timeout_s: float) -> None:
+        self._take_back(queued)
+        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
+
+    def _take_back(self, queued: Batch) -> None:
+        """Remove the items that still wait from the queue, so that they are never computed."""
+        with self._condition:
+            self.queue.remove(queued)
+
+    def _serve(self, runner: Runner) -> None:
+        """Compute batch after batch on a runner's thread, until no more batches will come."""
+        while self._take_batch(runner):
+            self._compute(runner)
+
+    def _take_batch(self, runner: Runner) -> bool:
+        """Wait until the runner has a batch. Returns False when no more batches will come."""
+        with self._condition:
+            while True:
+                # Nothing may fail between the queue and the runner: each item must always be in
+                # one of the two.
+                idle = sum(other.idle for other in self.runners.all)  # this one included
+                runner.batch = self.queue.take_batch(
+                    max_tokens=self._budget.tokens,
+                    max_padding=self._budget.max_padding,
+                    share=self.queue.tokens / idle,
+                    now=time.monotonic(),
+                )
+                if runner.batch:
+                    runner.idle = False
+                    return True
+                if self._closed:
+                    return False
+                self._condition.wait()
+
+    def _compute(self, runner: Runner) -> None:
+        """Compute the runner's batch and deliver its results."""
+        batch = runner.batch
+        tokens = sum(queued.tokens for queued in batch)
+        runner.expected_s = tokens * self._admission.seconds_per_token
+        results, report = compute(self._infer, batch, self._budget)
+        self._finish(runner, report)
+        try:
+            self._observer.batch(report)
+        except BaseException:  # even SystemExit: the runner must deliver results and go on
+            logger.exception("the report of a batch raised")
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._deliver, batch, results, report)
+        runner.batch = ()
+
+    def _finish(self, runner: Runner, report: BatchReport) -> None:
+        """Mark the runner as free, and note how its batch went."""
+        for error in report.raised:
+            if isinstance(error, DeviceLost):
+                self._lose_device(error)
+        with self._condition:
+            runner.idle, self.runners.failures = True, 0
+            some_answered = report.failed < report.items
+            self._failed_in_a_row = 0 if some_answered else self._failed_in_a_row + 1
+            # A batch with retries, or of a runner that hung, says nothing about the normal speed.
+            if not (report.failed or report.raised or runner.stuck):
+                self._admission.learn(tokens=report.tokens, seconds=report.seconds)
+
+    def _lose_device(self, error: DeviceLost) -> None:
+        with self._condition:
+            known, self.device_lost = self.device_lost, str(error)
+        if known is None:  # only one runner logs it
+            logger.critical("%s; liveness and readiness fail until then", error, exc_info=error)
+
+    def _deliver(self, batch: Batch, results: Sequence[Any], report: BatchReport) -> None:
+        """On the event loop: give each request its results."""
+        self._observer.lag(time.monotonic() - report.ended)
+        for queued, result in zip(batch, results, strict=True):
+            queued.request.settle(queued.index, result, report.ended, report.started)
+
+    def _fail(self, batch: Batch) -> None:
+        """On the event loop: fail the items of a batch whose runner hangs or was lost."""
+        now = time.monotonic()
+        for queued in batch:
+            error = InferenceFailed(
+                "inference did not end for this text, or for another text in its batch"
+            )
+            queued.request.settle(queued.index, error, now)
+        with self._condition:
+            # Wake another runner: the lost one may have received the wake-up for waiting items.
+            self._condition.notify()
+            waiting = self.queue.clear() if self.runners.hopeless else ()
+        for queued in waiting:
+            queued.request.settle(queued.index, NotReady(NO_RUNNER), now)

@@ -1,0 +1,243 @@
+"""The queue of items that wait for inference: their order, and who is admitted to it. It uses no
+threads, no locks, no clock and no event loop.
+
+The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request is its own flow.
+In virtual time, an item starts when the earlier items of its own request would have ended. So the
+hundredth item of a request waits for as many tokens of newcomers as of its own request. Requests
+of a single item are served in the order in which they arrived.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import attrgetter
+
+from sentiment_service.engine.batching.batches import QueuedItem
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.errors import RETRY_AFTER_S, Overloaded, TooManyTexts
+
+# How many tokens are considered for a batch, as a multiple of those that it may take. This is
+# enough to find tweets of similar length, and so few that items taken out of turn do not delay
+# others for long.
+LOOK_AHEAD = 4
+
+# The share of the queue that a single request may fill. The rest is for other requests, which are
+# served before most of a large request.
+REQUEST_SHARE = 0.5
+
+# Each finished batch multiplies the weight of all earlier batches in the measured speed by this.
+# So about the last ten batches count.
+SPEED_DECAY = 0.9
+
+# The predicted wait is multiplied by this. The machine may become slower while a request waits, and
+# an answer after its deadline is wasted work. One request less in the queue costs nothing.
+CAUTION = 1.15
+
+
+_turn = attrgetter("turn")
+
+
+class FairQueue:
+    """Items in the order of their turns. Batches are taken from near the front.
+
+    ``tokens`` is the number of tokens of the waiting items, without padding.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._order: list[QueuedItem] = []  # sorted by turn
+        self._virtual_time = 0
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def tokens_before(self, tokens: int) -> int:
+        """Tokens that are served before a new request of ``tokens`` tokens has its last turn."""
+        order = self._order
+        ahead = bisect_left(order, (self._virtual_time + tokens, 0), key=_turn)
+        # When a long list waits, few items are ahead; else, few or none are behind.
+        if ahead <= len(order) // 2:
+            return _tokens_of(islice(order, ahead))
+        return self.tokens - _tokens_of(islice(order, ahead, None))
+
+    def add(self, request: Iterable[QueuedItem]) -> None:
+        """Queue the items of one request, in their order."""
+        start = self._virtual_time
+        order = self._order
+        for item in request:
+            item.turn = (start, self._arrivals)
+            if order and item.turn < order[-1].turn:
+                insort(order, item, key=_turn)
+            else:  # most come last
+                order.append(item)
+            item.waiting = True
+            start += item.tokens
+            self.tokens += item.tokens
+            self._arrivals += 1
+
+    def remove(self, items: Iterable[QueuedItem]) -> None:
+        """Remove those of the items that still wait."""
+        for item in items:
+            if item.waiting:
+                del self._order[bisect_left(self._order, item.turn, key=_turn)]
+                item.waiting = False
+                self.tokens -= item.tokens
+
+    def clear(self) -> list[QueuedItem]:
+        """Remove all waiting items and return them."""
+        cleared = [*self._order]
+        self.remove(reversed(cleared))
+        return cleared
+
+    def take_batch(
+        self, *, max_tokens: int, max_padding: float | None, share: float, now: float
+    ) -> list[QueuedItem]:
+        """Remove and return the next batch: the item whose turn it is, and others of like length.
+
+        Number of items × longest stays within ``max_tokens``, of which ``max_padding``, as a
+        share, may be padding; a longer item goes alone. Without ``max_padding``, padding does not
+        count, and the items are taken in their order. A batch takes no more items once they
+        have ``share`` tokens: the rest is for other idle runners. Items that are found to have a
+        deadline of ``now`` or earlier are dropped. The batch is empty if no item is left.
+
+        If an error is raised, such as MemoryError, no item is lost and the counts stay correct.
+        """
+        near: list[QueuedItem] = []  # the next items
+        leaving: set[QueuedItem] = set()
+        looks = 1 if max_padding is None else LOOK_AHEAD
+        considered, unseen = 0, looks * min(max_tokens, share)
+        for item in self._order:
+            if unseen <= 0:
+                break
+            considered += 1
+            if now < item.deadline:
+                near.append(item)
+                unseen -= item.tokens
+            else:
+                leaving.add(item)
+        batch = near
+        virtual_time = self._virtual_time
+        if near:
+            leader = near[0]
+            if max_padding is not None:
+                batch = _fill(near, max_tokens, max_padding, share)
+            elif _tokens_of(near) > max_tokens:
+                batch = near[:-1] or near
+            leaving.update(batch)
+            # Virtual time moves to the leader's end, not to its start. Every request is a new
+            # flow. If time stood still while newcomers lead, they could block a long list forever.
+            virtual_time = max(virtual_time, leader.turn[0] + leader.tokens)
+        tokens = self.tokens - _tokens_of(leaving)
+        self._order[:considered] = [e for e in self._order[:considered] if e not in leaving]
+        # Everything before this line may fail, and changes nothing then; what follows cannot.
+        for item in leaving:
+            item.waiting = False
+        self.tokens, self._virtual_time = tokens, virtual_time
+        return batch
+
+
+def _fill(
+    items: Sequence[QueuedItem], max_tokens: int, max_padding: float, share: float
+) -> list[QueuedItem]:
+    """The first item, and those nearest to it in length that fit in its batch.
+
+    Items of equal length keep their order.
+    """
+    near: dict[int, list[QueuedItem]] = {}  # by length
+    for item in items:
+        near.setdefault(item.tokens, []).append(item)
+    leader = items[0]
+    batch = [leader]
+    tokens = longest = leader.tokens
+    for length in sorted(near, key=lambda one: (abs(one - leader.tokens), one)):
+        new_longest = max(longest, length)
+        for item in near[length]:
+            if item is leader:
+                continue
+            padded_tokens = new_longest * (len(batch) + 1)
+            least = (1 - max_padding) * padded_tokens
+            if tokens >= share or padded_tokens > max_tokens or tokens + length < least:
+                break
+            batch.append(item)
+            tokens, longest = tokens + length, new_longest
+        if tokens >= share or longest * (len(batch) + 1) > max_tokens:
+            break
+    return batch
+
+
+def _tokens_of(items: Iterable[QueuedItem]) -> int:
+    return sum(item.tokens for item in items)
+
+
+class Admission:
+    """Measures how fast batches are computed, and refuses requests that would wait in vain.
+
+    ``MicroBatcher.submit`` asks it. For long requests, it is asked before that as well, to save
+    work that would be in vain: before a long body is read, and at each step of tokenising its
+    texts. None of these checks can stand for another, because meanwhile other requests fill the
+    queue.
+    """
+
+    def __init__(self, queue: FairQueue, *, budget: TokenBudget, max_queue_tokens: int) -> None:
+        self._queue = queue
+        self._budget = budget
+        self._max_queue_tokens = max_queue_tokens
+        self.seconds_per_token = 0.0  # of one runner; 0 before the first batch
+        self._batches = 0.0  # these three decay together; only their ratios matter
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def learn(self, *, tokens: int, seconds: float) -> None:
+        """Update the measured speed with a batch of ``tokens`` that took ``seconds``."""
+        self._batches = SPEED_DECAY * self._batches + 1
+        self._tokens = SPEED_DECAY * self._tokens + tokens
+        self._seconds = SPEED_DECAY * self._seconds + seconds
+        self.seconds_per_token = self._seconds / self._tokens
+
+    def check(self, tokens: int, *, runners: int, timeout_s: float) -> None:
+        """Return if a request of ``tokens`` tokens may enter the queue.
+
+        ``runners`` is the number of runners that work at this moment, at least 1.
+
+        Raises:
+            TooManyTexts: the request would fill more than its share of the queue.
+            Overloaded: the queue is full, or the answer would come after ``timeout_s`` seconds.
+        """
+        limit, queued = self._max_queue_tokens, self._queue.tokens
+        most = int(limit * REQUEST_SHARE)
+        if tokens > most:
+            raise TooManyTexts(
+                f"the texts have more than the {most} tokens that are accepted in one request"
+            )
+        if queued + tokens > limit:
+            raise Overloaded(
+                f"{queued} tokens are waiting; with the {tokens} of this request they would "
+                f"exceed the limit of {limit}",
+                reason="queue_full",
+                retry_after_s=(queued + tokens - limit) * self.seconds_per_token / runners
+                or RETRY_AFTER_S,
+            )
+        ahead = self._queue.tokens_before(tokens)
+        wait_s = self._predicted_wait_s(ahead, tokens, runners)
+        if wait_s > timeout_s:
+            raise Overloaded(
+                f"{ahead} tokens are ahead of this request; the predicted wait is {wait_s:.1f} s, "
+                f"but the request may take at most {timeout_s:.3g} s",
+                reason="deadline",
+                retry_after_s=wait_s - timeout_s,
+            )
+
+    def _predicted_wait_s(self, ahead: int, tokens: int, runners: int) -> float:
+        """Estimated seconds until the answer, rather too many than too few.
+
+        0 if nothing is ahead, or before the first batch.
+        """
+        if not ahead or not self._batches:
+            return 0.0
+        # Texts that arrive later can fill up the batches of the texts ahead, so up to as many
+        # tokens again may be served first. The answer is complete when the last batch ends.
+        overtaking = min(ahead, LOOK_AHEAD * self._budget.tokens)
+        batch_s = self._seconds / self._batches
+        before_s = (ahead + overtaking + tokens) * self.seconds_per_token / runners
+        return CAUTION * (before_s + batch_s)

@@ -1,0 +1,235 @@
+"""One served model: it turns the texts of requests into predictions, and reports its work."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from sentiment_service.engine.batching.batcher import MicroBatcher
+from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHARE
+from sentiment_service.engine.batching.stream_gate import StreamGate
+from sentiment_service.engine.cache import ResultCache
+from sentiment_service.engine.config import EngineConfig
+from sentiment_service.engine.health import Health
+from sentiment_service.engine.lifecycle import Lifecycle, Phase
+from sentiment_service.engine.model.model import Model, Scored
+from sentiment_service.engine.observer import STAGES, Observer
+from sentiment_service.engine.predictions import Outcome, outcomes_of
+from sentiment_service.engine.step_thread import StepThread
+from sentiment_service.engine.text.encoding import (
+    DEFAULTS,
+    EncodedText,
+    Encoding,
+    TextOptions,
+    encodings,
+)
+from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.text.steps import CHARS_PER_TEXT, encode_steps
+from sentiment_service.engine.tuning.plan import ServingPlan
+from sentiment_service.errors import DeadlineExceeded, ServiceError
+
+# Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
+# tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
+# requests go to a thread, so single texts beside them are answered sooner. So do those for
+# sentences, which take up to eight times as long. Switching to the thread and back takes 0.03 to
+# 0.05 ms, as long as tokenising one or two tweets.
+INLINE_CHARS = 2_000
+
+# Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
+# alone is not enough, because the texts of streams come and go in whole groups.
+STREAM_LOOKS = 2
+
+# Idle runners get at least this long to end, also if ``retire`` has no time left.
+LEAST_DRAIN_S = 0.1
+
+
+@dataclass(slots=True)
+class Classification:
+    """The outcomes of a request's texts, in their order, and the seconds of each stage."""
+
+    model: Model
+    outcomes: list[Outcome]
+    stages: dict[str, float]  # by ``STAGES``
+
+    @property
+    def server_timing(self) -> str:
+        """The stages with their milliseconds, as the header server-timing has them."""
+        stages = self.stages.items()
+        return ", ".join([f"{stage};dur={spent * 1000:.2f}" for stage, spent in stages])
+
+
+class Classifier:
+    """A model and the batcher in front of it. Create it on the event loop."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: ServingPlan,
+        config: EngineConfig,
+        observer: Observer,
+        *,
+        step_thread: StepThread,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self._config = config
+        self.observer = observer
+        self._step_thread = step_thread
+        self._lifecycle = lifecycle
+        self._loop = asyncio.get_running_loop()
+        self._attempts = 0  # number in progress
+        self._unused = asyncio.Event()
+        self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
+            model.compute,
+            observer,
+            runners=plan.runners,
+            budget=plan.budget,
+            max_queue_tokens=plan.max_queue_tokens,
+        )
+        self.stream_gate = StreamGate(self._batcher, lambda: self.stream_tokens)
+        self.health = Health(model, self._batcher)
+        self._cache: ResultCache | None = None
+        if config.cache_mb:
+            self._cache = ResultCache(
+                config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
+            )
+        observer.watch(
+            queue_texts=lambda: len(self._batcher.queue),
+            queue_tokens=lambda: self._batcher.queue.tokens,
+            queue_wait_seconds=lambda: self._batcher.queue_wait_s,
+            runners_stuck=lambda: self._batcher.runners.stuck,
+            device_lost=lambda: self._batcher.device_lost is not None,
+            cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
+            model_ready=lambda: self.health.good and not self._lifecycle.stopping,
+        )
+
+    @property
+    def request_tokens(self) -> int:
+        """The number of tokens that one request may have."""
+        return int(self.plan.max_queue_tokens * REQUEST_SHARE)
+
+    @property
+    def stream_tokens(self) -> int:
+        """The number of tokens that all streams together may have in the queue and in batches.
+
+        It is enough to give the runners good batches, and at most what a single request may have.
+        More would only make other requests and later streams wait.
+        """
+        batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
+        return min(batches * self.plan.budget.tokens, self.request_tokens)
+
+    async def classify(
+        self, texts: Sequence[Text], options: TextOptions = DEFAULTS, *, deadline: float
+    ) -> Classification:
+        """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
+
+        Raises:
+            Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
+            DeadlineExceeded: the deadline passed before the texts were tokenised.
+        """
+        try:
+            done = await self.attempt(texts, options, deadline=deadline)
+        except BaseException as error:
+            self.observer.failure(error, len(texts))
+            raise
+        self.observer.predictions(done.outcomes)
+        return done
+
+    def check_admission(self, *, timeout_s: float) -> None:
+        """Return if the queue would admit one more token.
+
+        Raises:
+            Overloaded, ShuttingDown: it would not.
+        """
+        try:
+            self._batcher.check_admission(1, timeout_s=timeout_s)
+        except ServiceError as error:
+            self.observer.failure(error, texts=0)
+            raise
+
+    async def retire(self, timeout_s: float) -> bool:
+        """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
+
+        Later requests are not admitted: either the service is stopping, or another classifier has
+        replaced this one. Returns whether all requests were finished.
+        """
+        until = time.monotonic() + timeout_s
+        self._unused.clear()
+        if self._attempts:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._unused.wait(), timeout_s)
+        finished = not self._attempts
+        return await self._batcher.drain(max(LEAST_DRAIN_S, until - time.monotonic())) and finished
+
+    @property
+    def computing(self) -> bool:
+        """Whether a runner's thread still runs. It may run longer than the time that it had."""
+        return self._batcher.runners.running
+
+    async def attempt(
+        self,
+        texts: Sequence[Text],
+        options: TextOptions,
+        *,
+        deadline: float,
+        admitted: asyncio.Event | None = None,
+    ) -> Classification:
+        """Do the same as ``classify``, but do not count the texts.
+
+        If ``admitted`` is given, the texts wait at the stream gate for room in the queue, where
+        other requests are refused. It is set when they have passed.
+        """
+        if self._lifecycle.phase is not Phase.READY:
+            self._lifecycle.check()
+        self.model.check(options)
+        self._attempts += 1
+        try:
+            begun_ns, started = time.time_ns(), time.perf_counter()
+            encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
+            tokenize_s = time.perf_counter() - started
+            tag = self.observer.tag()
+            timeout_s = max(0.0, deadline - self._loop.time())
+            compute = (
+                partial(self._batcher.submit, timeout_s=timeout_s, tag=tag)
+                if admitted is None
+                else partial(self.stream_gate.submit, tag=tag, admitted=admitted)
+            )
+            items = encodings(encoded)
+            if self._cache is not None:
+                answer = await self._cache.answer(items, compute)
+            else:
+                answer = await compute(items)
+            seconds = (tokenize_s, answer.queue_seconds, answer.inference_seconds)
+            stages = dict(zip(STAGES, seconds, strict=True))
+            self.observer.stages(stages, begun_ns=begun_ns, tag=tag)
+            outcomes = outcomes_of(self.model, encoded, answer.results)
+            return Classification(self.model, outcomes, stages)
+        finally:
+            self._attempts -= 1
+            if not self._attempts:
+                self._unused.set()
+
+    async def _encode(
+        self, texts: Sequence[Text], options: TextOptions, deadline: float, *, refuse: bool
+    ) -> list[EncodedText | ServiceError]:
+        """Tokenise the texts; with ``refuse``, long ones only while the queue has room for them."""
+        if deadline <= self._loop.time():
+            raise DeadlineExceeded("the time allowed was over when the request was read")
+        tokenizer, max_chars = self.model.tokenizer, self._config.max_text_chars
+        cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
+        if cost <= INLINE_CHARS and not options.split:
+            return tokenizer.encode_texts(texts, options, max_chars=max_chars)
+        # Streams wait for room. A cache may know the texts, and knows so only of their token ids.
+        refuse = refuse and self._cache is None
+
+        def check(tokens: int) -> None:
+            if refuse:
+                left_s = max(0.0, deadline - self._loop.time())
+                self._batcher.check_admission(tokens, timeout_s=left_s)
+
+        check(len(texts))
+        steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
+        return await self._step_thread.run(steps, deadline=deadline)

@@ -1,0 +1,122 @@
+"""Load bundles, and warm up and tune their models."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+
+from sentiment_service.engine.config import EngineConfig
+from sentiment_service.engine.machine.gpu import CUDA
+from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.device_errors import loading_error
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.step_thread import Steps
+from sentiment_service.engine.text.text_tokenizer import use_idle_cpus
+from sentiment_service.engine.tuning.plan import ServingPlan, tune
+from sentiment_service.errors import ServiceError, UserError
+
+WARM_UP_TEXT = "The first batch pays for memory that the next ones find ready."
+WARM_UP_BATCHES = (1, 8)  # texts
+
+# A model, and the plan for its runners and batches.
+Loaded = tuple[Model, ServingPlan]
+
+logger = logging.getLogger(__name__)
+
+
+def load_all(paths: Iterable[Path], config: EngineConfig, cpus: float) -> dict[str, Loaded]:
+    """Load all bundles and return their models by name, in the order of ``paths``.
+
+    Raises:
+        UserError: a bundle cannot be served, or two models have the same name.
+    """
+    loaded: dict[str, Loaded] = {}
+    for path, name in zip_longest(paths, config.served_name):
+        model, plan = load(path, config, cpus, name=name)
+        if model.name in loaded:
+            raise UserError(
+                f"two bundles hold a model named {model.name}; give each a --served-name"
+            )
+        loaded[model.name] = model, plan
+    return loaded
+
+
+def load_as_set(
+    path: Path, config: EngineConfig, *, threads: int, name: str | None = None
+) -> Model:
+    """Open the bundle's model on the device and in the precision of the config.
+
+    Raises:
+        UserError: the bundle or the device cannot be used.
+    """
+    return load_model(
+        Bundle.open(path),
+        device=config.device,
+        precision=config.precision,
+        threads=threads,
+        gpu_memory_mb=config.gpu_memory_mb,
+        gpu_workers=config.gpu_workers,
+        name=name,
+    )
+
+
+def load(
+    path: Path,
+    config: EngineConfig,
+    cpus: float,
+    plan: ServingPlan | None = None,
+    *,
+    name: str | None = None,
+) -> Loaded:
+    """Load the bundle's model and compute its first batches.
+
+    The first batches are slow, and they show whether the model works at all. If a ``plan`` is
+    given, nothing is measured, because other models may be computing at the same time. ``name``
+    takes the place of the bundle's own.
+
+    Raises:
+        UserError: the bundle cannot be served.
+    """
+    threads = plan.threads if plan is not None else 1
+    model = load_as_set(path, config, threads=threads, name=name)
+    encoding = model.tokenizer.encode(WARM_UP_TEXT)
+    with _computing(path):
+        # Each size once on each copy of the model, which take turns.
+        sizes = [texts for texts in WARM_UP_BATCHES for _ in range(model.device.copies)]
+        results = [result for texts in sizes for result in model.infer([encoding] * texts)]
+    if any(isinstance(result, ServiceError) for result in results):
+        raise UserError(f"{path}: the model gives no finite logits")
+    if plan is None:
+        with _computing(path):
+            plan = tune(model, config, cpus)
+        logger.info("%s: %s (GET /models says why)", model.name, plan.sharing())
+    else:
+        plan = replace(plan, budget=plan.budget.copy())
+    if model.provider == CUDA:
+        # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
+        idle = int(cpus) - plan.runners * plan.threads - 1
+        model.tokenizer.texts.divides_lists = use_idle_cpus(idle)
+    return model.with_threads(plan.threads), plan
+
+
+@contextmanager
+def _computing(path: Path) -> Iterator[None]:
+    """Turn what ONNX Runtime raises into one line for the operator."""
+    try:
+        yield
+    except UserError:  # it is one line
+        raise
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise loading_error(error, f"{path}: ONNX Runtime cannot compute the model") from error
+
+
+def load_again(old: Model, config: EngineConfig, cpus: float, plan: ServingPlan) -> Steps[Loaded]:
+    """Load the bundle of ``old``, as a job for a worker. The whole load is one step."""
+    yield
+    name = old.name if old.name in config.served_name else None
+    # With `auto`, a GPU that has no room for a moment must not move the model to the CPU.
+    config = replace(config, device=str(old.device))
+    return load(old.path, config, cpus, plan, name=name)

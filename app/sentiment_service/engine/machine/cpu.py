@@ -1,0 +1,108 @@
+"""How many CPUs this process may use: its affinity and its container's quota."""
+
+import os
+import platform
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from sentiment_service.engine.machine.cgroups import groups
+
+# More threads per batch make the inference of texts no faster.
+MAX_THREADS = 8
+# CPU flags in Linux's spelling: first those of x86, then those of Arm.
+VECTOR_FLAGS = (
+    *("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+
+
+def available_cpus(root: Path = Path("/")) -> float:
+    """The number of CPUs that this process may use. A cgroup quota can make it a fraction.
+
+    ``root`` is the directory that holds ``proc`` and ``sys``.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min([float(affinity or 1), *_cgroup_quotas(root)])
+
+
+def numa_nodes(root: Path = Path("/")) -> list[list[int]]:
+    """The CPUs of each NUMA node that this process may use; nodes without any are left out.
+
+    There are none where the system does not say. ``root`` is the directory that holds ``sys``.
+    """
+    allowed = os.sched_getaffinity(0)
+    nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist"))
+    cpus = [[cpu for cpu in _listed(node.read_text()) if cpu in allowed] for node in nodes]
+    return [node for node in cpus if node]
+
+
+def _listed(cpus: str) -> list[int]:
+    """The numbers of a list such as ``0-3,8``."""
+    ranges = [part.split("-") for part in cpus.strip().split(",") if part]
+    return [cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)]
+
+
+def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int, int]]:
+    """Pairs (runners, threads per runner) whose product fits ``cpus``.
+
+    The pair with one thread per runner is last. If ``runners`` or ``threads`` is not 0, it is used
+    as given, even if it does not fit.
+    """
+    if runners:
+        return [(runners, threads or max(1, int(cpus / runners)))]
+    if threads:
+        return [(max(1, int(cpus / threads)), threads)]
+    powers = [2**power for power in range(MAX_THREADS.bit_length()) if 2**power <= max(1.0, cpus)]
+    return [(int(cpus / number) or 1, number) for number in reversed(powers)]
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system reports it."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """The instruction sets of the CPU, as the system spells them; empty if it lists none."""
+    return frozenset((_cpuinfo("flags", root) or _cpuinfo("Features", root)).split())  # x86, Arm
+
+
+def vector_flags() -> str:
+    """The CPU flags that decide how fast a model is, as one string; ``unknown`` if none."""
+    flags = cpu_flags()
+    return " ".join(flag for flag in VECTOR_FLAGS if flag in flags) or "unknown"
+
+
+@cache
+def _cpuinfo(name: str, root: Path = Path("/")) -> str:
+    """The first value of ``name`` in Linux's ``/proc/cpuinfo``; empty if there is none."""
+    with suppress(OSError):
+        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
+
+
+def _cgroup_quotas(root: Path) -> list[float]:
+    """The number of CPUs that each cgroup of this process allows, where it sets a limit."""
+    readers = {1: _read_v1, 2: _read_v2}
+    quotas = (readers[version](directory) for version, directory in groups("cpu", root))
+    return [quota for quota in quotas if quota is not None]
+
+
+def _read_v2(directory: Path) -> float | None:
+    try:
+        quota, period = (directory / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _read_v1(directory: Path) -> float | None:
+    try:
+        quota = int((directory / "cpu.cfs_quota_us").read_text())
+        period = int((directory / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

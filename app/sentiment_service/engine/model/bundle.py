@@ -1,0 +1,250 @@
+"""A bundle on disk: its manifest, its files, and the check that they fit together."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
+
+from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.errors import UserError, first_line
+
+# Since 2, int8 weights are within -64...64, so that no CPU's products saturate.
+FORMAT_VERSION: Final = 2
+MANIFEST = "manifest.json"
+# Files that every bundle has besides its variants. The manifest lists their digests, too.
+SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+EMBEDDED_BUNDLE = Path(__file__).resolve().parents[2] / "models/minilm-l6-tweet-sentiment"
+
+Precision = Literal["fp32", "fp16", "int8"]
+CalibrationLoss = Literal["log", "brier"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Parity(_Record):
+    """How far a variant's outputs are from the PyTorch checkpoint's, on ``samples`` texts."""
+
+    samples: int = Field(description="texts that were compared")
+    max_abs_logit_diff: float = Field(description="the largest difference of two logits")
+    label_agreement: float = Field(description="share of texts with the same label, from 0 to 1")
+
+
+class BeforeAfter(_Record):
+    """A figure of the scores without and with calibration."""
+
+    before: float = Field(description="without calibration")
+    after: float = Field(description="with calibration")
+
+
+class Calibration(_Record):
+    """What makes scores match how often they are right: the logits are divided by ``temperature``.
+
+    Guo et al. 2017 (arXiv:1706.04599). ``after`` is cross-validated: each text is scored with a
+    temperature fitted on the other ``folds`` - 1 folds.
+    """
+
+    method: Literal["temperature"] = Field(default="temperature", description="temperature scaling")
+    temperature: float = Field(ge=0.01, le=100, description="what the logits are divided by")
+    loss: CalibrationLoss = Field(description="what the temperature minimises")
+    texts: int = Field(description="labelled texts on which it was fitted")
+    sha256: str = Field(description="digest of their file")
+    folds: int = Field(description="folds of the cross-validation")
+    ece: BeforeAfter = Field(description="expected calibration error (15 equal-width bins)")
+    log_loss: BeforeAfter = Field(description="mean log loss in nats")
+
+    def line(self) -> str:
+        """The temperature and what it changed, in one line for a terminal."""
+        return (
+            f"temperature {self.temperature:.4f}; ECE {self.ece.before:.4f} → "
+            f"{self.ece.after:.4f}, log loss {self.log_loss.before:.4f} → "
+            f"{self.log_loss.after:.4f} ({self.texts} texts, {self.folds}-fold cross-validated)"
+        )
+
+
+class DataFile(_Record):
+    """A file of the bundle. ``file`` is its path, relative to the manifest's directory."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+
+class Variant(DataFile):
+    """One ONNX file, listed in the manifest after it was verified.
+
+    ``data`` is a second file with the weights, if they exceed the 2 GB limit of a protobuf file.
+    ``passes`` says in plain words what the exporter did to the graph; older manifests lack it.
+    """
+
+    passes: list[str] = []
+    data: DataFile | None = None
+    parity: Parity | None = None
+    accuracy: dict[str, Any] | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """The size in bytes of the ONNX file and of its separate weights, if any."""
+        return self.bytes + (self.data.bytes if self.data is not None else 0)
+
+
+class HubCommit(_Record):
+    """A commit of a repository on the hub, and when it was made (ISO 8601), if that is known."""
+
+    repo_id: str | None = None
+    revision: str | None = None
+    date: str | None = None
+
+
+class CheckpointSource(HubCommit):
+    """Where the checkpoint came from. ``files`` maps the names of its files to their SHA-256."""
+
+    path: str | None = None
+    files: dict[str, str]
+
+
+class Manifest(_Record):
+    """``manifest.json``: what the bundle is, what it holds and where it came from.
+
+    ``text_pairs`` says whether the model was trained on pairs of texts, ``language`` on texts of
+    which language (a BCP 47 tag), if it was one. ``notes`` are sentences on what the export decided
+    by itself; one that begins with "warning" asks for an option. ``fetched`` is the repository from
+    which this bundle itself came. ``threshold`` is the score from which on a text has a label
+    of a multi-label model; ``thresholds`` has those of labels that differ.
+    """
+
+    format_version: Literal[1, 2]
+    name: str = Field(min_length=1, max_length=255)
+    source: CheckpointSource
+    architecture: str
+    labels: list[str] = Field(min_length=1)
+    max_tokens: int = Field(gt=2, le=1_000_000)
+    preprocessing: Preprocessing
+    text_pairs: bool = False
+    language: str | None = None
+    notes: list[str] = []
+    fetched: HubCommit | None = None
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    thresholds: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    variants: dict[Precision, Variant] = Field(min_length=1)
+    files: dict[str, str]
+    created_with: dict[str, str]
+
+
+class Bundle:
+    """A directory with a valid manifest. The digest of a file is checked before it is used."""
+
+    def __init__(self, path: Path, manifest: Manifest, config: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.pad_token_id: int = config.get("pad_token_id") or 0
+        self.multi_label = config.get("problem_type") == "multi_label_classification"
+        # A convolution of DeBERTa-v2: ONNX Runtime adds in an order that the padding changes.
+        self.convolves = bool(config.get("conv_kernel_size"))
+
+    @classmethod
+    def open(cls, path: Path) -> "Bundle":
+        """Read the manifest and check the side files.
+
+        Raises:
+            UserError: the path is not a bundle, its format is too new or its content is not
+                valid, or a file is missing or changed.
+        """
+        manifest = _read_manifest(path)
+        for name in SIDE_FILES:
+            if name not in manifest.files:
+                raise UserError(f"{path / MANIFEST} does not list {name}")
+            _check_digest(path, name, manifest.files[name])
+        try:
+            config = from_json((path / "config.json").read_bytes())
+            labels = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path / 'config.json'} has no usable id2label: {error!r}") from error
+        if labels != manifest.labels:
+            raise UserError(
+                f"bundle {path} contradicts itself: {MANIFEST} has the labels "
+                f"{manifest.labels}, but config.json has {labels}"
+            )
+        if len({*labels}) < len(labels):  # answers name scores by their labels
+            raise UserError(f"{path / MANIFEST}: labels: two outputs have one name: {labels}")
+        if unknown := sorted({*manifest.thresholds} - {*labels}):
+            raise UserError(f"{path / MANIFEST}: thresholds: no label is called {unknown[0]}")
+        return cls(path, manifest, config)
+
+    def variant_path(self, precision: Precision) -> Path:
+        """Check the digest of a variant's ONNX file and of its weights, and return its path.
+
+        Raises:
+            UserError: the bundle has no such variant, its int8 is of an earlier format, or its file
+                is missing or changed.
+        """
+        variant = self.manifest.variants.get(precision)
+        if variant is None:
+            held = ", ".join(sorted(self.manifest.variants))
+            raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
+        if precision == "int8" and self.manifest.format_version < FORMAT_VERSION:
+            source = self.manifest.source
+            raise UserError(
+                f"bundle {self.path} has an int8 variant of format_version 1, which is wrong on "
+                "some CPUs; export the model again: sentiment-export "
+                f"{source.repo_id or source.path or 'SOURCE'} --output {self.path}"
+            )
+        if variant.data is not None:
+            _check_digest(self.path, variant.data.file, variant.data.sha256)
+        return _check_digest(self.path, variant.file, variant.sha256)
+
+
+def bundles_to_use(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The bundles of the setting ``model``, or the embedded one if it names none."""
+    return tuple(paths) or (EMBEDDED_BUNDLE,)
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 as lower-case hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        raw = from_json((path / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if not path.is_dir():
+            raise UserError(f"there is no directory {path}; give that of a bundle") from None
+        lacks = f"it has no {MANIFEST} (sentiment-export makes one)"
+        raise UserError(f"{path} is not a bundle: {lacks}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path / MANIFEST}: {first_line(error)}") from error
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(
+            f"bundle {path} has format_version {version}; this service reads up to "
+            f"{FORMAT_VERSION}: upgrade the service or export the model again"
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise UserError(f"{path / MANIFEST}: {where}: {first['msg']}") from None
+
+
+def _check_digest(bundle: Path, name: str, expected: str) -> Path:
+    try:
+        path = (bundle / name).resolve()
+        if not path.is_relative_to(bundle.resolve()):
+            raise UserError(f"bundle {bundle} names a file outside itself: {name}")
+        digest = sha256(path)
+    except (OSError, RuntimeError, ValueError) as error:  # also names that no file can have
+        raise UserError(f"bundle {bundle} lacks {name!r}: {first_line(error)}") from error
+    if digest != expected:
+        raise UserError(
+            f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {digest[:12]}…, "
+            f"the manifest says {expected[:12]}…): copy or export it again"
+        )
+    return path

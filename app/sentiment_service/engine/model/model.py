@@ -1,0 +1,236 @@
+"""A bundle in ONNX Runtime: from encodings to logits and scores."""
+
+import hashlib
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Literal
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from sentiment_service.engine.model.bundle import Bundle, Precision
+from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.device_errors import device_error
+from sentiment_service.engine.model.flat import flat_feeds
+from sentiment_service.engine.model.labels import is_sentiment
+from sentiment_service.engine.model.sessions import Replicas, open_session
+from sentiment_service.engine.text.encoding import ID_BYTES, Encoding, TextOptions
+from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.errors import InferenceFailed, InvalidRequest, ServiceError, UserError
+
+# A failed inference raises an error. By default ONNX Runtime also writes the error to standard
+# error, outside the service's log and without its format. If nothing reads standard error any
+# more, the runner would block there.
+SILENT = ort.RunOptions()
+SILENT.log_severity_level = 4
+
+Ids = NDArray[np.int64] | NDArray[np.int32]
+Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
+Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
+
+ScoreFunction = Literal["softmax", "sigmoid"]
+
+
+class Model:
+    """One variant of a bundle on one device, with the tokenizer that makes its encodings.
+
+    ``infer`` may be called from many threads. ``load_model`` chooses the variant and the device.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        device: Device,
+        *,
+        threads: int,
+        gpu_memory_mb: int,
+        name: str | None,
+    ) -> None:
+        """Open the sessions.
+
+        Raises:
+            UserError: a file is damaged, the variant is not in the bundle, its output does not fit
+                the labels, or a session cannot be opened.
+        """
+        self._file = bundle.variant_path(precision)
+        manifest = bundle.manifest
+        self.name = name or manifest.name
+        self.revision = manifest.source.revision
+        self.labels = manifest.labels
+        self.is_sentiment = is_sentiment(self.labels)
+        self.max_tokens = manifest.max_tokens
+        self.preprocessing = manifest.preprocessing
+        self.multi_label = bundle.multi_label
+        self.thresholds = {
+            label: manifest.thresholds.get(label, manifest.threshold) for label in self.labels
+        }
+        self._convolves = bundle.convolves
+        self.text_pairs = manifest.text_pairs
+        self.language = manifest.language
+        self.parity = manifest.variants[precision].parity
+        self.calibration = manifest.variants[precision].calibration
+        self.temperature = self.calibration.temperature if self.calibration else 1.0
+        self.precision = precision
+        self.device = device
+        self.provider = device.provider
+        self.path = bundle.path
+        self.sha256 = manifest.variants[precision].sha256
+        self.manifest_digest = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+        self.provider_options = device.options(gpu_memory_mb)
+        self._providers = device.providers(gpu_memory_mb)
+        self.use_threads(threads)
+        outputs = self.session.get_outputs()[0].shape[-1]
+        if outputs != len(self.labels):
+            raise UserError(
+                f"bundle {bundle.path}: the {precision} model has {outputs} outputs, but the "
+                f"manifest has {len(self.labels)} labels"
+            )
+        self._inputs = [node.name for node in self.session.get_inputs()]
+        self.flat = "token_offset" in self._inputs
+        self._metadata = self.session.get_modelmeta().custom_metadata_map
+        self._pad_token_id = bundle.pad_token_id
+        self.tokenizer = InputTokenizer(
+            bundle.path,
+            max_tokens=self.max_tokens,
+            preprocessing=self.preprocessing,
+            text_pairs=self.text_pairs,
+            has_types="token_type_ids" in self._inputs,
+            model=self.name,
+            language=self.language,
+        )
+
+    @property
+    def batch_invariant(self) -> Literal[True] | None:
+        """Whether a text's logits are the same to the last bit in every batch; None: unknown or no.
+
+        Tests compare the bits for fp32 and int8 on x86 CPUs. On arm64, and where DeBERTa-v2 has a
+        convolution, some differed.
+        """
+        exact = self.provider == CPU and self.precision != "fp16" and not self._convolves
+        return True if exact and platform.machine() == "x86_64" else None
+
+    def with_threads(self, threads: int) -> "Model":
+        """The same model with ``threads`` intra-op threads per batch."""
+        if threads == self.threads:
+            return self
+        other = copy(self)
+        other.use_threads(threads)
+        return other
+
+    def use_threads(self, threads: int) -> None:
+        """Open the sessions, with ``threads`` intra-op threads per batch.
+
+        Raises:
+            UserError: a session cannot be opened.
+        """
+        self.threads = threads
+        sessions = [
+            open_session(self._file, provider, threads=threads) for provider in self._providers
+        ]
+        self.session = sessions[0]
+        self._replicas = Replicas(sessions) if len(sessions) > 1 else None
+
+    def check(self, options: TextOptions) -> None:
+        """Refuse options that have no meaning for the model.
+
+        Raises:
+            InvalidRequest: there is a threshold, and each text has one label.
+        """
+        if options.threshold is not None and not self.multi_label:
+            raise InvalidRequest(
+                f"threshold is for multi-label models; {self.name} gives each text one label"
+            )
+
+    def chosen(self, scores: Iterable[float], threshold: float | None = None) -> list[str]:
+        """The labels of a multi-label model whose scores are high enough: at or above a threshold.
+
+        Without a threshold for all, each label has its own.
+        """
+        return [
+            label
+            for (label, least), score in zip(self.thresholds.items(), scores, strict=True)
+            if score >= (least if threshold is None else threshold)
+        ]
+
+    def compute(self, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
+        """Logits and scores of each encoding, computed as one batch.
+
+        Raises:
+            OutOfMemory: the batch needs more memory than there is.
+            DeviceLost: no further batch can be computed.
+        """
+        try:
+            logits = self.infer(encodings)
+        except Exception as error:
+            if (known := device_error(error)) is not None:
+                raise known from error
+            raise
+        rows = [row for row in logits if not isinstance(row, ServiceError)]
+        # Compute all scores at once. One at a time, they would take longer than the rest of a short
+        # answer.
+        values = np.array(rows, dtype=np.float32).reshape(-1, len(self.labels))
+        scored = zip(values.tolist(), self.scores(values).tolist(), strict=True)
+        return [row if isinstance(row, ServiceError) else next(scored) for row in logits]
+
+    def infer(self, encodings: Sequence[Encoding]) -> list[Logits | InferenceFailed]:
+        """Logits [labels] for each encoding, computed as one padded batch.
+
+        A text whose logits are not finite gets an error; the other texts get their logits.
+        """
+        feeds = self.feeds(encodings)
+        with self._free_session() as session:
+            (logits,) = session.run(None, feeds, SILENT)
+        finite = np.isfinite(logits).all(axis=1)
+        return [
+            row if ok else InferenceFailed("the model gave no finite logits for this text")
+            for row, ok in zip(logits, finite, strict=True)
+        ]
+
+    def _free_session(self) -> AbstractContextManager[ort.InferenceSession]:
+        """A session for one batch; of several, the least busy."""
+        return nullcontext(self.session) if self._replicas is None else self._replicas.session()
+
+    def feeds(self, encodings: Sequence[Encoding]) -> dict[str, Ids]:
+        """The session's inputs, each of shape [texts, tokens of the longest text], or flat."""
+        # All ids at once: one text after the other would take ten times as long.
+        packed = [encoding.packed_ids for encoding in encodings]
+        lengths = np.array([len(ids) for ids in packed], np.int32) // ID_BYTES
+        ids = np.frombuffer(b"".join(packed), np.int32)
+        typed = np.array([encoding.typed for encoding in encodings], np.int32)
+        if self.flat:
+            every = flat_feeds(ids, lengths, typed, self._metadata)
+            return {name: every[name] for name in self._inputs}
+        columns = np.arange(lengths.max())
+        real = columns < lengths[:, np.newaxis]
+        feeds: dict[str, Ids] = {}
+        for name in self._inputs:
+            if name == "input_ids":
+                feeds[name] = np.full(real.shape, self._pad_token_id)
+                feeds[name][real] = ids
+            elif name == "attention_mask":
+                feeds[name] = real.astype(np.int64)
+            else:  # token types
+                feeds[name] = np.zeros(real.shape, np.int64)
+                if self.text_pairs:
+                    feeds[name][real & (columns >= (lengths - typed)[:, np.newaxis])] = 1
+        return feeds
+
+    def scores(
+        self, logits: NDArray[np.float32], function: ScoreFunction | None = None
+    ) -> NDArray[np.float32]:
+        """Softmax or sigmoid of logits [..., labels], or as the checkpoint was trained if None.
+
+        The logits of a calibrated variant are divided by its temperature first.
+        """
+        scores: NDArray[np.float32]
+        logits = logits / self.temperature
+        if (function or ("sigmoid" if self.multi_label else "softmax")) == "sigmoid":
+            scores = np.exp(-np.logaddexp(0, -logits))  # sigmoid that cannot overflow
+        else:
+            exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        return scores

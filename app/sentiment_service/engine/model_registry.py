@@ -1,0 +1,247 @@
+"""The served models: find them by name, reload them while they answer, drain them at the end."""
+
+import asyncio
+import gc
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.config import EngineConfig
+from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.loading import Loaded, load_again
+from sentiment_service.engine.machine.memory import give_back_memory
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.step_thread import StepThread
+from sentiment_service.engine.tuning.plan import ServingPlan
+from sentiment_service.errors import (
+    DeviceLost,
+    InvalidBundle,
+    ModelNotFound,
+    NoMemory,
+    NotReady,
+    OutOfMemory,
+    ServiceError,
+    UserError,
+)
+
+# The pause before the memory of a replaced model is given back: a runner whose thread is ending
+# keeps its batcher, and so the model, in memory a moment longer.
+FREE_AFTER_S = 0.1
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRegistry:
+    """Classifiers by the names of their models. Requests that name no model go to the first.
+
+    Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        lifecycle: Lifecycle,
+        cpus: float,
+        classifier_of: Callable[[Model, ServingPlan], Classifier],
+    ) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+        self._cpus = cpus
+        self._classifier_of = classifier_of
+        self.classifiers: dict[str, Classifier] = {}
+        self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
+        self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
+        self._loader: StepThread | None = None  # of the latest reload
+        self._prepared: dict[str, Loaded] = {}  # loaded again, and not in use yet
+        self._retiring: set[Classifier] = set()  # replaced, but not finished yet
+
+    def start(self, loaded: Mapping[str, Loaded]) -> None:
+        """Create the classifiers of the loaded models. They answer from now on."""
+        for name, (model, plan) in loaded.items():
+            self.classifiers[name] = self._classifier_of(model, plan)
+
+    def classifier(self, name: str | None) -> Classifier:
+        """The classifier of the named model, or of the first one.
+
+        Raises:
+            ModelNotFound: no model has that name.
+            NotReady, ShuttingDown: the models are not loaded yet, or no longer.
+        """
+        if not self.classifiers:
+            self._lifecycle.check()
+        if name is None:
+            return next(iter(self.classifiers.values()))
+        try:
+            return self.classifiers[name]
+        except KeyError:
+            raise ModelNotFound(
+                f"no model has that name; the served models are: {', '.join(self.classifiers)}"
+            ) from None
+
+    def check_admission(self, *, timeout_s: float) -> None:
+        """Return if any model admits work that must be done within ``timeout_s`` seconds.
+
+        Raises:
+            Overloaded, ShuttingDown: no model does.
+        """
+        refusal: ServiceError | None = None
+        for classifier in self.classifiers.values():
+            try:
+                classifier.check_admission(timeout_s=timeout_s)
+                return
+            except ServiceError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+
+    def check_live(self) -> None:
+        """Return if every model can answer, or will probably recover by itself.
+
+        Raises:
+            NotReady: the process must be restarted.
+        """
+        self._lifecycle.check_recovers()
+        for classifier in self.classifiers.values():
+            classifier.health.check_live()
+
+    async def check_ready(self) -> None:
+        """Return if every model answers.
+
+        Raises:
+            NotReady, ShuttingDown: the service is starting, failing or stopping.
+        """
+        self._lifecycle.check()
+        self._lifecycle.check_recovers()
+        for classifier in self.classifiers.values():
+            await classifier.health.check_ready()
+
+    @property
+    def good(self) -> bool:
+        """Whether every model can answer as far as is known. Nothing is tried."""
+        return all(classifier.health.good for classifier in self.classifiers.values())
+
+    @property
+    def loading(self) -> bool:
+        """Whether a thread is loading a model. It cannot be interrupted.
+
+        The reload that waits for the thread may have been cancelled.
+        """
+        return self._loader is not None and self._loader.busy
+
+    async def reload(self, name: str) -> None:
+        """Load the named model's bundle again, while the old model answers.
+
+        When the new model is warm, new requests go to it. The old model finishes the requests that
+        it has begun.
+
+        Raises:
+            ModelNotFound, ShuttingDown: there is no such model to reload now.
+            NotReady: there is none yet, or the device is lost.
+            InvalidBundle: the bundle's present content cannot be served; the old model stays.
+            OutOfMemory: there is no memory for both models; the old one stays.
+        """
+        await self.prepare(name)
+        await self.switch(name)
+
+    async def prepare(self, name: str) -> None:
+        """Load the named model's bundle again, for ``switch`` or ``drop``; one of them must follow.
+
+        The next reload of this model waits until then, so that at most two of its versions are in
+        memory.
+
+        Raises:
+            ModelNotFound, NotReady, ShuttingDown, InvalidBundle, OutOfMemory: as in ``reload``.
+        """
+        self.classifier(name)  # raises for an unknown name, before a lock is created for it
+        await self._reloading[name].acquire()
+        try:
+            async with self._loading:
+                self._prepared[name] = await self._load_again(name)
+        except BaseException:
+            self._reloading[name].release()
+            raise
+
+    async def switch(self, name: str) -> None:
+        """Let the new model answer, and wait until the old one has finished."""
+        try:
+            model, plan = self._prepared.pop(name)
+            old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
+            logger.info("%s was loaded again: %s", name, plan.summary())
+            # Reloads of other models need not wait until the old model has finished.
+            longest_ms = self._config.retire_ms
+            self._retiring.add(old)
+            await old.retire(longest_ms / 1000)
+            self._retiring.discard(old)
+            del old
+            await asyncio.sleep(FREE_AFTER_S)
+            gc.collect()  # the old classifier refers to itself, and its model is large
+            give_back_memory()
+        finally:
+            self._reloading[name].release()
+
+    def drop(self, name: str) -> None:
+        """Do not use the new model: the old one stays."""
+        del self._prepared[name]
+        give_back_memory()
+        self._reloading[name].release()
+
+    async def _load_again(self, name: str) -> Loaded:
+        """The named model as its bundle is now."""
+        self._lifecycle.check()
+        old = self.classifier(name)
+        old.health.check_device()
+        try:
+            new = await self._load(old)
+        except UserError as error:
+            logger.error("%s could not be reloaded: %s", name, error)
+            if isinstance(error, DeviceLost):
+                raise NotReady(f"{name} could not be reloaded: {error}") from None
+            if isinstance(error, NoMemory):
+                raise OutOfMemory(
+                    "there is no memory for the new model beside the old one; the old one stays"
+                ) from None
+            raise InvalidBundle(
+                "the new bundle cannot be served; the service's log says why"
+            ) from None
+        self._lifecycle.check()
+        return new
+
+    async def _load(self, old: Classifier) -> Loaded:
+        # Not on one of the event loop's own threads: the loop would wait for it when it ends.
+        self._loader = loader = StepThread("loader")
+        try:
+            steps = load_again(old.model, self._config, self._cpus, old.plan)
+            model, plan = await loader.run(steps, deadline=math.inf)
+        finally:
+            loader.close()
+        if model.name != old.model.name:
+            raise UserError(f"{model.path} now holds a model named {model.name}")
+        return model, plan
+
+    async def drain(self, until: float) -> bool:
+        """Finish the requests in progress, until the time ``until`` of ``time.monotonic``.
+
+        May be called again. Returns whether all were finished.
+        """
+        self._lifecycle.close()
+        timeout_s = max(0.0, until - time.monotonic())
+        classifiers = [*self.classifiers.values(), *self._retiring]
+        finished = await asyncio.gather(
+            *(classifier.retire(timeout_s) for classifier in classifiers)
+        )
+        self._lifecycle.computing = any(classifier.computing for classifier in classifiers)
+        return all(finished)
+
+    async def end(self) -> None:
+        """Finish the requests in progress in the time that is left, and free the models."""
+        self._lifecycle.stop()
+        await self.drain(self._lifecycle.stop_by)
+        self.classifiers.clear()
+
+    def summary(self) -> str:
+        """The models, each with its precision and its provider, in one line."""
+        models = (classifier.model for classifier in self.classifiers.values())
+        return ", ".join(f"{model.name} ({model.precision}, {model.provider})" for model in models)

@@ -1,0 +1,44 @@
+"""The interface by which a classifier reports its work to metrics and traces.
+
+The engine itself does not depend on metrics or traces.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from sentiment_service.engine.batching.runners import BatchObserver
+from sentiment_service.engine.predictions import Outcome
+
+# The stages of a request in the engine, in their order.
+STAGES = ("tokenize", "queue", "inference")
+
+
+class Observer(BatchObserver, Protocol):
+    """Gets the reports of a classifier.
+
+    All methods are called on the event loop, except ``batch``.
+    """
+
+    def watch(self, **gauges: Callable[[], float]) -> None:
+        """The model answers from now on: call these functions whenever their values are needed.
+
+        They are named like the metrics that have these values, and replace earlier ones.
+        """
+
+    def tag(self) -> object:
+        """A tag that links the reports of batches to the current request, or None."""
+
+    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
+        """The seconds of each of a request's ``STAGES``. If nothing was computed, two are 0.
+
+        ``begun_ns`` is when the first stage began, as Unix time in nanoseconds.
+        """
+
+    def predictions(self, outcomes: Iterable[Outcome]) -> None:
+        """Each text got a prediction, or the error that takes its place."""
+
+    def failure(self, error: BaseException, texts: int) -> None:
+        """A request failed, so this many texts got no prediction."""
+
+    def cache_lookup(self, hits: int, misses: int) -> None:
+        """A request was looked up in the cache. Windows and sentences count as texts."""

@@ -1,0 +1,252 @@
+"""Tokenises what one prediction is made for: a text or a pair, checked and normalised."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+from tokenizers import Tokenizer
+
+from sentiment_service.engine.text.encoding import (
+    DEFAULTS,
+    EncodedText,
+    Encoding,
+    Preprocessing,
+    TextOptions,
+    TextWarning,
+)
+from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair
+from sentiment_service.engine.text.text_tokenizer import TextTokenizer
+from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
+
+# The share of a window's tokens that the next window repeats, so that each token has context.
+WINDOW_OVERLAP = 0.25
+
+# Above this share of tokens that the model does not know, a text has a warning.
+MOST_UNKNOWN = 0.2
+
+# Frequent words of English, and those of German, Dutch, Swedish, Romance languages, Turkish,
+# Polish, Hindi and Indonesian, without those that are frequent in both or in names.
+_WORDS = json.loads(Path(__file__).with_name("frequent_words.json").read_text(encoding="utf-8"))
+ENGLISH, OTHER = frozenset(_WORDS["english"]), frozenset(_WORDS["other"])
+READ_CHARS = 1_000  # of a text: they tell its language, and a long text costs no more
+_LETTER = re.compile(r"[^\W\d_]")
+_LATIN = re.compile(r"[A-Za-z\u00aa-\u024f\u1e00-\u1eff]")
+
+# A visible character: neither white space nor a control or format character (Unicode's categories
+# Cc, and Cf of the basic plane).
+VISIBLE = re.compile(
+    r"[^\s\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e"
+    r"\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
+
+# A token begins at the start of the text or after a space, and ends before the next space.
+_USER_OR_LINK = re.compile(r"(?<![^ ])(?:@[^ ]+|http[^ ]*)")
+
+
+class InputTokenizer:
+    """The tokenizer of the bundle at ``path``. May be used from several threads.
+
+    ``text_pairs`` says whether the model takes pairs, and ``has_types`` whether it reads token
+    types. Errors name the ``model``. ``library`` is the tokenizer of the library tokenizers.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_tokens: int,
+        preprocessing: Preprocessing,
+        text_pairs: bool,
+        has_types: bool,
+        model: str,
+        language: str | None,
+    ) -> None:
+        """Read ``tokenizer.json``. ``language`` is a BCP 47 tag, if the model has one language.
+
+        Raises:
+            UserError: the library cannot read it.
+        """
+        self._model = model
+        # Of other languages, nothing can be said cheaply.
+        self._is_english = language is not None and language.partition("-")[0] == "en"
+        self.max_tokens = max_tokens
+        self.normalise = normaliser(preprocessing)
+        self.library = _load(path / "tokenizer.json")
+        special_tokens = self.library.num_special_tokens_to_add(is_pair=False)
+        stride = int((max_tokens - special_tokens) * WINDOW_OVERLAP)
+        side = (self.library.truncation or {}).get("direction", "right")
+        self.library.enable_truncation(max_tokens, stride=stride, direction=side)
+        self.texts = TextTokenizer(self.library, max_tokens=max_tokens, stride=stride)
+        self.pairs: PairTokenizer | None = None
+        if text_pairs:
+            self.pairs = PairTokenizer(
+                self.library, max_tokens=max_tokens, stride=stride, has_types=has_types
+            )
+
+    def encode(self, text: Text) -> Encoding:
+        """Tokenise one text or pair, keeping at most ``max_tokens`` tokens of it.
+
+        Raises:
+            EmptyText: the text has nothing to classify.
+            InvalidRequest: the text is not well-formed Unicode or contains a NUL character, or it
+                is a pair and the model takes single texts.
+        """
+        (outcome,) = self.encode_batch([text])
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        return outcome
+
+    def encode_texts(
+        self,
+        texts: Sequence[Text],
+        options: TextOptions = DEFAULTS,
+        *,
+        max_chars: float = math.inf,
+    ) -> list[EncodedText | ServiceError]:
+        """Tokenise each text as a whole, or return the error that says why it is not classified.
+
+        ``steps.encode_steps`` finds their sentences, too.
+        """
+        encoded = self.encode_batch(texts, max_chars=max_chars)
+        return [
+            self._with_options(text, encoding, options)
+            for text, encoding in zip(texts, encoded, strict=True)
+        ]
+
+    def encode_batch(
+        self, texts: Sequence[Text], *, max_chars: float = math.inf
+    ) -> list[Encoding | ServiceError]:
+        """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
+
+        A text of more than ``max_chars`` characters gets ``TextTooLong``. Other threads can run
+        meanwhile, because the library releases Python's global lock.
+        """
+        faults = [self._fault(text, max_chars) for text in texts]
+        sound = [text for text, error in zip(texts, faults, strict=True) if error is None]
+        encodings = iter(self._encode_sound(sound))
+        return [error or next(encodings) for error in faults]
+
+    def _fault(self, text: Text, max_chars: float) -> ServiceError | None:
+        """The reason why a text or pair cannot be tokenised, or None if it can."""
+        if len(text) > max_chars:
+            return TextTooLong(
+                f"the text has {len(text)} characters; at most {max_chars} are accepted"
+            )
+        if isinstance(text, str):
+            return _fault(text, "the text")
+        if self.pairs is None:
+            return InvalidRequest(
+                f"the model {self._model} takes single texts, so leave out text_pair; a model that "
+                "was trained on pairs must be exported with --text-pairs"
+            )
+        return _fault(text.text, "the text") or _fault(text.text_pair, "text_pair")
+
+    def _encode_sound(self, texts: Sequence[Text]) -> Sequence[Encoding | EmptyText]:
+        single = [self.normalise(text) for text in texts if isinstance(text, str)]
+        encoded = self.texts.encode(single)
+        if len(encoded) == len(texts):
+            return encoded
+        pairs = cast(PairTokenizer, self.pairs)  # without it, a pair is not sound
+        remaining = iter(encoded)
+        return [
+            next(remaining) if isinstance(text, str) else pairs.encode(text.map(self.normalise))
+            for text in texts
+        ]
+
+    def _with_options(
+        self, text: Text, encoding: Encoding | ServiceError, options: TextOptions
+    ) -> EncodedText | ServiceError:
+        if isinstance(encoding, ServiceError):
+            return encoding
+        if options.split and isinstance(text, TextPair):
+            return InvalidRequest('a pair of texts is not split; leave out "split" or text_pair')
+        if options.overflow != "truncate" and encoding.truncated:
+            most = f"the model takes at most {self.max_tokens}"
+            too_long = f"the text has {encoding.tokens} tokens; {most}"
+            if options.overflow == "error":
+                return TextTooLong(f'{too_long} and "overflow" is "error"')
+            if isinstance(text, TextPair):
+                return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
+        windows = encoding.windows if options.overflow == "window" else [encoding]
+        warnings: tuple[TextWarning, ...] = ()
+        if self._is_english and looks_foreign(text if isinstance(text, str) else text.text):
+            warnings = ("other_language",)
+        if self.texts.unknown_share(encoding) > MOST_UNKNOWN:
+            warnings += ("unknown_tokens",)
+        return EncodedText(encoding, options, windows, (), warnings)
+
+
+def normalise_tweet(text: str) -> str:
+    """Replace user names by ``@user`` and links by ``http``.
+
+    This is the rule of the ``preprocess`` function on the cardiffnlp model cards
+    (Barbieri et al. 2020, TweetEval). The text is split on single spaces only, so
+    newlines, tabs and runs of spaces stay. A token is replaced only if it begins with
+    ``@`` or ``http``: ``(http://…`` and ``HTTP://…`` stay as they are.
+    """
+    if "@" not in text and "http" not in text:  # most texts; the search below takes longer
+        return text
+    return _USER_OR_LINK.sub(lambda token: "@user" if token[0][0] == "@" else "http", text)
+
+
+def looks_foreign(text: str) -> bool:
+    """Whether most letters are not Latin, or other languages' words outnumber the English ones.
+
+    It takes 1.3 to 1.5 µs for a tweet. A text without any of these words counts as English.
+    """
+    text = text[:READ_CHARS]
+    if not text.isascii():
+        letters = _LETTER.findall(text)
+        if 2 * sum(map(bool, map(_LATIN.match, letters))) < len(letters):
+            return True
+    words = text.lower().split()
+    if OTHER.isdisjoint(words):  # most texts
+        return False
+    return len(OTHER.intersection(words)) > len(ENGLISH.intersection(words))
+
+
+def normaliser(preprocessing: Preprocessing) -> Callable[[str], str]:
+    """The normalisation that the bundle's manifest names."""
+    # Most are imported here because their patterns and tables take longer to load than all of this
+    # package.
+    match preprocessing:
+        case "tweet":
+            return normalise_tweet
+        case "bertweet":
+            from sentiment_service.engine.text.bertweet import normalise_bertweet as normalise
+        case "tweet_topic":
+            from sentiment_service.engine.text.tweet_topic import normalise_tweet_topic as normalise
+        case "robertuito":
+            from sentiment_service.engine.text.robertuito import normalise_robertuito as normalise
+        case "none":
+            return str
+    return normalise
+
+
+def _fault(text: str, name: str) -> EmptyText | InvalidRequest | None:
+    """The reason why a text cannot be tokenised, or None if it can. Errors call it ``name``."""
+    if "\0" in text:
+        return InvalidRequest(f"{name} holds a NUL character (U+0000); remove it")
+    if not VISIBLE.search(text):
+        return EmptyText(f"{name} is empty or blank; send at least one visible character")
+    try:
+        text.encode()  # before the normalisation, which may drop the ill-formed part
+    except UnicodeEncodeError:
+        return InvalidRequest(
+            f"{name} holds half of a surrogate pair, so it is not well-formed Unicode"
+        )
+    return None
+
+
+def _load(path: Path) -> Tokenizer:
+    """Read ``tokenizer.json``, without its padding."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.encode("?")  # the token for unknown words may be missing
+    except Exception as error:  # tokenizers raises plain Exception
+        raise UserError(f"cannot load {path}: {error}") from error
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,232 @@
+"""Tokenises single texts; the ids of words that came before are remembered.
+
+The tokenizers of BERT, RoBERTa, XLM-RoBERTa and BERTweet cut a text into words first, and then
+each word into tokens. So the ids of a text are the ids of its words, one after the other. To look
+them up takes a fraction of the time that the tokenizer needs for the text. ``pairs.py`` tokenises
+pairs of texts.
+"""
+
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+import tokenizers
+from tokenizers import Tokenizer
+
+from sentiment_service.engine.text.encoding import ID_BYTES, Encoding, packed
+from sentiment_service.errors import EmptyText
+
+# When so many words are known, all are forgotten. That is simpler than to find out which ones are
+# still in use, and those are soon known again. A word takes about 200 bytes.
+MAX_WORDS = 65_536
+# Longer words are mostly links, or sentences in a script without spaces. They seldom come again.
+MAX_WORD_CHARS = 24
+
+# One thread that looks words up (``WordCache``) takes 17 to 28 µs for a tweet. Threads without that
+# take 7 µs, and 51 µs ÷ threads. So fewer than four are hardly faster, and take twice the CPU time.
+# Sixteen threads would save only 3 µs more than eight.
+MIN_THREADS, MAX_THREADS = 4, 8
+MIN_TEXTS = 32  # a shorter list is not worth handing over
+
+# Without ``use_idle_cpus``, the library would start as many threads as the host has cores, but the
+# runners need the CPUs.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# Words as BERT cuts them: white space ends a word, and each ASCII punctuation mark is a word.
+_BERT = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
+# A word of BERTweet: a line break after it is its last character. Its tokenizer keeps only words.
+BERTWEET_WORD = r"[^\s\x1c-\x1f]+\n?"
+# In the other tokenizers, a space belongs to the word after it.
+_SPACED = re.compile(" ?[^ ]+")
+_NEIGHBOUR = "a"
+
+
+def use_idle_cpus(idle: int) -> bool:
+    """Let up to ``idle`` threads tokenise a list together. Returns whether they do.
+
+    The threads start when they are first needed. Their number does not change after that.
+    """
+    if idle < MIN_THREADS:
+        return False
+    os.environ["RAYON_NUM_THREADS"] = str(min(idle, MAX_THREADS))
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    return True
+
+
+class TextTokenizer:
+    """Tokenises texts, from the ids of known words where that gives the same ids.
+
+    The tokenizer must cut texts into windows of ``max_tokens`` tokens, of which ``stride`` are also
+    in the window before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_tokens: int, stride: int) -> None:
+        self.divides_lists = False  # whether several threads tokenise a list together
+        self._tokenizer = tokenizer
+        self._special: int = tokenizer.num_special_tokens_to_add(is_pair=False)
+        self._repeated = self._special + stride  # tokens of a window that are not new
+        known = map(tokenizer.token_to_id, ("[UNK]", "<unk>"))
+        self._unknown_id: int | None = next((token for token in known if token is not None), None)
+        self._unknown = b"" if self._unknown_id is None else packed([self._unknown_id])
+        self._words = WordCache(tokenizer, max_tokens=max_tokens)
+
+    def encode(self, texts: Sequence[str]) -> list[Encoding | EmptyText]:
+        """The encoding of each text after preprocessing, with special tokens.
+
+        ``EmptyText`` takes the place of a text of which the model knows no character.
+        """
+        known: Sequence[bytes | None]
+        if self.divides_lists and len(texts) >= MIN_TEXTS:
+            known = [None] * len(texts)
+        else:
+            known = self._words.encode(texts)
+        others = [text for text, ids in zip(texts, known, strict=True) if ids is None]
+        tokenised = iter(self._tokenizer.encode_batch_fast(others) if others else ())
+        return [
+            self._encoding(next(tokenised)) if ids is None else Encoding(ids, len(ids) // ID_BYTES)
+            for ids in known
+        ]
+
+    def unknown_share(self, encoding: Encoding) -> float:
+        """The share of tokens that stand for what the model does not know, special ones apart."""
+        if self._unknown_id is None or self._unknown not in encoding.packed_ids:  # nearly always
+            return 0.0
+        return encoding.ids.count(self._unknown_id) / max(1, len(encoding) - self._special)
+
+    def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
+        ids: list[int] = encoding.ids
+        if len(ids) <= self._special:
+            # The tokenizer drops unknown characters, and it knew none of this text's characters.
+            if self._unknown_id is None:
+                return EmptyText("the model knows none of the text's characters")
+            ids = [*ids[:1], self._unknown_id, *ids[1:]]
+        overflow = [part.ids for part in encoding.overflowing]
+        tokens = len(ids) + sum(len(part) - self._repeated for part in overflow)
+        return Encoding(
+            packed(ids), tokens, tuple(map(packed, overflow)), truncated=tokens > len(ids)
+        )
+
+
+class WordCache:
+    """The token ids of words, for one tokenizer and texts of up to ``max_tokens`` tokens.
+
+    May be used from several threads.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._cut = _pattern(tokenizer, max_tokens)
+        self._ids: dict[str, bytes] = {}  # packed
+        self._dependent: set[str] = set()  # words whose ids depend on the words beside them
+        added = tokenizer.get_added_tokens_decoder().values()
+        # A text with one of these characters may hold a special token, such as "<mask>".
+        self._special_starts = {token.content[:1] for token in added}
+        self._first, self._second = self._tokenised([_NEIGHBOUR, f" {_NEIGHBOUR}"])
+        whole: list[int] = tokenizer.encode(_NEIGHBOUR).ids
+        start = whole.index(self._first[0]) if self._first else 0
+        self._before = packed(whole[:start])
+        self._after = packed(whole[start + len(self._first) :])
+
+    def encode(self, texts: Sequence[str]) -> list[bytes | None]:
+        """The packed ids of each text, as the tokenizer would give them, with its special tokens.
+
+        None stands for a text that the tokenizer must have as a whole: it is too long, for
+        example, or holds a word that depends on its neighbours.
+        """
+        cut = [self._words(text) for text in texts]
+        joined = [self._joined(words) for words in cut]
+        unfinished = [words for words, ids in zip(cut, joined, strict=True) if ids is None]
+        if unknown := {word for words in unfinished for word in words if word not in self._ids}:
+            self._learn([w for w in unknown - self._dependent if len(w) <= MAX_WORD_CHARS])
+            joined = [ids or self._joined(words) for words, ids in zip(cut, joined, strict=True)]
+        return joined
+
+    def _words(self, text: str) -> list[str]:
+        """The words of the text. There are none if it cannot be cut into words."""
+        if self._cut is None:
+            return []
+        for start in self._special_starts:
+            if start in text:
+                return []
+        if self._cut is _SPACED and "  " in f" {text} ":  # some of the spaces are words
+            return []
+        return self._cut.findall(text)
+
+    def _joined(self, words: Sequence[str]) -> bytes | None:
+        try:
+            ids = b"".join([self._before, *map(self._ids.__getitem__, words), self._after])
+        except KeyError:
+            return None
+        special = len(self._before) + len(self._after)
+        return ids if special < len(ids) <= self._max_tokens * ID_BYTES else None
+
+    def _learn(self, words: Sequence[str]) -> None:
+        if len(self._ids) + len(self._dependent) + len(words) > MAX_WORDS:
+            self._ids.clear()
+            self._dependent.clear()
+        learnt = dict(zip(words, self._tokenised(words), strict=True))
+        # Only printable ASCII never affects its neighbours. A combining mark at the start of a
+        # word, for example, changes the space before it.
+        others = [word for word in words if not (word.isascii() and word.isprintable())]
+        dependent = self._dependent_among(others, learnt) if others else ()
+        for word in dependent:
+            del learnt[word]
+        self._dependent.update(dependent)
+        self._ids.update((word, packed(ids)) for word, ids in learnt.items())
+
+    def _dependent_among(self, words: Sequence[str], ids: Mapping[str, list[int]]) -> list[str]:
+        """Those of the words that change between two other words, or change these."""
+        texts = [f"{self._left(word)}{word} {_NEIGHBOUR}" for word in words]
+        return [
+            word
+            for word, seen in zip(words, self._tokenised(texts), strict=True)
+            if unicodedata.category(word[0]).startswith("M")
+            or seen != [*(self._first if self._left(word) else ()), *ids[word], *self._second]
+        ]
+
+    def _left(self, word: str) -> str:
+        """What stands before the word in the test of ``_dependent_among``."""
+        if self._cut is _BERT:
+            return f"{_NEIGHBOUR} "
+        return _NEIGHBOUR if word.startswith(" ") else ""
+
+    def _tokenised(self, texts: Sequence[str]) -> list[list[int]]:
+        # One at a time: to hand a few words over to the tokenizer's threads, if it has any, would
+        # take as long as all the rest for a tweet.
+        encode = self._tokenizer.encode
+        return [encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:
+    """How the tokenizer cuts a text into words; None if it does not, or in an unknown way."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    normalised = tokenizer.normalizer is not None and any(token.normalized for token in added)
+    # A word has at most one token for each byte. One that is truncated would be wrong.
+    if (
+        normalised
+        or max_tokens < 4 * MAX_WORD_CHARS + 4
+        or getattr(tokenizer.model, "dropout", None)
+    ):
+        return None
+    if tokenizer.pre_tokenizer is None:
+        return None
+    step = json.loads(tokenizer.pre_tokenizer.__getstate__())
+    if step["type"] == "Sequence":
+        step = step["pretokenizers"][0]
+    match step:
+        case {"type": "BertPreTokenizer"}:
+            return _BERT
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return _SPACED
+        case {"type": "WhitespaceSplit"} | {
+            "type": "Metaspace",
+            "prepend_scheme": "always",
+            "split": True,
+        }:
+            return _SPACED
+        case {"type": "Split", "pattern": {"Regex": pattern}} if pattern == BERTWEET_WORD:
+            return _SPACED
+    return None

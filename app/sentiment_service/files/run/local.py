@@ -1,0 +1,208 @@
+"""Classify with a model in this process.
+
+While the model computes, the next texts are read and tokenised.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
+
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.batching.batches import infer_each
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.loading import load_as_set
+from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
+from sentiment_service.engine.machine.gpu import CUDA
+from sentiment_service.engine.model.bundle import MANIFEST, bundles_to_use, sha256
+from sentiment_service.engine.model.model import Scored
+from sentiment_service.engine.predictions import Outcome, item, outcomes_of
+from sentiment_service.engine.step_thread import finish
+from sentiment_service.engine.text.encoding import (
+    DEFAULTS,
+    EncodedText,
+    Encoding,
+    TextOptions,
+    encodings,
+)
+from sentiment_service.engine.text.steps import encode_steps
+from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
+from sentiment_service.errors import ServiceError, UserError, first_line
+from sentiment_service.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
+from sentiment_service.files.tables.outputs import ResultColumns
+from sentiment_service.files.tables.table import Chunk, ClassifiedChunk
+
+# Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
+# A server may want smaller batches, to answer sooner. Files gain nothing from that, and each
+# batch has a fixed cost.
+MIN_BATCH_TOKENS = 512
+
+BatchResults = list[Scored | ServiceError]
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenizedChunk:
+    """A chunk's texts and their batches, which the runners compute.
+
+    The batches have the encodings sorted by length; ``order`` maps this order to the encodings'.
+    """
+
+    encoded: list[EncodedText | ServiceError]
+    order: list[int]
+    batches: list[Future[BatchResults]]
+
+
+class LocalClassifier:
+    """A bundle's model. The settings decide how many runners and threads compute.
+
+    Threads may share it. All of them together compute as many batches at a time as it has runners.
+
+    ``measure`` finds the best values for what the settings leave open; the first time, that
+    takes about 2 s. ``threshold`` is for tables, and for multi-label models.
+    """
+
+    def __init__(
+        self, settings: Settings, *, measure: bool, threshold: float | None = None
+    ) -> None:
+        """Load the model.
+
+        Raises:
+            UserError: the bundle or the device cannot be used.
+        """
+        path = bundles_to_use(settings.model)[0]
+        cpus, config = available_cpus(), settings.engine_config()
+        *_, (runners, threads) = ways_to_share(
+            cpus, runners=settings.runners, threads=settings.threads
+        )
+        model = load_as_set(path, config, threads=threads)
+        if model.provider == CUDA:
+            runners = settings.runners or RUNNERS_PER_GPU * model.device.copies
+        max_tokens = settings.max_batch_tokens or MIN_BATCH_TOKENS
+        if measure:
+            plan = tune(model, config, cpus)
+            runners, threads = plan.runners, plan.threads
+            max_tokens = settings.max_batch_tokens or max(MIN_BATCH_TOKENS, plan.budget.tokens)
+        self._model = model.with_threads(threads)
+        self._runners = runners
+        self._free = threading.Semaphore(runners)
+        self._budget = TokenBudget(max_tokens)
+        self._max_chars = settings.max_text_chars
+        self._options = TextOptions(threshold=threshold)
+        self.columns = ResultColumns(model.labels, multi_label=model.multi_label)
+        self.identity: dict[str, Any] = {
+            "model": model.name,
+            "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
+            "precision": model.precision,
+            "manifest": sha256(path / MANIFEST),
+            "max_text_chars": settings.max_text_chars,
+        }
+
+    def classify(
+        self,
+        chunks: Iterable[Chunk],
+        *,
+        read_ahead: int = READ_AHEAD_CHUNKS,
+        advance: Advance = lambda _: None,
+    ) -> Generator[ClassifiedChunk, None, None]:
+        classified = self.outcomes(
+            chunks, read_ahead=read_ahead, advance=advance, options=self._options
+        )
+        with closing(classified):
+            for chunk, outcomes in classified:
+                yield chunk, [*map(with_reason, chunk.texts, map(item, outcomes))]
+
+    def outcomes(
+        self,
+        chunks: Iterable[Chunk],
+        *,
+        read_ahead: int = READ_AHEAD_CHUNKS,
+        advance: Advance = lambda _: None,
+        options: TextOptions = DEFAULTS,
+    ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
+        """The same for Python: an error as an exception, in the place of its text.
+
+        Raises:
+            InvalidRequest: the options have no meaning for the model.
+        """
+        self._model.check(options)
+        tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
+        waiting: deque[tuple[Chunk, Future[_TokenizedChunk]]] = deque()
+        try:
+            for chunk in chunks:
+                waiting.append((chunk, tokenizer.submit(self._tokenize, chunk, options, runners)))
+                if len(waiting) > read_ahead:
+                    yield self._results(*waiting.popleft(), advance)
+            while waiting:
+                yield self._results(*waiting.popleft(), advance)
+        finally:
+            tokenizer.shutdown(wait=False, cancel_futures=True)
+            runners.shutdown(wait=False, cancel_futures=True)
+
+    def _tokenize(self, chunk: Chunk, options: TextOptions, runners: Executor) -> _TokenizedChunk:
+        """Tokenise the chunk's texts and hand their batches to the runners."""
+        texts = [text for text in chunk.texts if not isinstance(text, ServiceError)]
+        tokenizer, max_chars = self._model.tokenizer, self._max_chars
+        if options.split:
+            encoded = finish(encode_steps(tokenizer, texts, options, max_chars=max_chars))
+        else:
+            encoded = tokenizer.encode_texts(texts, options, max_chars=max_chars)
+        to_infer = encodings(encoded)
+        order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
+        batches = [
+            runners.submit(self._infer, batch)
+            for batch in sorted_batches([to_infer[index] for index in order], self._budget.tokens)
+        ]
+        return _TokenizedChunk(encoded, order, batches)
+
+    def _infer(self, batch: Sequence[Encoding]) -> BatchResults:
+        with self._free:
+            results, raised = infer_each(self._model.compute, batch, self._budget)
+            if raised:
+                self._check_model()
+        return results
+
+    def _check_model(self) -> None:
+        """Stop the run if the model fails on a plain text, too, and not only on some texts."""
+        try:
+            self._model.compute([self._model.tokenizer.encode("a")])
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise UserError(f"the model fails on every text: {first_line(error)}") from error
+
+    def _results(
+        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Advance
+    ) -> tuple[Chunk, list[Outcome]]:
+        """Wait for the chunk's batches, and put their results in the order of the texts."""
+        tokenized = future.result()
+        sorted_results: BatchResults = []
+        for batch in tokenized.batches:
+            computed = batch.result()
+            sorted_results += computed
+            advance(len(computed))
+        advance(len(chunk.texts) - len(sorted_results))  # the texts that failed before
+        numbered = sorted(zip(tokenized.order, sorted_results, strict=True), key=itemgetter(0))
+        results = [result for _, result in numbered]
+        predictions = iter(outcomes_of(self._model, tokenized.encoded, results))
+        return chunk, [
+            text if isinstance(text, ServiceError) else next(predictions) for text in chunk.texts
+        ]
+
+
+def sorted_batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:
+    """Batches of at most ``max_tokens`` tokens with padding, or of one longer text.
+
+    The encodings must be sorted by length, the longest first.
+    """
+    batch: list[Encoding] = []
+    for encoding in encodings:
+        if batch and (len(batch) + 1) * len(batch[0]) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(encoding)
+    if batch:
+        yield batch

@@ -1,0 +1,216 @@
+"""Parquet files, and columns of Arrow. They need pyarrow, from the extra ``files``."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sentiment_service.errors import CannotContinue, EmptyText, UserError, first_line
+from sentiment_service.files.tables.outputs import OutputFormat, ResultColumns
+from sentiment_service.files.tables.table import (
+    CHUNK_ROWS,
+    START,
+    Chunk,
+    ClassifiedChunk,
+    Place,
+    ResultItem,
+    Table,
+    TableSource,
+    TextOrError,
+    check_names,
+    column_index,
+    json_text,
+)
+from sentiment_service.files.tables.unicode import well_formed
+
+ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+
+
+class ParquetTable(Table):
+    """A Parquet file. ``rows`` are record batches, so that all columns keep their types."""
+
+    def __init__(self, path: TableSource, column: str) -> None:
+        try:
+            with _opened(path) as file:
+                self.schema = file.schema_arrow
+                total = file.metadata.num_rows
+        except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) is not None:
+                raise  # of the system; pyarrow's own errors do not name the file
+            raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
+        ends = [Place(min(end, total)) for end in range(CHUNK_ROWS, total + CHUNK_ROWS, CHUNK_ROWS)]
+        super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object), ends)
+        check_names(self.columns, path)
+        self._path = path
+        self._text_index = column_index(column, self.columns, path)
+        kind = self.schema.field(self._text_index).type
+        if not _is_text(kind):
+            raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
+
+    @property
+    def layout(self) -> pa.Schema:
+        """See ``Table``: the types count, too."""
+        return self.schema.remove_metadata()
+
+    def chunks(self, start: Place = START) -> Iterator[Chunk]:
+        end = start.rows
+        with _opened(self._path) as file:
+            for rows in self._batches(file, end):
+                end += rows.num_rows
+                yield Chunk(rows, texts(rows.column(self._text_index)), Place(end))
+
+    def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        """See ``Table``. Dates and times are text, and durations are numbers in their unit.
+
+        Python's types for them have neither nanoseconds nor years after 9999.
+
+        Raises:
+            UserError: a column has values that cannot be written as text.
+        """
+        schema = pa.schema([(field.name, _writable(field.type)) for field in rows.schema])
+        try:
+            records: list[dict[str, Any]] = rows.cast(schema).to_pylist()
+        except (pa.ArrowException, ValueError) as error:
+            raise UserError(
+                f"{self._path} has a column that can only be written as Parquet: "
+                f"{first_line(error)}"
+            ) from None
+        return records
+
+    def _batches(self, file: pq.ParquetFile, skip: int) -> Iterator[pa.RecordBatch]:
+        """The rows after the first ``skip``; each batch but the last has ``CHUNK_ROWS``.
+
+        The batches of pyarrow begin with a row group. So that row groups can be left out, rows are
+        moved between batches.
+        """
+        groups, first = list(range(file.num_row_groups)), 0
+        while groups and (end := first + file.metadata.row_group(groups[0]).num_rows) <= skip:
+            groups, first = groups[1:], end
+        to_drop, rest = skip - first, None
+        try:
+            # Reading takes one thread; the model needs the others.
+            for batch in file.iter_batches(CHUNK_ROWS, row_groups=groups, use_threads=False):
+                dropped = min(to_drop, batch.num_rows)
+                to_drop -= dropped
+                rows = batch.slice(dropped)
+                if rest is not None:
+                    rows = pa.concat_batches([rest, rows])
+                while rows.num_rows >= CHUNK_ROWS:
+                    yield rows.slice(0, CHUNK_ROWS)
+                    rows = rows.slice(CHUNK_ROWS)
+                rest = rows if rows.num_rows else None
+            if rest is not None:
+                yield rest
+        except (pa.ArrowException, OSError) as error:
+            raise CannotContinue(f"{self._path} cannot be read: {first_line(error)}") from None
+
+
+class ParquetOutput(OutputFormat):
+    """The table's columns, then the columns of results. Each chunk is a row group."""
+
+    def __init__(self, table: Table, columns: ResultColumns) -> None:
+        self._table = table
+        self._columns = columns
+        names = [*map(well_formed, table.columns)]
+        self._result_schema = result_schema(names, columns)
+        if isinstance(table, ParquetTable):
+            self._table_schema = table.schema
+        else:
+            types = [ARROW_TYPES.get(kind, pa.string()) for kind in table.types.values()]
+            self._table_schema = pa.schema(zip(names, types, strict=True))
+        self.schema = pa.schema(
+            [*self._table_schema, *self._result_schema], metadata=self._table_schema.metadata
+        )
+
+    def write(
+        self,
+        path: Path,
+        chunks: Iterable[ClassifiedChunk],
+        metadata: Callable[[], dict[bytes, str]] = dict,
+    ) -> None:
+        """See ``OutputFormat``. ``metadata`` is asked at the end what to write into the footer."""
+        with pq.ParquetWriter(path, self.schema) as writer:
+            for chunk, results in chunks:
+                arrays = result_arrays(results, self._columns, self._result_schema)
+                columns = [*self._table_arrays(chunk), *arrays]
+                writer.write_batch(pa.record_batch(columns, schema=self.schema))
+            writer.add_key_value_metadata(metadata())
+
+    def join(self, parts: Iterable[Path], path: Path) -> None:
+        with pq.ParquetWriter(path, self.schema) as whole:
+            for part in parts:
+                whole.write_table(pq.read_table(part, schema=self.schema, use_threads=False))
+
+    def _table_arrays(self, chunk: Chunk) -> list[pa.Array]:
+        if isinstance(self._table, ParquetTable):
+            arrays: list[pa.Array] = chunk.rows.columns
+            return arrays
+        records = self._table.records(chunk.rows)
+        return [
+            pa.array([_arrow_value(record.get(name), kind) for record in records], field.type)
+            for field, (name, kind) in zip(
+                self._table_schema, self._table.types.items(), strict=True
+            )
+        ]
+
+
+def texts(column: pa.Array) -> list[TextOrError]:
+    """The texts of a column of strings; an error for a row without a text.
+
+    Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return [
+        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
+        for raw in column.cast(pa.large_binary()).to_pylist()
+    ]
+
+
+def result_schema(taken: Sequence[str], columns: ResultColumns) -> pa.Schema:
+    """The columns of results for a table that has the columns ``taken``."""
+    types = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
+    kinds = [types[kind] for kind in columns.types.values()]
+    return pa.schema(zip(columns.names(taken), kinds, strict=True))
+
+
+def result_arrays(
+    results: Sequence[ResultItem], columns: ResultColumns, schema: pa.Schema
+) -> list[pa.Array]:
+    """The results, of which there must be one at least, as columns of ``schema``."""
+    values = zip(*map(columns.values, results), strict=True)
+    return [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
+
+
+def _opened(source: TableSource) -> pq.ParquetFile:
+    file = source if isinstance(source, Path) else source.open("rb")
+    # Spark's old timestamps (INT96) have microseconds. By default, they would be read as
+    # nanoseconds, in which the year 9999 becomes 1816 without an error.
+    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+
+
+def _writable(kind: pa.DataType) -> pa.DataType:
+    """The type with text for dates and times, and numbers for durations."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _writable(kind.value_type)
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    if types.is_duration(kind):
+        return pa.int64()
+    return kind
+
+
+def _arrow_value(value: Any, kind: type) -> Any:
+    """The value for a column of type ``kind``; as JSON where the column's types are mixed."""
+    if value is None or kind in (int, float, bool):
+        return value
+    return well_formed(value) if kind is str else json_text(value)

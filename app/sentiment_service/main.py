@@ -1,0 +1,77 @@
+"""Puts the service together: its settings, models, adapters and HTTP application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import reduce
+from importlib import import_module
+from operator import or_
+
+from fastapi import FastAPI
+
+from sentiment_service.adapter import Adapter
+from sentiment_service.api.application import OWN_PATHS, Application, all_routes
+from sentiment_service.api.routes import metrics
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.loading import load_all
+from sentiment_service.engine.model.bundle import bundles_to_use
+from sentiment_service.observability.traces import EXPORTER
+from sentiment_service.service import Service
+from sentiment_service.shared_memory.board import Board
+
+# The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and
+# nothing else names it.
+ADAPTERS = (
+    "sentiment_service.adapters.explain",
+    "sentiment_service.adapters.huggingface",
+    "sentiment_service.adapters.open_inference",
+    "sentiment_service.adapters.sagemaker",
+    "sentiment_service.adapters.stream.routes",
+    "sentiment_service.adapters.tei",
+    "sentiment_service.adapters.tokenize",
+    "sentiment_service.adapters.v1_models",
+    "sentiment_service.adapters.vllm",
+    # The last: its paths are the user's, who gets an error if one is taken.
+    "sentiment_service.adapters.vertex",
+    "sentiment_service.adapters.grpc.adapter",
+)
+
+
+def create_app(
+    settings: Settings, board: Board | None = None, cpus: float = 0.0, gpu_workers: int = 1
+) -> FastAPI:
+    """Load and warm up the models, and return the application that serves them.
+
+    It answers requests only while its lifespan is active. A worker of a service has its ``board``,
+    and ``cpus`` as its share of the CPUs; ``gpu_workers`` of them share a GPU with it.
+
+    Raises:
+        UserError: a bundle cannot be served, or an adapter cannot be set up.
+        ModuleNotFoundError: an extra is missing.
+    """
+    known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
+    adapters = [one.configured(settings, known) if one.configured else one for one in known]
+    paths = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
+    service = Service(settings, paths, board=board, cpus=cpus, gpu_workers=gpu_workers)
+    routes = all_routes(service, adapters)
+    if settings.otlp_endpoint:
+        import_module(EXPORTER)
+    bundles = bundles_to_use(settings.model)
+    loaded = load_all(bundles, service.config, service.cpus)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # The first start uses the models that are loaded already. A restart loads them again.
+        models = loaded.copy() or load_all(bundles, service.config, service.cpus)
+        loaded.clear()  # a reference here would keep a model in memory after its reload
+        async with service.running(models):
+            models.clear()
+            yield
+
+    app = Application(service, routes, lifespan=lifespan)
+    app.state.side_servers = [adapter.server for adapter in adapters if adapter.server]
+    return app
+
+
+def create_metrics_app(service: Service) -> FastAPI:
+    """An application that serves only the service's metrics, for a separate port."""
+    return Application(service, metrics.router.routes)

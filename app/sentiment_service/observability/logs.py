@@ -1,0 +1,226 @@
+"""The log: one line per event, as JSON or as text for people. uvicorn's lines have the same form.
+
+Nothing that a client sends is logged, except the ids of its request and trace. The access log has
+a line for each request. It shows the template of the route, never path or query, which may hold a
+text.
+
+A separate thread writes the lines. If the reader of standard error stops reading, the thread waits
+and the service goes on.
+"""
+
+import logging
+import os
+import random
+import re
+import select
+import sys
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from typing import Any, Literal
+
+from opentelemetry.trace import Span
+from pydantic_core import to_json
+
+Format = Literal["auto", "human", "json"]
+
+STANDARD_ERROR = 2
+# Lines that may wait to be written. This many lines of the access log take 4 MB.
+MAX_WAITING = 10_000
+# Seconds to write the waiting lines when the process ends.
+CLOSE_S = 1.0
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags.
+TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("access")
+
+
+def configure(level: str, log_format: Format, *, worker: int | None = None) -> None:
+    """Log to standard error until ``close``; ``auto`` means text at a terminal, else JSON.
+
+    Each line names the ``worker`` of this number, if the process is one of several.
+    """
+    global _worker
+    _worker = worker
+    _lines.setFormatter(_Human() if _for_people(log_format) else _Json())
+    logging.basicConfig(level=level.upper(), handlers=[_lines])
+    logging.captureWarnings(True)  # by default, they bypass the log
+    # Without this, logging walks the stack for each line to find the caller, which no line shows.
+    logging._srcfile = None  # noqa: SLF001 - as the logging documentation says
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    _writer.start()
+
+
+def close() -> None:
+    """Write the waiting lines, for at most a second; later lines are lost."""
+    _writer.end()
+
+
+def report_failure(message: str, log_format: str) -> None:
+    """Write why the service did not start or has failed, in the form of the log.
+
+    Call it before ``configure`` or after ``close``. The format may be a wrong one: settings are
+    among the things that fail.
+    """
+    if _for_people(log_format):
+        worker = "" if _worker is None else f"worker {_worker}: "
+        print(f"sentiment: {worker}{message}", file=sys.stderr)
+        return
+    record = logging.LogRecord(
+        "sentiment_service.cli.command", logging.CRITICAL, "", 0, message, None, None
+    )
+    print(_Json().format(record), file=sys.stderr)
+
+
+def logs_requests(setting: str) -> bool:
+    """Whether requests have a line each, by the setting and by the level of the log."""
+    return setting == "on" and access.isEnabledFor(logging.INFO)
+
+
+def log_request(fields: dict[str, Any], *, quiet: bool = False) -> None:
+    """Write the line of a request; with ``quiet``, at the level debug."""
+    access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
+
+
+def request_id(own: bytes | None = None) -> str:
+    """The client's own id if it is valid, otherwise a new one, which need not be secret.
+
+    The system's random bytes would cost a system call, for which Python gives up the GIL.
+    """
+    if own and REQUEST_ID.fullmatch(own):
+        return own.decode()
+    return f"{random.getrandbits(128):032x}"
+
+
+def trace_id(span: Span | None, headers: Mapping[bytes, bytes]) -> str | None:
+    """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None."""
+    if span is not None and span.is_recording():
+        return f"{span.get_span_context().trace_id:032x}"
+    caller = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
+    return caller[1] if caller else None
+
+
+def dropped_lines() -> int:
+    """Number of lines that were not written, because standard error was not read or is closed."""
+    return _writer.dropped
+
+
+def _for_people(log_format: str) -> bool:
+    return log_format == "human" or (log_format != "json" and sys.stderr.isatty())
+
+
+class _Lines(QueueHandler):
+    """Puts each line into the queue without waiting.
+
+    It formats the line at once, because the objects in its message may change later.
+    """
+
+    # SimpleQueue is reentrant: a signal handler may log while its thread is logging.
+    queue: SimpleQueue[str]
+
+    def __init__(self) -> None:
+        super().__init__(SimpleQueue())
+        self.dropped = 0
+
+    def prepare(self, record: logging.LogRecord) -> str:
+        return self.format(record) + "\n"
+
+    def enqueue(self, line: Any) -> None:
+        if self.queue.qsize() < MAX_WAITING:
+            self.queue.put_nowait(line)
+        else:
+            self.dropped += 1
+
+
+class _Writer(QueueListener):
+    """Writes each line in one call, because other processes may write to the same file.
+
+    It writes to the file descriptor, not to ``sys.stderr``: that has a lock, and the interpreter
+    would wait for the lock at exit while this thread waits for a reader.
+    """
+
+    def __init__(self, lines: _Lines) -> None:
+        super().__init__(lines.queue)
+        self._lines = lines
+        self._failed = 0
+        self._told = 0
+
+    @property
+    def dropped(self) -> int:
+        """Number of lines that found the queue full or could not be written."""
+        return self._lines.dropped + self._failed
+
+    def end(self) -> None:
+        """Like ``stop``, which waits for the last line without a time limit."""
+        self.enqueue_sentinel()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+            self._thread = None
+
+    def handle(self, record: Any) -> None:
+        if not _write(record.encode(errors="backslashreplace")):
+            self._failed += 1
+            return
+        dropped = self.dropped
+        # Wait until the queue is half empty: otherwise a slow reader would get this warning after
+        # every other line.
+        if dropped > self._told and self._lines.queue.qsize() <= MAX_WAITING // 2:
+            logger.warning("%d log lines were dropped", dropped - self._told)
+            self._told = dropped
+
+
+def _write(line: bytes) -> bool:
+    """Write the line and wait until it is taken; False if standard error is closed."""
+    try:
+        while line:
+            try:
+                line = line[os.write(STANDARD_ERROR, line) :]
+            except BlockingIOError:  # another process made the file non-blocking
+                select.select([], [STANDARD_ERROR], [])
+    except OSError:
+        return False
+    return True
+
+
+class _Json(logging.Formatter):
+    """A JSON object per line: time, level, logger, message and the record's ``fields``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        document: dict[str, Any] = {
+            "time": f"{_utc(int(record.created))}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **({} if _worker is None else {"worker": _worker}),
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return to_json(document, fallback=str).decode()
+
+
+class _Human(logging.Formatter):
+    """Time, level and message, then the record's ``fields`` as ``name=value``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        fields = getattr(record, "fields", {})
+        return " ".join([line, *(f"{name}={value}" for name, value in fields.items())])
+
+    def __init__(self) -> None:
+        worker = "" if _worker is None else f"worker {_worker}: "
+        super().__init__(f"%(asctime)s %(levelname)s {worker}%(message)s")
+
+
+@lru_cache(maxsize=1)
+def _utc(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+_worker: int | None = None
+_lines = _Lines()
+_writer = _Writer(_lines)

@@ -1,0 +1,239 @@
+"""All metrics with their names, labels and buckets.
+
+Series that alerts and dashboard read are exported from the first scrape on.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from sentiment_service.observability import logs
+from sentiment_service.observability.gpus import GpuCollector
+from sentiment_service.observability.series import (
+    Counter,
+    Gauge,
+    Histogram,
+    InfoGauge,
+    Merge,
+    SharedRegistry,
+)
+from sentiment_service.shared_memory.board import Board
+
+# Buckets are few, because each is a series for each route, stage or label. They are dense where
+# values were measured and where an alert or a line of the dashboard has its limit, which must be a
+# bound itself. docs/measurements/monitoring.md has the measured values.
+
+# The limit of SentimentSlow is 1, and the default deadline is 10. Refusals, and answers on a GPU,
+# take less than 2.5 ms; answers take 5 ms when the service is idle, and mostly 0.1 to 0.5 s in
+# overload.
+REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10)
+# The limit of SentimentQueueing is 0.5. Tokenising a tweet mostly takes less than 0.25 ms.
+STAGE_SECONDS = (0.00025, 0.001, 0.0025, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# Beyond 0.05, the event loop is the bottleneck.
+LAG_SECONDS = (0.0005, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+# The rows of the heatmap. Of three labels, the best cannot have less than a third.
+SCORES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+# Most tweets have 16 to 48 tokens; the embedded model and RoBERTa read at most 512.
+TEXT_TOKENS = (8, 16, 24, 32, 48, 64, 128, 512)
+# On a CPU, a batch has up to 512 tokens, so mostly up to 16 texts; on a GPU up to 32,768 tokens.
+BATCH_TEXTS = (1, 2, 4, 8, 16, 64, 256, 1024)
+BATCH_TOKENS = (32, 64, 128, 256, 512, 2048, 8192, 32_768)
+# The dashboard shows only the mean. The batcher allows 0.07 in a batch of several texts.
+PADDING = (0.0, 0.02, 0.05, 0.07, 0.1)
+
+EARLIEST = "process_start_time_seconds"
+# A sum over the processes would fall when one ends, so each worker counts its own.
+COUNTED = "process_cpu_seconds"
+
+OTHER_OPERATION = "other"  # health checks, metrics, models, pages
+
+
+class Metrics:
+    """The metrics of one application, in a registry of their own.
+
+    They count in this worker's part of the ``board``, and show what all its workers have counted.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.registry = SharedRegistry(board)
+        PlatformCollector(registry=self.registry)
+        self.gpus = GpuCollector()
+        self.registry.register(self.gpus)
+        self._of_processes(str(board.number))
+
+        self.requests = self._counter(
+            "http_requests",
+            "HTTP requests answered; status 499 is a client that left.",
+            ["route", "method", "status", "operation"],
+        )
+        self.request_seconds = self._histogram(
+            "http_request_duration_seconds",
+            "From headers to answer.",
+            ["route", "operation"],
+            REQUEST_SECONDS,
+        )
+        self.operations: dict[str, str] = {}  # what the routes that take texts do
+        self.requests_in_flight = self._gauge(
+            "http_requests_in_flight", "HTTP requests being answered.", []
+        ).labels()
+        self.texts = self._counter("texts", "Texts by what became of them.", ["model", "outcome"])
+        self.predictions = self._counter(
+            "predictions", "Texts by predicted label.", ["model", "label"]
+        )
+        self.score = self._histogram(
+            "prediction_score", "Score of the predicted label.", ["model", "label"], SCORES
+        )
+        self.text_tokens = self._histogram(
+            "text_tokens", "Tokens of a text before truncation.", ["model"], TEXT_TOKENS
+        )
+        self.truncated = self._counter("truncated", "Texts whose end was cut off.", ["model"])
+        self.stage_seconds = self._histogram(
+            "stage_duration_seconds",
+            "Parts of a request: tokenize; queue, while none of its texts is computed; inference, "
+            "while some are.",
+            ["model", "stage"],
+            STAGE_SECONDS,
+        )
+        self.batch_texts = self._histogram(
+            "batch_texts", "Texts in a batch.", ["model"], BATCH_TEXTS
+        )
+        self.batch_tokens = self._histogram(
+            "batch_tokens", "Tokens in a batch, with padding.", ["model"], BATCH_TOKENS
+        )
+        self.padding_ratio = self._histogram(
+            "batch_padding_ratio", "Share of a batch that is padding.", ["model"], PADDING
+        )
+        self.cache_hits = self._counter(
+            "cache_hits", "Texts whose result was in the cache (--cache-mb).", ["model"]
+        )
+        self.cache_misses = self._counter(
+            "cache_misses", "Texts whose result was not in the cache.", ["model"]
+        )
+        self.cache_bytes = self._gauge(
+            "cache_bytes", "Bytes that the results in the cache take.", ["model"]
+        )
+        self.queue_texts = self._gauge("queue_texts", "Texts waiting for a batch.", ["model"])
+        self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting for a batch.", ["model"])
+        self.queue_wait_seconds = self._gauge(
+            "queue_wait_seconds",
+            "Predicted seconds until the waiting tokens are computed, in the slowest worker.",
+            ["model"],
+            max,
+        )
+        self.rejections = self._counter(
+            "rejections", "Requests not admitted to the queue.", ["model", "reason"]
+        )
+        self.runners_stuck = self._gauge(
+            "runners_stuck", "Runners whose batch takes far longer than predicted.", ["model"]
+        )
+        self.runners_lost = self._counter(
+            "runners_lost",
+            "Failures of runners outside of inference, after which they go on.",
+            ["model"],
+        )
+        self.stalled_batches = self._counter(
+            "stalled_batches", "Batches that took far longer than predicted.", ["model"]
+        )
+        self.out_of_memory = self._counter(
+            "out_of_memory", "Batches in which the memory ran out.", ["model"]
+        )
+        self.device_lost = self._gauge(
+            "device_lost", "1 after the GPU was lost: only a restart helps.", ["model"], max
+        )
+        self.loop_lag = self._histogram(
+            "event_loop_lag_seconds",
+            "From a batch's end until the event loop takes its results.",
+            ["model"],
+            LAG_SECONDS,
+        )
+        self.model_info = InfoGauge(
+            "sentiment_model_info",
+            "Always 1: what the labels say is served.",
+            ["model", "revision", "precision", "provider", "version"],
+            self.registry,
+        )
+        self._shown_models: dict[str, tuple[str, ...]] = {}
+        self.model_ready = self._gauge("model_ready", "1 while the model answers.", ["model"], max)
+
+    def show_model(self, name: str, *facts: str) -> None:
+        """Export ``model_info`` with these facts, and remove the former ones."""
+        shown = self._shown_models.pop(name, None)
+        if shown is not None:
+            self.model_info.labels(name, *shown).value = 0
+        self.model_info.labels(name, *facts).value = 1
+        self._shown_models[name] = facts
+
+    def expect_request(
+        self, route: str, method: str, status: int, operation: str = OTHER_OPERATION
+    ) -> None:
+        """Create the series of requests with this route, method and status; their value is 0.
+
+        ``operation`` is what the route does. Alerts read it, so they need no list of routes.
+        """
+        self.operations[route] = operation
+        self.requests.labels(route, method, status, operation)
+        self.request_seconds.labels(route, operation)
+
+    def _of_processes(self, worker: str) -> None:
+        """Create the metrics of the workers as processes."""
+        restarts = self._counter(
+            "worker_restarts", "Workers that were started in the place of one that ended.", []
+        )
+        restarts.labels().value += self.registry.store.continued
+        pids = self._gauge(
+            "worker_pid", "The process of a worker; 0: it is not running.", ["worker"]
+        )
+        pids.labels(worker).value = os.getpid()
+        self.registry.register(
+            ProcessesCollector(lambda: [int(pid.value) for pid in pids.totals().values()])
+        )
+        self._gauge("workers", "Workers that are running.", []).labels().value = 1
+        text = "Total user and system CPU time spent in seconds."
+        Counter("process_cpu_seconds", text, [], self.registry).watch(time.process_time)
+        self._counter(
+            "log_lines_dropped",
+            "Log lines that were not written: standard error was not read in time, or is gone.",
+            [],
+        ).watch(logs.dropped_lines)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return Counter(f"sentiment_{name}", text, labels, self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str], merge: Merge = sum) -> Gauge:
+        return Gauge(f"sentiment_{name}", text, labels, self.registry, merge=merge)
+
+    def _histogram(
+        self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
+    ) -> Histogram:
+        return Histogram(f"sentiment_{name}", text, labels, self.registry, bounds=bounds)
+
+
+class ProcessesCollector(Collector):
+    """What prometheus_client says of a process, of all workers: sums, and the earliest start.
+
+    ``pids`` gives the ids of their processes.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._pid = 0
+        self._process = ProcessCollector(pid=lambda: self._pid, registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, without processes that have ended."""
+        found: dict[str, list[Metric]] = {}
+        for pid in self._pids():
+            self._pid = pid
+            for metric in self._process.collect():
+                found.setdefault(metric.name, []).append(metric)
+        for name, metrics in found.items():
+            if name == COUNTED:
+                continue
+            values = [metric.samples[0].value for metric in metrics]
+            shown = Metric(name, metrics[0].documentation, metrics[0].type)
+            shown.add_sample(name, {}, min(values) if name == EARLIEST else sum(values))
+            yield shown

@@ -1,0 +1,229 @@
+"""Counters, gauges and histograms that take no locks and count for all workers of a service.
+
+The classes of prometheus_client take two or three locks for each value, because any thread may
+change their series. Here, one thread at a time changes a series: almost always the event loop,
+which also answers the scrapes. A scrape shows the same as with prometheus_client, but not when the
+series were created.
+
+A scrape shows the numbers of all workers together. To count costs no more for that: a worker writes
+its numbers into shared memory before each scrape of its own, and ten times a second. A worker that
+is killed loses what it has counted since then.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar, Generic, TypeVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from sentiment_service.observability.series_store import Labels, SeriesStore
+from sentiment_service.shared_memory.board import Board, Numbers
+
+Series = TypeVar("Series", bound="Count | Distribution")
+Merge = Callable[[Iterable[float]], float]
+
+
+class SharedRegistry(CollectorRegistry):
+    """The metrics of one application, with the numbers of all workers of its service."""
+
+    def __init__(self, board: Board) -> None:
+        """This worker counts in its part of the ``board``."""
+        super().__init__()
+        self.store = SeriesStore(board)
+        self.families: list[_Family[Any]] = []
+
+    def publish(self) -> None:
+        """Write all numbers where other workers read them. Own scrapes do so by themselves."""
+        for family in self.families:
+            family.publish()
+
+
+class Count:
+    """One series of a counter or a gauge. Add to ``value``, or set it.
+
+    If there is a ``function``, it gives the value.
+    """
+
+    __slots__ = ("_cells", "function", "value")
+
+    def __init__(self, cells: Numbers) -> None:
+        self._cells = cells
+        self.value = cells[0]
+        self.function: Callable[[], float] | None = None
+
+    def publish(self) -> None:
+        """Write the value where other workers read it."""
+        if self.function is not None:
+            self.value = self.function()
+        self._cells[0] = self.value
+
+
+class Distribution:
+    """One series of a histogram. ``cells`` has the counts by bucket, then the sum of the values.
+
+    The last bucket is above all ``bounds``. ``exemplars`` has the latest of each bucket with one.
+    """
+
+    __slots__ = ("_bounds", "_cells", "counts", "exemplars", "sum")
+
+    def __init__(self, bounds: Sequence[float], cells: Numbers) -> None:
+        self._bounds = bounds
+        self._cells = cells
+        *self.counts, self.sum = cells
+        self.exemplars: dict[int, Exemplar] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of observed values."""
+        return int(sum(self.counts))
+
+    def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
+        """Count a value. The labels of its exemplar, if given, are shown beside its bucket."""
+        bucket = bisect_left(self._bounds, value)
+        self.counts[bucket] += 1
+        self.sum += value
+        if exemplar:
+            self.exemplars[bucket] = Exemplar(dict(exemplar), value, time.time())
+
+    def publish(self) -> None:
+        """Write counts and sum where other workers read them."""
+        self._cells[:] = memoryview(array("d", [*self.counts, self.sum]))
+
+
+class _Family(ABC, Collector, Generic[Series]):
+    """All series of a metric. The name of a counter is given without its suffix ``_total``."""
+
+    shown: ClassVar[Callable[..., Any]]  # makes what a scrape shows of it
+    section: ClassVar[str] = "counts"  # of a worker's part, for the numbers of its series
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        registry: SharedRegistry,
+        *,
+        merge: Merge = sum,
+        bounds: Sequence[float] = (),
+    ) -> None:
+        """``merge`` makes one number of those of all workers. Only histograms have ``bounds``."""
+        self._name, self._text, self._labels = name, text, labels
+        self._store, self._merge, self._bounds = registry.store, merge, bounds
+        self._cells = len(bounds) + 2 if bounds else 1  # of a series
+        self._series: dict[tuple[str | int, ...], Series] = {}
+        registry.register(self)
+        registry.families.append(self)
+
+    def labels(self, *values: str | int) -> Series:
+        """This worker's series with these label values, in the order of the names."""
+        series = self._series.get(values)
+        if series is None:
+            names = tuple(map(str, values))
+            if names == values:
+                cells = self._store.cells(self.section, self._name, names, self._cells)
+                series = self._over(cells)
+            else:
+                series = self.labels(*names)
+            self._series[values] = series
+        return series
+
+    def totals(self) -> dict[Labels, Series]:
+        """Each series with the numbers of all workers now, by its label values."""
+        self.publish()
+        merged = self._store.merged(self._name, self._cells, self._merge)
+        return {names: self._over(memoryview(array("d", cells))) for names, cells in merged.items()}
+
+    def collect(self) -> Iterator[Metric]:
+        """The metric, with the numbers of all workers at this moment."""
+        metric = self.shown(self._name, self._text, labels=self._labels)
+        for names, series in self.totals().items():
+            self._show(metric, names, series)
+        yield metric
+
+    def publish(self) -> None:
+        """Write the numbers of this worker's series where other workers read them."""
+        for series in self._series.values():
+            series.publish()
+
+    @abstractmethod
+    def _over(self, cells: Numbers) -> Series:
+        """The series whose numbers are in ``cells``."""
+
+    @abstractmethod
+    def _show(self, metric: Any, names: Labels, series: Series) -> None:
+        """Add to ``metric``, which ``shown`` made, a series with these label values."""
+
+
+class _Counts(_Family[Count]):
+    """A metric of which each series is one number."""
+
+    def _over(self, cells: Numbers) -> Count:
+        return Count(cells)
+
+    def _show(self, metric: Any, names: Labels, series: Count) -> None:
+        metric.add_metric(names, series.value)
+
+
+class Counter(_Counts):
+    """A counter: the number of events by label values."""
+
+    shown = CounterMetricFamily
+
+    def watch(self, total: Callable[[], float]) -> None:
+        """Count what ``total`` says that this process has counted since its start."""
+        series = self.labels()
+        before = series.value  # what an earlier process has counted as this worker
+        series.function = lambda: before + total()
+
+
+class Gauge(_Counts):
+    """A gauge: what all workers have at the moment. A worker that has ended has nothing."""
+
+    shown = GaugeMetricFamily
+    section = "gauges"
+
+    def watch(self, function: Callable[[], float], *values: str | int) -> None:
+        """Let ``function`` give the value of the series with these label values."""
+        self.labels(*values).function = function
+
+
+class InfoGauge(Gauge):
+    """A gauge whose labels are what matters. It has the value 1, and is not shown with 0."""
+
+    def _show(self, metric: Any, names: Labels, series: Count) -> None:
+        if series.value:
+            super()._show(metric, names, series)
+
+
+class Histogram(_Family[Distribution]):
+    """A histogram. ``bounds`` are the upper bounds of its buckets, ascending and without +Inf."""
+
+    shown = HistogramMetricFamily
+
+    @cached_property
+    def _shown_bounds(self) -> list[str]:
+        return [*map(floatToGoString, self._bounds), "+Inf"]
+
+    def _over(self, cells: Numbers) -> Distribution:
+        return Distribution(self._bounds, cells)
+
+    def _show(self, metric: Any, names: Labels, series: Distribution) -> None:
+        own = self._series.get(names)
+        exemplars = own.exemplars if own is not None else {}
+        counts = zip(self._shown_bounds, accumulate(series.counts), strict=True)
+        buckets = [(*count, exemplars.get(bucket)) for bucket, count in enumerate(counts)]
+        metric.add_metric(names, buckets, series.sum)

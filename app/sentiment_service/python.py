@@ -1,0 +1,255 @@
+"""What Python programs use in the place of a service: a model in their own process."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
+
+from sentiment_service.cli.exported_models import with_bundles
+from sentiment_service.cli.sources import load_settings
+from sentiment_service.engine.predictions import Outcome
+from sentiment_service.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
+from sentiment_service.engine.text.pairs import TextPair
+from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError
+from sentiment_service.files.run.local import LocalClassifier
+from sentiment_service.files.run.report import progress_bar
+from sentiment_service.files.tables.outputs import ResultColumns
+from sentiment_service.files.tables.table import split_into_chunks
+from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A text, or {"text": ..., "text_pair": ...} for a model that takes pairs of texts.
+Text = str | Mapping[str, str]
+
+# What stands in a table for a value that is missing, as ``str`` gives it: None, NaN of any type,
+# and pandas' NA and NaT. Comparing them differs from type to type.
+MISSING = ("None", "nan", "NaN", "<NA>", "NaT")
+BAR_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The result of one text, as in an answer of the service.
+
+    ``tokens`` is the number of tokens before truncation, ``windows`` the number of parts that were
+    classified, with the overflow "window". ``polarity`` is P(positive) - P(negative), if the model
+    has these labels. ``labels`` are those that a multi-label model has chosen. ``warnings``
+    are as in docs/api.md. ``sentences`` are there with ``split="sentences"``.
+    """
+
+    label: str
+    score: float
+    scores: dict[str, float]
+    logits: dict[str, float]
+    tokens: int
+    truncated: bool
+    polarity: float | None = None
+    labels: list[str] | None = None
+    windows: int | None = None
+    warnings: list[str] | None = None
+    sentences: "list[Sentence | SentenceError] | None" = None
+
+
+@dataclass(frozen=True)
+class ItemError:
+    """Why a text of several has no prediction. ``code`` is stable, ``message`` is for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sentence(Prediction):
+    """The result of a sentence: the text's characters from ``start`` to before ``end``."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceError(ItemError):
+    """Why a sentence has no prediction."""
+
+    start: int
+    end: int
+
+
+class _Options(TypedDict, total=False):
+    overflow: Overflow
+    split: Split | None
+    language: str
+    threshold: float | None
+
+
+class Results(list[Prediction | ItemError]):
+    """The result of each text, in order: a prediction, or the error in its place."""
+
+    def __init__(self, outcomes: Iterable[Outcome], columns: ResultColumns, index: Any) -> None:
+        super().__init__(map(_result, outcomes))
+        self._columns = columns
+        self._index = index
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row for each text, with the columns that ``sentiment classify`` adds to a file.
+
+        If the texts were a column of pandas, the rows have its index, so that they can be joined.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        import pandas as pd
+
+        items = (vars(one) if isinstance(one, Prediction) else {"error": vars(one)} for one in self)
+        return pd.DataFrame(map(self._columns.values, items), self._index, self._columns.names(()))
+
+
+class Classifier:
+    """A model in this process, with the engine, the results and the errors of the service.
+
+    Threads can share it. Close it or use it in a ``with`` to free the model at once; nothing is
+    left behind otherwise.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str | None = None,
+        precision: Literal["auto", "fp32", "fp16", "int8"] | None = None,
+        runners: int | None = None,
+        threads: int | None = None,
+        max_text_chars: int | None = None,
+        cache_dir: str | Path | None = None,
+        labels: str | Sequence[str] | None = None,
+        preprocessing: Literal["auto", Preprocessing] | None = None,
+        multi_label: bool | None = None,
+        text_pairs: bool | None = None,
+        max_tokens: int | None = None,
+        refresh: bool | None = None,
+    ) -> None:
+        """Load a bundle, a checkpoint directory or a hub id; by default the embedded model.
+
+        The options are the settings of these names; those that are not given come from the
+        environment, as for ``sentiment classify``. A hub id (ORG/NAME, or ORG/NAME@REVISION) or a
+        checkpoint is exported the first time, which needs the extra ``export``. For these only,
+        ``labels`` names the outputs in logit order; ``preprocessing``, ``multi_label``,
+        ``text_pairs`` and ``max_tokens`` say what the checkpoint does not; ``refresh`` fetches a
+        hub id whose branch has moved. docs/models.md has more of them.
+
+        The best plan for this machine is measured the first time, for about 2 s.
+
+        Raises:
+            ValueError: an option is not valid.
+            UserError: the model or the device cannot be used, or is not what an option is for.
+        """
+        given = {name: value for name, value in locals().items() if value is not None}
+        del given["self"]
+        if model is not None:
+            given["model"] = [str(model)]
+        settings = with_bundles(load_settings(given), partial(print, file=sys.stderr))
+        self._model: LocalClassifier | None = LocalClassifier(settings, measure=True)
+        self._process = os.getpid()
+        self._columns = self._model.columns
+        self.labels = self._columns.labels
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Classifier cannot be pickled or copied; make one in each process")
+
+    def close(self) -> None:
+        """Free the model, as soon as no other thread classifies with it."""
+        self._model = None
+
+    @overload
+    def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
+    @overload
+    def classify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Results: ...
+    def classify(
+        self,
+        texts: Text | Iterable[Any],
+        *,
+        overflow: Overflow = "truncate",
+        split: Split | None = None,
+        language: str = "en",
+        threshold: float | None = None,
+    ) -> Prediction | Results:
+        """Classify one text or pair of texts, or several: a list, a column or another sequence.
+
+        The options are those of POST /classify: ``overflow`` is "truncate", "error" or "window",
+        for texts of more tokens than the model takes. ``split="sentences"`` adds the result of
+        each sentence; ``language`` helps to find them. ``threshold`` is the score from which on a
+        multi-label model chooses a label, in the place of its bundle's.
+
+        Among several, None, NaN and what else has no result have an error in their place. A long
+        run shows a progress bar on a terminal and in a notebook, where tqdm is installed.
+
+        Raises:
+            ServiceError: the single text cannot be classified, or an option is not valid or not
+                for this model; its ``code`` says why.
+            UserError: the model fails on every text.
+            RuntimeError: the classifier is closed, or belongs to another process.
+        """
+        named = {"overflow": overflow, "split": split, "language": language}
+        given = {"inputs": "", **named, "threshold": threshold}  # the texts are read apart
+        options = checked(given, ClassifyRequest).options
+        if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+            (outcome,) = self._outcomes([texts], options)
+            if isinstance(outcome, ServiceError):
+                raise outcome
+            return _prediction(outcome)
+        if hasattr(texts, "columns"):
+            raise TypeError("this is a table; give one column of it, such as table['text']")
+        index = getattr(texts, "index", None)
+        items = texts.to_pylist() if hasattr(texts, "to_pylist") else list(texts)  # of pyarrow
+        outcomes = self._outcomes(items, options)
+        return Results(outcomes, self._columns, None if callable(index) else index)
+
+    def _outcomes(self, texts: list[Any], options: TextOptions) -> list[Outcome]:
+        if self._model is None:
+            raise RuntimeError("the Classifier is closed")
+        if self._process != os.getpid():
+            raise RuntimeError("a Classifier is of one process; make another one after a fork")
+        inputs: Iterator[Any] = map(_text, texts)  # also pairs, which files do not have
+        rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
+        shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+        with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
+            chunks = split_into_chunks(rows)
+            results = self._model.outcomes(chunks, advance=advance, options=options)
+            with closing(results):
+                return [outcome for _, outcomes in results for outcome in outcomes]
+
+
+def _text(value: Any) -> str | TextPair | ServiceError:
+    if (text := text_of(value)) is not None:
+        return text
+    if str(value) in MISSING:
+        return EmptyText("there is no text")
+    return InvalidRequest(f"a text must be a string or {PAIR}")
+
+
+def _result(outcome: Outcome) -> Prediction | ItemError:
+    if isinstance(outcome, ServiceError):
+        return ItemError(outcome.code, outcome.detail)
+    return _prediction(outcome)
+
+
+def _prediction(outcome: Mapping[str, Any]) -> Prediction:
+    sentences = outcome.get("sentences")
+    return Prediction(**{**outcome, "sentences": sentences and [*map(_sentence, sentences)]})
+
+
+def _sentence(part: Mapping[str, Any]) -> Sentence | SentenceError:
+    if "error" in part:
+        return SentenceError(start=part["start"], end=part["end"], **part["error"])
+    return Sentence(**part)

@@ -1,0 +1,256 @@
+"""How connections and requests begin: many connections and a few requests in each iteration of the
+event loop; and when a service that stops may assume that no more will come.
+
+libuv, which uvloop uses, accepts one connection in each iteration. When iterations are long,
+connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sentiment_service.limits import PathSet
+from sentiment_service.server.addresses import cannot_listen, take_no_handshake
+
+# Connections that the kernel completes while the service is busy. The kernel's own limit applies
+# if it is lower.
+BACKLOG = 2048
+# Connections accepted in one iteration of the event loop. Each takes some microseconds.
+ACCEPTED_AT_ONCE = 512
+# Seconds before the next try when the process has no file descriptor or memory left.
+PAUSE_S = 0.25
+# Seconds for a handshake to complete after its first packet has arrived.
+HANDSHAKE_S = 0.1
+# Seconds for the beginning and the end of a connection with TLS.
+TLS_TIMEOUTS: dict[str, Any] = {"ssl_handshake_timeout": 20.0, "ssl_shutdown_timeout": 2.0}
+
+# A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
+# probe or a finished answer waits that long, however many clients send at once.
+STARTS_AT_ONCE = 8
+# When requests wait longer than this, some clients will have no more time for their answers.
+PATIENCE_S = 0.1
+
+# A stopping server closes a connection only after this many seconds of silence, because the client
+# might be about to send a request.
+QUIET_S = 0.5
+# The share of drain-ms after which the listeners close, even if clients still connect.
+ACCEPTING_SHARE = 0.5
+LOOK_S = 0.05  # between two checks of the connections
+
+logger = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """Listens on a bound socket and gives ``take`` its connections. Create it on the event loop.
+
+    Raises:
+        UserError: another process listens on this address.
+    """
+
+    def __init__(self, site: socket.socket, take: Callable[[socket.socket], None]) -> None:
+        self._site = site
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self.accepted = 0
+        self._listen()
+        self._begin()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can arrive."""
+        return self._site.fileno() < 0
+
+    async def close(self) -> None:
+        """Take every connection that the kernel has completed, then stop listening.
+
+        May be called more than once.
+        """
+        if self.ended:
+            return
+        await self._refuse_more()
+        self._loop.remove_reader(self._site)
+        with suppress(OSError):  # no file descriptor is left
+            while self._accept_some():
+                pass
+        self._site.close()
+
+    def _begin(self) -> None:
+        if not self.ended:
+            self._loop.add_reader(self._site, self._accept)
+
+    def _listen(self) -> None:
+        try:
+            # Two servers can bind one address while neither listens; then this call fails for the
+            # second one.
+            self._site.listen(BACKLOG)
+        except OSError as error:
+            host, port = self._site.getsockname()[:2]
+            raise cannot_listen(host, port, error) from error
+
+    def _next(self) -> socket.socket:
+        return self._site.accept()[0]
+
+    async def _refuse_more(self) -> None:
+        take_no_handshake(self._site)
+        await asyncio.sleep(HANDSHAKE_S)
+
+    def _accept(self) -> None:
+        try:
+            self._accept_some()
+        except OSError as error:
+            logger.warning(
+                "no connection can be accepted: %s; those that wait are tried again in %g s",
+                error.strerror,
+                PAUSE_S,
+            )
+            self._loop.remove_reader(self._site)
+            self._loop.call_later(PAUSE_S, self._begin)
+
+    def _accept_some(self) -> bool:
+        """Accept some connections; return whether there may be more."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connection = self._next()
+            except BlockingIOError:
+                return False
+            except ConnectionAbortedError:
+                continue
+            connection.setblocking(False)
+            self.accepted += 1
+            self._take(connection)
+        return True
+
+
+class Listener:
+    """Begins a connection with a ``protocol`` for each socket that arrives at a site.
+
+    ``arrivals`` takes the sockets of the site. ``on_failure`` is called when a connection is gone
+    before it begins. With ``tls``, which may be replaced later, connections begin with its
+    handshake. Create it on the event loop.
+
+    Raises:
+        UserError: another process listens on this address.
+    """
+
+    def __init__(
+        self,
+        site: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        arrivals: Callable[[socket.socket, Callable[[socket.socket], None]], Arrivals] = Arrivals,
+        on_failure: Callable[[], None] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.tls = tls
+        self._on_failure = on_failure
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self.arrivals = arrivals(site, self._take)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can arrive, and all connections have begun."""
+        return self.arrivals.ended and not self._beginning
+
+    async def close(self) -> None:
+        """Begin every connection that has arrived, and accept no more.
+
+        May be called more than once.
+        """
+        await self.arrivals.close()
+        if self._beginning:
+            _, late = await asyncio.wait(self._beginning, timeout=QUIET_S)
+            for handshake in late:
+                handshake.cancel()
+
+    def _take(self, connection: socket.socket) -> None:
+        task = self._loop.create_task(self._begin(connection))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, connection: socket.socket) -> None:
+        tls = {**TLS_TIMEOUTS, "ssl": self.tls} if self.tls else {}
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection, **tls)
+        except (OSError, asyncio.CancelledError):  # it is gone already, or its handshake is late
+            connection.close()
+            if self._on_failure is not None:
+                self._on_failure()
+
+
+class Quiet:
+    """Measures for how long no connection and no request has arrived."""
+
+    def __init__(self) -> None:
+        self._arrived = -1
+        self._since = 0.0
+
+    def seconds(self, arrived: int) -> float:
+        """Seconds since ``arrived``, a number that grows with each arrival, has last changed."""
+        now = time.monotonic()
+        if arrived != self._arrived:
+            self._arrived, self._since = arrived, now
+        return now - self._since
+
+
+class Turns:
+    """Begins requests in the order of their arrival, a few in each iteration of the event loop.
+
+    Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
+    have arrived would all begin before the next connection is accepted or the next probe is read.
+
+    When the first request in the queue has waited for long, there are more requests than can begin.
+    In order of arrival all would be late, so every second request to begin is then the latest one.
+
+    What reads the paths ``at_once`` is short and does not wait. Create it on the event loop.
+    """
+
+    def __init__(self, at_once: PathSet) -> None:
+        self._at_once = at_once
+        self._loop = asyncio.get_running_loop()
+        # Each entry: when the patience of the request ends, on the loop's clock; how to begin it.
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        self._started = 0  # since the last call of _next
+        self._latest_is_next = False
+
+    def take(self, head: bytes | bytearray, start: Callable[[], None]) -> None:
+        """Begin the request with this ``head``: now, or in a later iteration."""
+        if not head.startswith(b"POST") and _path(head) in self._at_once:
+            start()
+            return
+        if self._waiting or self._started >= STARTS_AT_ONCE:
+            self._waiting.append((self._loop.time() + PATIENCE_S, start))
+            return
+        self._started += 1
+        if self._started == STARTS_AT_ONCE:
+            self._loop.call_soon(self._next)
+        start()
+
+    def _next(self) -> None:
+        self._started = 0
+        try:
+            while self._waiting and self._started < STARTS_AT_ONCE:
+                self._started += 1
+                self._pop()()
+        finally:  # if one of them raises, the others still get their turn
+            if self._waiting or self._started == STARTS_AT_ONCE:
+                self._loop.call_soon(self._next)
+
+    def _pop(self) -> Callable[[], None]:
+        patient_until, _ = self._waiting[0]
+        is_late = self._loop.time() > patient_until
+        self._latest_is_next = is_late and not self._latest_is_next
+        _, start = self._waiting.pop() if self._latest_is_next else self._waiting.popleft()
+        return start
+
+
+def _path(head: bytes | bytearray) -> str:
+    """The path in a request line, without its query."""
+    target = head.partition(b"\r\n")[0].split(b" ")[1:2]
+    return b"".join(target).partition(b"?")[0].decode("latin-1")

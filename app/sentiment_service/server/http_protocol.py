@@ -1,0 +1,327 @@
+"""uvicorn's HTTP/1.1 protocol with limits. What HttpProtocol adds to that of uvicorn 0.54:
+
+- **One request at a time.** uvicorn parses everything that arrives, so a client that sends many
+  requests ahead fills the memory. Here the parser gets a whole head, then its body, and the next
+  head when the answer is complete. Of what is sent ahead, little is read.
+- **Requests begin in turns** (``arrivals.Turns``), and know when they arrived and whether their
+  client has left (``exchange.Arrival``).
+- **A limit for heads**, and for the framing and the trailers of bodies in chunks: uvicorn collects
+  a head without end.
+- **Time limits** for each head, the first included, and for a client that does not read its answer.
+- **Refusals** of what is no valid request are problems like other errors, counted and logged. If a
+  body turns out not to be valid, its own request gets the error.
+- **Stricter parsing**: exactly one Host (RFC 9112, section 3.2), no transfer coding but chunks,
+  no white space behind a header's value, no trailers among the headers.
+- **Offers to upgrade** to HTTP/2 in clear text are ignored. Otherwise the parser loses the body of
+  the request. Java's HttpClient makes this offer by default.
+- **Closing lingers** (``transport.ResponseTransport``): clients that are still sending read their
+  answer. While the server stops, only connections that have been quiet for a while are closed.
+
+The methods of uvicorn that are not overridden are used as they are; ``test_connections.py`` lists
+the others.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Literal, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, ShuttingDown
+from sentiment_service.exchange import Arrival
+from sentiment_service.limits import IPV4_MAPPED, plain_address
+from sentiment_service.server.arrivals import QUIET_S, Turns
+from sentiment_service.server.refusals import refuse
+from sentiment_service.server.transport import ResponseTransport
+from sentiment_service.service import Service
+
+# How much a client may send ahead while its current request is answered. If it sends more, the
+# server stops reading from it.
+MAX_AHEAD_BYTES = 65_536
+# The connection is cut if the client does not read for this long and the write buffer is full.
+SEND_TIMEOUT_S = 300.0
+HEAD_END = b"\r\n\r\n"
+UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
+
+
+class ConnectionState(Enum):
+    """What a connection waits for."""
+
+    HEAD = auto()
+    TURN = auto()  # the head is complete
+    BODY = auto()
+    ANSWER = auto()
+    REFUSAL = auto()  # the answer to a body that is not valid; what still arrives is dropped
+
+
+class _Refused(asyncio.Event):
+    """In the place of a cycle's ``message_event``: to receive more of the body raises the error."""
+
+    def __init__(self, error: ServiceError) -> None:
+        super().__init__()
+        self._error = error
+
+    async def wait(self) -> Literal[True]:
+        raise self._error
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection to the ``service``. Its requests begin in ``turns``.
+
+    ``on_end``, if given, is called when it has ended.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        service: Service,
+        turns: Turns,
+        on_end: Callable[[], None] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._service = service
+        self._on_end = on_end
+        self._max_header_bytes = service.settings.max_header_bytes
+        self._turns = turns
+        self._arrival: Arrival | None = None  # of the current request
+        self._state = ConnectionState.HEAD
+        self._received = bytearray()  # bytes that the parser has not got yet
+        self._body_left = 0  # bytes; as good as endless while it comes in chunks
+        self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
+        self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
+        self._quiet_since = self.loop.time()  # while it waits for a head
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = ResponseTransport(transport, self._is_sending)
+        super().connection_made(cast(asyncio.Transport, self._transport))
+        if self.client and self.client[0].startswith(IPV4_MAPPED):
+            host, port = self.client
+            self.client = plain_address(host), port  # compared with --trusted-proxies
+        self._close_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_keepalive_if_required()
+        self.resume_writing()
+        self._transport.end()
+        super().connection_lost(exc)
+        if self._on_end is not None:
+            self._on_end()
+        if self._arrival is not None:
+            self._arrival.departed = True
+            if self._arrival.on_departure is not None:
+                self._arrival.on_departure()
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.closing or self._state is ConnectionState.REFUSAL:
+            self._transport.drop()
+        elif self._state is ConnectionState.BODY:
+            self._take_body(data)
+        else:
+            self._received += data
+            if self._state is ConnectionState.HEAD:
+                self._take_head()
+            elif len(self._received) > MAX_AHEAD_BYTES:
+                self.flow.pause_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unsent = self.loop.call_later(SEND_TIMEOUT_S, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unsent is not None:
+            self._unsent.cancel()
+
+    def close_if_quiet(self, since: float) -> None:
+        """Close if nothing has arrived for a while; called repeatedly while the server stops.
+
+        It stops ``since`` a time on the event loop's clock.
+        """
+        if self._transport.closing:
+            return
+        if self._state is ConnectionState.HEAD:
+            if self.loop.time() - max(since, self._quiet_since) < QUIET_S:
+                return
+            if self._received:  # half a head
+                self._refuse(ShuttingDown())
+            else:
+                self._transport.close()
+        elif self._state is ConnectionState.BODY and self.cycle.response_complete:
+            self._transport.close()
+
+    def _is_sending(self) -> bool:
+        """Whether the client may still be sending."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return self.cycle.disconnected  # if False, the answer is cut off: do not wait
+        return self._state is not ConnectionState.ANSWER or bool(self._received)
+
+    # One request
+
+    def _take_head(self) -> None:
+        """Begin a request if its head is complete."""
+        # Some clients send the end of a line after a body, perhaps in two packets.
+        while self._received.startswith((b"\r", b"\n")):
+            del self._received[:1]
+        if not self._received:
+            return
+        end = self._received.find(HEAD_END)
+        head = self._received[:end] if end >= 0 else self._received
+        if len(head) > self._max_header_bytes:
+            self._refuse(self._too_large())
+        elif head.startswith(b"PRI ") or not head[:1].isalpha():
+            self._refuse(BadRequest("this is not HTTP/1.1; HTTP/2 is not supported"))
+        elif head.count(b"\n") != head.count(b"\r\n"):
+            self._refuse(BadRequest("this is not HTTP/1.1: its lines end with CR LF"))
+        elif end >= 0:
+            self._unset_keepalive_if_required()
+            self._state = ConnectionState.TURN
+            self._turns.take(head, partial(self._begin, end + len(HEAD_END), self.loop.time()))
+        else:
+            self._quiet_since = self.loop.time()
+
+    def _begin(self, end: int, arrived_at: float) -> None:
+        """Give the parser the head, up to ``end``, and the part of the body that has arrived."""
+        if self._transport.closing:  # the client has left
+            return
+        head, rest = bytes(self._received[:end]), bytes(self._received[end:])
+        self._received.clear()
+        if b"\r\nupgrade:" in head.lower():
+            head = UPGRADE.sub(b"", head)
+        if not self._parse(head):
+            return
+        self._arrival = Arrival(arrived_at)
+        cast(dict[str, Any], self.scope)["arrival"] = self._arrival
+        if rest:
+            self.data_received(rest)
+        self._arrival.complete = self._state is ConnectionState.ANSWER
+
+    def _take_body(self, data: bytes) -> None:
+        """Give the parser what belongs to the body. What is behind it begins the next request."""
+        body, ahead = data[: self._body_left], data[self._body_left :]
+        self._body_left -= len(body)
+        self._framing_excess += len(body)
+        if not self._parse(body):
+            return
+        # No other limit covers framing, and chunks of a byte are six times as long.
+        if self._framing_excess > self._max_header_bytes and self._state is ConnectionState.BODY:
+            self._refuse(self._too_large())
+        elif ahead:
+            self.data_received(ahead)
+
+    def _parse(self, data: bytes) -> bool:
+        """Give the parser some bytes; return whether it accepted them."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # raised for CONNECT, which no route accepts
+            pass
+        except httptools.HttpParserError as error:
+            if self._state in (ConnectionState.TURN, ConnectionState.BODY):
+                cause = error.__context__  # what a method below has raised
+                invalid = BadRequest("the request is not valid HTTP/1.1")
+                self._refuse(cause if isinstance(cause, ServiceError) else invalid)
+            elif self._state is ConnectionState.ANSWER:
+                # The next request is bad: answer this one, then close.
+                self.cycle.keep_alive = False
+                self._received += data
+            else:
+                self._transport.close()
+            return False
+        return True
+
+    def on_message_begin(self) -> None:
+        if self._state is not ConnectionState.TURN:
+            # Only the parser finds the end of a chunked body, so it has already seen the start of
+            # the next request. It is not answered: clients that send ahead must be ready to send
+            # again.
+            raise BadRequest("a request behind another one in chunks")
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._state is ConnectionState.TURN:  # else it is a trailer
+            super().on_header(name, value.rstrip(b" \t"))  # the parser strips only the front
+
+    def on_headers_complete(self) -> None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            raise BadRequest("an HTTP/1.1 request must have exactly one Host header")
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise BadRequest("the only transfer coding accepted is: chunked")
+        length = int(dict(self.headers).get(b"content-length", 0))
+        self._body_left = sys.maxsize if codings else length
+        self._framing_excess = 0
+        if self.parser.get_http_version() == "1.0":  # no interim answers (RFC 9110, 10.1.1)
+            self.expect_100_continue = False
+        super().on_headers_complete()
+        self._state = ConnectionState.BODY
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_excess -= 2 * len(body)  # it was counted as framing
+        if self.cycle.response_complete:
+            self._transport.drop()
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._state = ConnectionState.ANSWER
+        super().on_message_complete()
+        # A long body pauses reading. From here on, only reading tells whether the client leaves.
+        self.flow.resume_reading()
+        if self.cycle.response_complete:
+            self._transport.stop()
+            self._await_head()
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self._transport.closing:
+            return
+        self.flow.resume_reading()
+        if self._state is ConnectionState.ANSWER:
+            self._await_head()
+        else:  # the request was refused before its whole body arrived
+            self._transport.await_rest()
+
+    def _await_head(self) -> None:
+        self._state = ConnectionState.HEAD
+        self._quiet_since = self.loop.time()
+        self._close_later()
+        if self._received:  # its deadline begins now, when it becomes the current request
+            self._take_head()
+
+    # Refusals and timers
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Answer bytes that are not a valid request, and close."""
+        if self._state is not ConnectionState.BODY:
+            self._unset_keepalive_if_required()
+            client = self.client[0] if self.client else ""
+            headers = self.server_state.default_headers
+            self.transport.write(refuse(self._service, error, client, headers))
+        elif not self.cycle.response_complete:
+            # The application answers with the error when it receives the next part of the body.
+            self._state = ConnectionState.REFUSAL
+            self.cycle.keep_alive = False
+            waiting, self.cycle.message_event = self.cycle.message_event, _Refused(error)
+            waiting.set()
+            return
+        self.transport.close()
+
+    def _too_large(self) -> HeadersTooLarge:
+        return HeadersTooLarge(
+            f"request line and headers have more than the {self._max_header_bytes} bytes accepted"
+        )
+
+    def _close_later(self) -> None:
+        """Close unless a whole head arrives in time."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )

@@ -1,0 +1,250 @@
+"""uvicorn's server with our listeners, and a shutdown that loses no request."""
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from types import FrameType
+from typing import cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from sentiment_service.adapter import SideServer
+from sentiment_service.config.formats import tls_context
+from sentiment_service.errors import ServiceError, UserError
+from sentiment_service.server import signals
+from sentiment_service.server.addresses import announce
+from sentiment_service.server.arrivals import (
+    ACCEPTING_SHARE,
+    LOOK_S,
+    QUIET_S,
+    Arrivals,
+    Listener,
+    Quiet,
+    Turns,
+)
+from sentiment_service.server.http_protocol import HttpProtocol
+from sentiment_service.server.workers.assignment import Assignment
+from sentiment_service.server.workers.channels import HandedOver
+from sentiment_service.server.workers.member import Member, StatusReport
+from sentiment_service.service import Service
+from sentiment_service.shared_memory.worker_status import WorkerPhase
+
+# Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
+# close first.
+KEEP_ALIVE_S = 75
+STATUS_S = 0.1  # between two reports of a worker to the supervisor and the other workers
+# The last share of drain-ms, in which requests that have no result yet get an error.
+REFUSING_SHARE = 0.1
+MAX_REFUSING_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with our listeners, and a shutdown that loses no request.
+
+    ``sites`` maps each bound socket to its application; the sockets of a worker with an
+    ``assignment`` lead to the supervisor. The first application's lifespan is the server's. When
+    ``hangup`` is set, all models are loaded again.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[socket.socket, FastAPI],
+        service: Service,
+        hangup: asyncio.Event,
+        assignment: Assignment | None = None,
+        *,
+        keep_alive_s: int = KEEP_ALIVE_S,
+    ) -> None:
+        self._apps = [*sites.values()]
+        self._configs = {site: _config(app, keep_alive_s) for site, app in sites.items()}
+        super().__init__(next(iter(self._configs.values())))
+        self._service = service
+        self._hangup = hangup
+        self._tasks: list[asyncio.Task[None]] = []  # to the end of the event loop
+        self._listeners: list[Listener] = []
+        self._side_servers: list[SideServer] = []
+        self._assignment = assignment
+        self._member: Member | None = None
+        service.show_status = StatusReport(service, self.server_state).write
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(1)  # the log says why
+        try:
+            self._listen()
+            makers = self._apps[0].state.side_servers
+            self._side_servers = [make(self._service) for make in makers]
+        except UserError:
+            await self.lifespan.shutdown()
+            raise
+        for server in self._side_servers:
+            await server.start()
+        models = self._service.models.summary()
+        if self._assignment is None:
+            announce(models, [*self._configs], self._service.settings)
+        else:
+            logger.info("ready to serve %s", models)
+            self._join(self._assignment)
+            # The supervisor and other workers look at any time, but at a single process only /info.
+            self._tasks.append(asyncio.create_task(self._show_status()))
+        self._tasks.append(asyncio.create_task(self._reload_at_hangups()))
+        self.started = True
+
+    def _listen(self) -> None:
+        turns = Turns(self._service.often_asked)
+        note_end = self._note_end if self._assignment else None  # only the supervisor counts
+        tls = self._tls()
+        for site, config in self._configs.items():
+            if not config.loaded:  # the first one was loaded with its lifespan
+                config.load()
+            protocol = partial(
+                HttpProtocol,
+                config=config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+                service=self._service,
+                turns=turns,
+                on_end=note_end,
+            )
+            arrivals = HandedOver if self._assignment else Arrivals
+            self._listeners.append(Listener(site, protocol, arrivals, note_end, tls))
+            tls = None  # the port of the metrics has none
+
+    def _join(self, assignment: Assignment) -> None:
+        """Listen to the supervisor. When it has ended, this worker ends, too."""
+        self._member = Member(
+            socket.socket(fileno=assignment.control),
+            self._service.models,
+            hang_up=self._hangup.set,
+            read_files=self._read_files,
+            stop=lambda: self.handle_exit(signal.SIGTERM, None),
+        )
+        self._service.reload = self._member.reload
+
+    def _note_end(self) -> None:
+        """A connection has ended."""
+        self._service.status.closed += 1
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        signals.stop(self._service.lifecycle, sig)
+        self._service.status.phase_number = WorkerPhase.STOPPING
+        # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
+        # the exit code would report a failure.
+        self.should_exit = True
+
+    async def _show_status(self) -> None:
+        while True:
+            self._service.show_status()
+            await asyncio.sleep(STATUS_S)
+
+    async def _reload_at_hangups(self) -> None:
+        while await self._hangup.wait():
+            # Those that come from here on cause one more reload together.
+            self._hangup.clear()
+            self._read_files()
+            await asyncio.gather(*map(self._reload, self._service.models.classifiers))
+
+    def _tls(self) -> ssl.SSLContext | None:
+        settings = self._service.settings
+        return tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+
+    def _read_files(self) -> None:
+        """Read keys and certificate again. If that fails, they stay as they are."""
+        try:
+            self._service.access.read_keys()
+            self._listeners[0].tls = self._tls()
+        except ValueError as error:
+            logger.error("keys or certificate stay as they are: %s", error)
+
+    async def _reload(self, name: str) -> None:
+        try:
+            await self._service.reload(name)
+        except ServiceError:
+            pass  # the log says why, or the service shuts down
+        except Exception:
+            logger.exception("%s could not be reloaded", name)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer accepted requests, refuse new ones, then close; all within drain-ms."""
+        logger.info("shutting down")
+        lifecycle = self._service.lifecycle
+        lifecycle.stop()  # a signal may have done this already
+        if self._member is not None:
+            self._member.stop()
+        drain_s = self._service.settings.drain_ms / 1000
+        stop_by = lifecycle.stop_by
+        results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
+        draining = asyncio.create_task(self._service.models.drain(results_by))
+        stopping = [asyncio.create_task(side.stop(stop_by)) for side in self._side_servers]
+        since = asyncio.get_running_loop().time()
+        await self._close_what_is_quiet(since, stop_by - ACCEPTING_SHARE * drain_s, results_by)
+        for listener in self._listeners:
+            await listener.close()
+        lifecycle.results_lost = not await draining
+        # The remaining tasks wait for their clients: for the rest of a body, or for a client to
+        # read its answer.
+        tasks = self.server_state.tasks
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, stop_by - time.monotonic()))
+        await self._close_what_is_quiet(since, 0.0, stop_by)  # when the last answers are read
+        connections = self.server_state.connections
+        if any(connection.transport.get_write_buffer_size() for connection in connections):
+            lifecycle.results_lost = True
+        await asyncio.gather(*stopping)
+        await self.lifespan.shutdown()
+        logger.info("stopped")
+
+    async def _close_what_is_quiet(self, since: float, accept_until: float, until: float) -> None:
+        """Close quiet connections; return when none is left and none can arrive, or at ``until``.
+
+        The listeners close at ``accept_until`` at the latest, but those of a worker when the
+        supervisor ends them. Both times are on the clock ``time.monotonic``. The server stops
+        ``since`` a time on the event loop's clock.
+        """
+        quiet = Quiet()
+        connections = self.server_state.connections
+        listeners = self._listeners
+        while time.monotonic() < until and (connections or not all(one.ended for one in listeners)):
+            quiet_s = quiet.seconds(self._arrived())
+            if not self._assignment and (quiet_s >= QUIET_S or time.monotonic() >= accept_until):
+                for listener in listeners:
+                    await listener.close()
+            # If the process stood still, timers come first, so let the sockets be read before.
+            await asyncio.sleep(0)
+            for connection in list(connections):
+                cast(HttpProtocol, connection).close_if_quiet(since)
+            await asyncio.sleep(LOOK_S)
+
+    def _arrived(self) -> int:
+        """A number that grows with each connection and each answer."""
+        accepted = sum(listener.arrivals.accepted for listener in self._listeners)
+        return accepted + self.server_state.total_requests
+
+
+def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
+    proxies = app.state.service.settings.trusted_proxies
+    return uvicorn.Config(
+        app,
+        lifespan="on",
+        ws="none",
+        log_config=None,
+        log_level="warning",  # of uvicorn's own messages
+        access_log=False,
+        server_header=False,
+        # Otherwise any client on this host could claim to have another address.
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=[*proxies],
+        timeout_keep_alive=keep_alive_s,
+    )

@@ -1,0 +1,128 @@
+"""The Unix sockets between the supervisor and a worker: for messages, and for connections.
+
+A connection that waits in such a socket would end with the worker. So the supervisor keeps the
+worker's end open, too: when the worker has ended or hangs, it takes back what the worker has not
+taken.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sentiment_service.server.arrivals import Arrivals
+
+MESSAGE_BYTES = 65_536  # at most; the longest name the served models
+# What goes with a connection, because the kernel passes no descriptor without a byte.
+MESSAGE = b"c"
+
+
+class Control:
+    """One end of the socket for messages: JSON objects, in order. Create it on the event loop.
+
+    ``on_message`` gets each message from the other end, and ``on_end`` is called when there will be
+    no more.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        on_message: Callable[[dict[str, Any]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._channel = channel
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        channel.setblocking(False)
+        self._loop.add_reader(channel, self._read)
+
+    def send(self, **message: Any) -> None:
+        """Send a message. It is lost if the other end has ended, or reads nothing any more."""
+        with suppress(OSError):
+            self._channel.send(json.dumps(message).encode())
+
+    def close(self) -> None:
+        """Send and read no more; may be called more than once."""
+        if self._channel.fileno() >= 0:
+            self._loop.remove_reader(self._channel)
+            self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            received = self._channel.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if received:
+            self._on_message(json.loads(received))
+        else:
+            self.close()
+            self._on_end()
+
+
+class Channel:
+    """Both ends of a socket for connections: the supervisor's, and the one a worker inherits."""
+
+    def __init__(self) -> None:
+        self._end, self.worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The worker has a copy of its end's descriptor, so for both it is one that does not block.
+        for end in (self._end, self.worker_end):
+            end.setblocking(False)
+
+    def give(self, connection: socket.socket) -> bool:
+        """Send the connection to the worker and close it here; False if the channel is full."""
+        try:
+            socket.send_fds(self._end, [MESSAGE], [connection.fileno()])
+        except OSError:
+            return False
+        connection.close()
+        return True
+
+    def end(self) -> None:
+        """Give no more connections. The worker is notified when it has taken those that it has."""
+        self._end.shutdown(socket.SHUT_WR)
+
+    def take_back(self) -> list[socket.socket]:
+        """What the worker has not taken. The worker may take some at the same time."""
+        returned: list[socket.socket] = []
+        with suppress(OSError):  # nothing is left, or no file descriptor
+            while (received := _receive(self.worker_end))[0]:
+                returned += received[1]
+        return returned
+
+    def close(self) -> None:
+        """The worker has ended. What it has not taken is lost, unless it was taken back before."""
+        self._end.close()
+        self.worker_end.close()
+
+
+class HandedOver(Arrivals):
+    """The connections that arrive at a worker through its end. The supervisor ends the channel."""
+
+    def _listen(self) -> None:
+        """Do nothing: connections come from the start."""
+
+    def _next(self) -> socket.socket:
+        message, connections = _receive(self._site)
+        if connections:
+            return connections[0]
+        if not message:
+            self._loop.remove_reader(self._site)
+            self._site.close()
+        raise BlockingIOError
+
+    async def _refuse_more(self) -> None:
+        """Do nothing: this is the supervisor's part."""
+
+
+def _receive(worker_end: socket.socket) -> tuple[bytes, list[socket.socket]]:
+    """The next message with its connection; no message if no more will come."""
+    # The kernel would drop a connection for which there is no descriptor, so look first.
+    os.close(os.dup(worker_end.fileno()))
+    message, descriptors, _, _ = socket.recv_fds(worker_end, len(MESSAGE), 1)
+    return message, [socket.socket(fileno=descriptor) for descriptor in descriptors]

@@ -1,0 +1,190 @@
+"""A worker's side of what the workers of a service do together: report, reload models, and end."""
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.server import ServerState
+
+from sentiment_service.engine.model_registry import ModelRegistry
+from sentiment_service.errors import (
+    InvalidBundle,
+    NotReady,
+    OutOfMemory,
+    ServiceError,
+    ShuttingDown,
+)
+from sentiment_service.server.workers.channels import Control
+from sentiment_service.service import Service
+from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
+
+# Seconds between two tests whether inference works again.
+TRIES_AGAIN_S = 1.0
+# The errors of reloads, by their codes.
+ERRORS = {error.code: error for error in (InvalidBundle, NotReady, OutOfMemory)}
+
+logger = logging.getLogger(__name__)
+
+
+class Member:
+    """Listens to the supervisor on the Unix socket ``control``. Create it on the event loop.
+
+    ``hang_up`` is called when all models are to be loaded again, ``read_files`` when keys and
+    certificate are, and ``stop`` when the supervisor has ended.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        models: ModelRegistry,
+        *,
+        hang_up: Callable[[], None],
+        read_files: Callable[[], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._models = models
+        self._hang_up = hang_up
+        self._read_files = read_files
+        self._requests: dict[str, asyncio.Future[list[str] | None]] = {}
+        # By the number of a reload: whether to switch to the new model, once that is decided.
+        self._decisions: dict[int, asyncio.Future[bool]] = {}
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._control = Control(control, self._on_message, stop)
+
+    async def reload(self, name: str) -> None:
+        """Have all workers load the named model's bundle again.
+
+        Raises:
+            ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
+            InvalidBundle: a worker cannot serve the bundle's present content; the old model stays
+                at all of them.
+            OutOfMemory: a worker has no memory for both models; the old model stays likewise.
+        """
+        self._models.classifier(name)  # raises for an unknown name
+        if self._stopping:
+            raise ShuttingDown()
+        # Unique, because the answer may reach the next worker of this number.
+        request = uuid.uuid4().hex
+        self._requests[request] = reloaded = asyncio.get_running_loop().create_future()
+        self._control.send(kind="reload", model=name, request=request)
+        try:
+            fault = await reloaded
+        finally:
+            del self._requests[request]
+        if fault is not None:
+            raise ERRORS.get(fault[0], NotReady)(fault[1])
+
+    def stop(self) -> None:
+        """Give up reloads: the service stops."""
+        self._stopping = True
+        for reloaded in self._requests.values():
+            if not reloaded.done():
+                reloaded.set_exception(ShuttingDown())
+        for decision in self._decisions.values():
+            if not decision.done():
+                decision.set_result(False)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "hangup":
+            self._hang_up()
+        elif kind == "read_files":
+            self._read_files()
+        elif kind == "reloaded":
+            reloaded = self._requests.get(message["request"])
+            if reloaded is not None and not reloaded.done():
+                reloaded.set_result(message["error"])
+        elif kind == "prepare":
+            task = asyncio.create_task(self._prepare(message["model"], message["reload"]))
+            self._preparing.add(task)
+            task.add_done_callback(self._preparing.discard)
+        else:
+            decision = self._decisions.get(message["reload"])
+            if decision is not None and not decision.done():
+                decision.set_result(kind == "switch")
+
+    async def _prepare(self, name: str, number: int) -> None:
+        """Load the model, say so, and do then what is decided. Each step that fails is answered."""
+        self._decisions[number] = decision = asyncio.get_running_loop().create_future()
+        try:
+            await self._models.prepare(name)
+            self._answer(number, None)
+            if self._stopping and not decision.done():
+                decision.set_result(False)
+            if await decision:
+                await self._models.switch(name)
+                self._answer(number, None)
+            else:
+                self._models.drop(name)
+        except ServiceError as error:
+            self._answer(number, [error.code, error.detail])
+        except Exception:
+            logger.exception("%s could not be reloaded", name)
+            self._answer(number, [NotReady.code, "a worker failed; the service's log says why"])
+        finally:
+            del self._decisions[number]
+
+    def _answer(self, number: int, fault: list[str] | None) -> None:
+        self._control.send(kind="done", reload=number, error=fault)
+
+
+class StatusReport:
+    """What this process says of itself on the board, as often as its server calls ``write``."""
+
+    def __init__(self, service: Service, state: ServerState) -> None:
+        self._service = service
+        self._state = state
+        self.status: WorkerStatus = service.status
+        self.status.pid = os.getpid()
+        self._trying: asyncio.Task[None] | None = None
+        self._tries_at = 0.0
+
+    def write(self) -> None:
+        """Write the present state. Call it on the event loop, several times a second."""
+        status = self.status
+        status.connections = len(self._state.connections)
+        status.answered = self._state.total_requests
+        status.in_flight = int(self._service.metrics.requests_in_flight.value)
+        status.models = self._digest()
+        status.phase_number = self._phase()
+        status.beats += 1
+        if self._service.board.workers > 1:
+            self._service.sync_workers()
+
+    def _phase(self) -> WorkerPhase:
+        models = self._service.models
+        if self._service.lifecycle.stopping:
+            return WorkerPhase.STOPPING
+        try:
+            models.check_live()
+        except NotReady:
+            return WorkerPhase.HOPELESS
+        if models.good:
+            return WorkerPhase.READY
+        self._try_again()
+        return WorkerPhase.NOT_READY
+
+    def _try_again(self) -> None:
+        """Classify a text as a test. Without requests, nothing else would find that it works."""
+        now = time.monotonic()
+        if now >= self._tries_at and (self._trying is None or self._trying.done()):
+            self._tries_at = now + TRIES_AGAIN_S
+            self._trying = asyncio.create_task(self._try())
+
+    async def _try(self) -> None:
+        with suppress(ServiceError):  # it is tried again
+            await self._service.models.check_ready()
+
+    def _digest(self) -> int:
+        models = (classifier.model for classifier in self._service.models.classifiers.values())
+        # The manifest has what changes answers: calibration and labels, and digests of all files.
+        served = " ".join(f"{model.name} {model.manifest_digest}" for model in models)
+        return int.from_bytes(hashlib.sha256(served.encode()).digest()[:6])

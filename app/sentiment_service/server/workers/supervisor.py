@@ -1,0 +1,261 @@
+"""Runs the workers of a service: starts them, deals them connections, replaces those that end.
+
+A worker is the whole service of one process. The supervisor knows nothing of texts, models and
+HTTP, and imports no package for them.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+
+import uvloop
+
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import UserError
+from sentiment_service.server.addresses import announce, bind_sites
+from sentiment_service.server.arrivals import ACCEPTING_SHARE, QUIET_S, Quiet
+from sentiment_service.server.workers.assignment import with_shared_cache
+from sentiment_service.server.workers.dealer import Dealer
+from sentiment_service.server.workers.group_reload import GroupReload
+from sentiment_service.server.workers.worker_process import HANGS_S, LOADING_S, WorkerProcess
+from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory.worker_status import WorkerPhase
+
+TICK_S = 0.1  # between two looks at the workers
+# Seconds beyond drain-ms after which a worker that stops is killed.
+EXIT_S = 5.0
+# The service ends when nobody serves and starts have failed this many times for each worker.
+MOST_FAILED_STARTS = 3
+# The longest pause before a start while nobody serves.
+UNSERVED_PAUSE_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+def run(settings: Settings, workers: int) -> int:
+    """Serve with this number of workers until SIGTERM or SIGINT, then let them finish.
+
+    Returns the exit code: the worst of the workers'.
+
+    Raises:
+        UserError: an address cannot be used, or no worker can start.
+    """
+    with ExitStack() as stack:
+        sites = [stack.enter_context(site) for site in bind_sites(settings)]
+        settings = with_shared_cache(settings, stack)
+        return uvloop.run(Supervisor(settings, workers, sites).run())
+
+
+class Supervisor:
+    """The workers of a service whose ports are the bound ``sites``."""
+
+    def __init__(self, settings: Settings, workers: int, sites: list[socket.socket]) -> None:
+        self._settings = settings
+        self._drain_s = settings.drain_ms / 1000
+        self._sites = sites
+        self._board, descriptor = Board.create(workers)
+        self._woken = asyncio.Event()
+        self._workers: list[WorkerProcess] = []
+        self._reloads = GroupReload(self._workers)
+        self._workers += [
+            WorkerProcess(
+                number,
+                self._board,
+                descriptor,
+                len(sites),
+                settings,
+                self._reloads.on_message,
+                self._woken.set,
+            )
+            for number in range(workers)
+        ]
+        self._dealer = Dealer(sites, self._workers)
+        self._stopping = 0  # the signal that stops the service
+        self._failed_starts = 0  # of all workers, while none is serving
+        self._hung_up = False  # by SIGHUP
+
+    async def run(self) -> int:
+        """Serve until a signal; the exit code."""
+        # Not the event loop's handlers: it removes them when it ends, and a late signal would kill
+        # this process.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._note_hangup)
+        reloading = asyncio.create_task(self._reloads.run())
+        try:
+            if not await self._start_all():
+                return 128 + self._stopping if self._stopping else 1
+            self._dealer.listen()
+            announce(f"with {len(self._workers)} workers", self._sites, self._settings)
+            while not self._stopping:
+                await self._look()
+            return await self._shut_down()
+        finally:
+            await self._end_all(time.monotonic())
+            reloading.cancel()
+
+    # Start
+
+    async def _start_all(self) -> bool:
+        """Start the first worker, which measures, and then the others, which use what it measured.
+
+        Returns whether all are ready. If not, a signal came, or a worker has said why it failed.
+
+        Raises:
+            UserError: a worker was killed, or could not be started.
+        """
+        for together in (self._workers[:1], self._workers[1:]):
+            for worker in together:
+                worker.start()
+            while any(worker.phase is WorkerPhase.STARTING for worker in together):
+                await self._pause()
+                for worker in together:
+                    worker.look()
+                    self._check(worker)
+                if self._stopping:
+                    return False
+                if failed := [worker for worker in together if not worker.alive]:
+                    if killed := [worker for worker in failed if worker.was_killed]:
+                        raise UserError(killed[0].last_end)
+                    return False
+        return True
+
+    # While it serves
+
+    async def _look(self) -> None:
+        """Wait a moment, or until something happens, and see to the workers."""
+        await self._pause()
+        for worker in self._workers:
+            was_alive = worker.alive
+            worker.look()
+            if was_alive and not worker.alive:
+                self._reloads.ended(worker)
+                self._note_end(worker, worker.last_end)
+            elif worker.alive:
+                self._check(worker)
+            elif not self._stopping and time.monotonic() >= worker.start_at:
+                self._start_again(worker)
+        if any(worker.reachable for worker in self._workers):
+            self._failed_starts = 0
+        self._dealer.look()
+        self._reloads.check_models()
+        if self._hung_up:
+            self._hung_up = False
+            for worker in self._workers:
+                worker.send(kind="read_files")
+            self._reloads.reload_all()
+
+    def _check(self, worker: WorkerProcess) -> None:
+        """End the worker if it cannot recover, and kill it if it does not end or hangs."""
+        now = time.monotonic()
+        if worker.silent_s > HANGS_S and worker.phase is not WorkerPhase.STOPPING:
+            worker.kill(f"it was silent for {HANGS_S:g} s")
+        elif worker.phase is WorkerPhase.STARTING and now > worker.started_at + LOADING_S:
+            worker.kill(f"it was not ready within {LOADING_S:g} s")
+        elif now > worker.end_by:
+            worker.kill("it did not end in time")
+        elif self._stopping or worker.end_by < math.inf:
+            pass  # it is ending already
+        elif worker.fault or worker.phase is WorkerPhase.HOPELESS:
+            what = worker.fault or "cannot recover"
+            logger.error("worker %d %s and is replaced", worker.number, what)
+            worker.end_connections()
+            worker.end(now + self._drain_s + EXIT_S)
+        elif worker.phase is WorkerPhase.STOPPING:  # someone sent it SIGTERM
+            worker.end_connections()
+            worker.end_by = now + self._drain_s + EXIT_S
+
+    def _start_again(self, worker: WorkerProcess) -> None:
+        try:
+            worker.start()
+        except UserError as error:
+            self._note_end(worker, str(error))
+        else:
+            worker.status.restarts += 1
+
+    def _note_end(self, worker: WorkerProcess, how: str) -> None:
+        if self._stopping:
+            return
+        now = time.monotonic()
+        if not any(other.reachable for other in self._workers):
+            self._failed_starts += worker.failed
+            if self._failed_starts >= MOST_FAILED_STARTS * len(self._workers):
+                raise UserError(f"no worker can start: {how}")
+            logger.error("no worker is left: requests get 503 until one is ready")
+            for other in self._workers:
+                other.start_at = min(other.start_at, now + UNSERVED_PAUSE_S)
+        logger.warning("%s; it is started again in %.1f s", how, worker.start_at - now)
+
+    def _note_hangup(self, number: int, frame: FrameType | None) -> None:
+        self._hung_up = True
+
+    # End
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping and number == signal.SIGINT:  # a second Ctrl-C
+            for worker in self._workers:
+                worker.kill("second Ctrl-C")
+            os._exit(128 + number)
+        self._stopping = self._stopping or number
+
+    async def _shut_down(self) -> int:
+        """Deal what arrives until it is quiet, while the workers finish; the exit code."""
+        logger.info("shutting down")
+        stopped_at = time.monotonic()
+        # The end of one that had ended before says nothing of this shutdown.
+        serving = [
+            worker
+            for worker in self._workers
+            if worker.alive and worker.phase is not WorkerPhase.STARTING
+        ]
+        for worker in self._workers:
+            worker.end(stopped_at + self._drain_s + EXIT_S)
+        quiet = Quiet()
+        await self._look_while(
+            lambda: quiet.seconds(self._arrived()) < QUIET_S,
+            stopped_at + ACCEPTING_SHARE * self._drain_s,
+        )
+        await self._dealer.close()
+        await self._look_while(lambda: self._dealer.waiting, stopped_at + self._drain_s)
+        await self._end_all(stopped_at + self._drain_s + EXIT_S)
+        codes = [worker.exit_code for worker in serving if worker.exit_code is not None]
+        for worker in serving:
+            if worker.was_killed:
+                logger.error("%s", worker.last_end)
+        logger.info("stopped")
+        return max((code if code >= 0 else 1 for code in codes), default=0)
+
+    async def _look_while(self, going_on: Callable[[], bool], until: float) -> None:
+        while time.monotonic() < until and self._any_alive() and going_on():
+            await self._look()
+
+    def _any_alive(self) -> bool:
+        return any(worker.alive for worker in self._workers)
+
+    def _arrived(self) -> int:
+        """A number that grows with each connection and each answer."""
+        return self._dealer.accepted + sum(worker.status.answered for worker in self._workers)
+
+    async def _end_all(self, by: float) -> None:
+        """Wait until all workers have ended; those that have not by then are killed."""
+        self._stopping = self._stopping or signal.SIGTERM
+        for worker in self._workers:
+            worker.end_connections()
+            if worker.alive:
+                worker.end(by)
+        while self._any_alive():
+            await self._look()
+
+    async def _pause(self) -> None:
+        """Wait a moment, or until a worker ends."""
+        timer = asyncio.get_running_loop().call_later(TICK_S, self._woken.set)
+        await self._woken.wait()
+        self._woken.clear()
+        timer.cancel()

@@ -1,0 +1,238 @@
+"""One worker as the supervisor sees it: its process, and the sockets that lead to it."""
+
+import math
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
+
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import UserError, system_error
+from sentiment_service.server.workers.assignment import Assignment
+from sentiment_service.server.workers.channels import Channel, Control
+from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
+
+# The pause before a worker is started again. It doubles until the worker is ready for STEADY_S.
+LEAST_PAUSE_S = 0.5
+MOST_PAUSE_S = 30.0
+STEADY_S = 60.0
+# A worker that was silent for longer gets no connections, and those that it has not taken are taken
+# back, ...
+SILENT_S = 2.0
+# ... and after this time it is killed.
+HANGS_S = 30.0
+# The most that a worker may take to load its models, when it starts and for a reload.
+LOADING_S = 600.0
+# The most that one ``look`` counts: if the supervisor itself was stopped, no worker is to blame.
+MOST_ELAPSED_S = 0.5
+
+
+class WorkerProcess:
+    """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
+
+    The process reads its settings as this one did, but gets bundles and cache from ``settings``.
+    ``on_message`` gets each message of the process, and ``on_end`` is called when it ends.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        board: Board,
+        board_descriptor: int,
+        sites: int,
+        settings: Settings,
+        on_message: Callable[["WorkerProcess", dict[str, Any]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.status = WorkerStatus(board, number)
+        self.status.end()
+        self.exit_code: int | None = None  # of the latest process, when it has ended
+        self.failed = False  # its latest process ended before it was ready
+        self.fault = ""  # what it did, if its process must be replaced
+        # On the clock time.monotonic: when its process was started, or is to be started again, ...
+        self.started_at = self.start_at = 0.0
+        self.end_by = math.inf  # ... and when the process must have ended, once it should
+        self.silent_s = 0.0
+        self._board = board
+        self._board_descriptor = board_descriptor
+        self._sites = sites
+        self._settings = settings
+        self._on_message = on_message
+        self._on_end = on_end
+        self._kill_reason = ""
+        self._control: Control | None = None  # while it has a process
+        self._channels: list[Channel] = []  # while it has a process
+        self._takes_connections = False
+        self._returned: list[tuple[int, socket.socket]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pause_s = LEAST_PAUSE_S
+        self._ready_at = math.inf  # when it was first seen to be ready
+        self._beats = 0
+        self._looked_at = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker has a process."""
+        return self._process is not None
+
+    @property
+    def phase(self) -> WorkerPhase:
+        """What the worker is doing."""
+        return self.status.phase
+
+    @property
+    def reachable(self) -> bool:
+        """Whether connections may be dealt to the worker."""
+        return self._takes_connections and self.phase is not WorkerPhase.STARTING
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Workers that answer come first, then those that are ready."""
+        return self.silent_s > SILENT_S, self.phase
+
+    def start(self) -> None:
+        """Start a process: the command of this process once more.
+
+        Raises:
+            UserError: the system has no descriptors, process or memory for it now.
+        """
+        with ExitStack() as opened:
+            try:
+                own_control, control = map(
+                    opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                )
+                channels = [opened.enter_context(closing(Channel())) for _ in range(self._sites)]
+                self._process = self._spawn(control, channels)
+            except OSError as error:
+                self._put_off(time.monotonic())
+                raise UserError(
+                    f"worker {self.number} cannot be started: {system_error(error)}"
+                ) from error
+            opened.pop_all()
+        control.close()
+        self._channels = channels
+        self._control = Control(own_control, partial(self._on_message, self), self._on_end)
+        self.status.begin(self._process.pid)
+        self._takes_connections = True
+        self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
+        self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
+
+    def give(self, site: int, connection: socket.socket) -> bool:
+        """Hand a connection of this port over; False if the worker cannot take it now."""
+        if not self._takes_connections or not self._channels[site].give(connection):
+            return False
+        self.status.dealt += 1
+        return True
+
+    def returned(self) -> list[tuple[int, socket.socket]]:
+        """The connections, with their ports, that the worker was dealt and has not taken.
+
+        While it answers, there are none. Each is returned once.
+        """
+        returned, self._returned = self._returned, []
+        return returned
+
+    def send(self, **message: Any) -> None:
+        """Send a message to the process, if there is one."""
+        if self._control is not None:
+            self._control.send(**message)
+
+    def look(self) -> None:
+        """Check whether the process has ended, is ready, or is silent."""
+        now = time.monotonic()
+        if self._process is not None and (code := self._process.poll()) is not None:
+            self._ended(code, now)
+        elif self.phase is WorkerPhase.READY:
+            self._ready_at = min(self._ready_at, now)
+        if self.status.beats != self._beats or self.phase is WorkerPhase.STARTING:
+            self._beats, self.silent_s = self.status.beats, 0.0
+        else:
+            self.silent_s += min(now - self._looked_at, MOST_ELAPSED_S)
+        self._looked_at = now
+        if self.silent_s > SILENT_S:
+            self._take_back()
+
+    def end(self, by: float) -> None:
+        """Have the process finish its requests and end ``by`` a time of ``time.monotonic``."""
+        # Only once: in the last moment of a process, a signal would kill it.
+        if self._process is not None and self.end_by == math.inf:
+            self._process.send_signal(signal.SIGTERM)
+        self.end_by = min(self.end_by, by)
+
+    def kill(self, reason: str) -> None:
+        """End the process at once."""
+        if self._process is not None and not self._kill_reason:
+            self._kill_reason = reason
+            self._process.kill()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended the latest process, and not the process itself."""
+        return self.exit_code is not None and self.exit_code < 0
+
+    @property
+    def last_end(self) -> str:
+        """How the latest process ended."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return f"worker {self.number} ended with exit code {self.exit_code}"
+        name = signal.Signals(-self.exit_code).name
+        guess = "; out of memory?" if name == "SIGKILL" else ""
+        return f"worker {self.number} was killed ({self._kill_reason or name + guess})"
+
+    def end_connections(self) -> None:
+        """Deal the worker no more connections. Those that it was dealt, it still takes."""
+        for channel in self._channels:
+            channel.end()
+        self._takes_connections = False
+
+    def _spawn(
+        self, control: socket.socket, channels: Sequence[Channel]
+    ) -> "subprocess.Popen[bytes]":
+        assignment = Assignment(
+            self.number,
+            self._board.workers,
+            self._board_descriptor,
+            control.fileno(),
+            [channel.worker_end.fileno() for channel in channels],
+            [str(path.absolute()) for path in self._settings.model],
+            str(cache.absolute()) if (cache := self._settings.cache_dir) else "",
+        )
+        return subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, *sys.orig_argv[1:]],
+            pass_fds=[assignment.board, assignment.control, *assignment.sites],
+            env=assignment.environment(),
+            process_group=0,  # so that Ctrl-C reaches the supervisor alone
+        )
+
+    def _ended(self, code: int, now: float) -> None:
+        self._put_off(now)
+        self._ready_at, self._process, self.exit_code = math.inf, None, code
+        self._take_back()
+        for channel in self._channels:
+            channel.close()
+        self._channels, self._takes_connections = [], False
+        if self._control is not None:
+            self._control.close()
+        self._control = None
+        self.status.end()
+        self._board.clear_present(self.number)
+
+    def _take_back(self) -> None:
+        for site, channel in enumerate(self._channels):
+            connections = channel.take_back()
+            self.status.dealt -= len(connections)
+            self._returned += [(site, connection) for connection in connections]
+
+    def _put_off(self, now: float) -> None:
+        self.failed = self._ready_at == math.inf
+        if now >= self._ready_at + STEADY_S:
+            self._pause_s = LEAST_PAUSE_S
+        self.start_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)

@@ -1,0 +1,181 @@
+"""The table of architectures: what is exported, what each needs and gets, and what is refused.
+
+docs/architectures.md shows the same table to users; a test compares the two.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sentiment_service.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """Files from which a tokenizer can be made if there is no tokenizer.json; all are needed."""
+
+    kind: str
+    names: tuple[str, ...]
+
+
+BYTE_LEVEL_BPE = TokenizerFiles("byte-level BPE", ("vocab.json", "merges.txt"))
+BERTWEET_BPE = TokenizerFiles("byte pair encoding (fastBPE)", ("vocab.txt", "bpe.codes"))
+WORD_PIECE = TokenizerFiles("WordPiece", ("vocab.txt",))
+SENTENCEPIECE = "sentencepiece"
+SENTENCEPIECE_BPE = TokenizerFiles(SENTENCEPIECE, ("sentencepiece.bpe.model",))
+SPM = TokenizerFiles(SENTENCEPIECE, ("spm.model",))
+SPIECE = TokenizerFiles(SENTENCEPIECE, ("spiece.model",))
+
+
+def every_row(config: Any) -> int:
+    """Each row of the position table is one token's, or there is no table but a trained length."""
+    return int(config.max_position_embeddings)
+
+
+def rows_after_padding(config: Any) -> int:
+    """Position ids start at the padding id + 1: RoBERTa's 514 rows are for 512 tokens."""
+    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+
+
+def rows_after_one(config: Any) -> int:
+    """As ``rows_after_padding``, with the padding id 1 whatever config.json says (MPNet)."""
+    return int(config.max_position_embeddings) - 2
+
+
+def full_attention(config: Any) -> int:
+    """The number of tokens up to which BigBird attends to all tokens.
+
+    In longer texts, its sparse attention picks blocks at random, which no graph can repeat.
+    """
+    rows = int(config.max_position_embeddings)
+    if config.attention_type == "original_full":
+        return rows
+    return min(rows, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One model type of transformers that has a sequence classifier.
+
+    ``layers`` is true if ``find_layers`` recognises its encoder layers; ``padding.py`` then also
+    changes attention. Otherwise ``rows.py`` leaves attention as it was exported. ``max_tokens``
+    takes the model's config and returns how many tokens have a position, special ones included.
+    """
+
+    name: str
+    example: str  # a public checkpoint whose file layout the tests build
+    tokenizers: tuple[TokenizerFiles, ...]  # the first complete one is read
+    layers: bool = False
+    max_tokens: Callable[[Any], int] = every_row
+
+    def tokenizer_files(self, present: Collection[str]) -> TokenizerFiles | None:
+        """The first of ``tokenizers`` whose files are all among the names ``present``."""
+        return next((t for t in self.tokenizers if set(t.names) <= set(present)), None)
+
+    @property
+    def passes(self) -> str:
+        """What the export does to the graph."""
+        last = (
+            "last layer for the first token only"
+            if self.layers
+            else "first token only after the last attention, unless the classifier reads others"
+        )
+        return f"padding left out, {last}, int8 with a scale per token"
+
+
+# By model_type in config.json.
+ARCHITECTURES = {
+    "roberta": Architecture(
+        "RoBERTa",
+        "cardiffnlp/twitter-roberta-base-sentiment-latest",
+        (BYTE_LEVEL_BPE, BERTWEET_BPE),
+        layers=True,
+        max_tokens=rows_after_padding,
+    ),
+    "xlm-roberta": Architecture(
+        "XLM-RoBERTa",
+        "cardiffnlp/twitter-xlm-roberta-base-sentiment",
+        (SENTENCEPIECE_BPE,),
+        layers=True,
+        max_tokens=rows_after_padding,
+    ),
+    "bert": Architecture(
+        "BERT",
+        "nlptown/bert-base-multilingual-uncased-sentiment",
+        (WORD_PIECE,),
+        layers=True,
+    ),
+    "distilbert": Architecture(
+        "DistilBERT",
+        "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
+        (WORD_PIECE,),
+        layers=True,
+    ),
+    "camembert": Architecture(
+        "CamemBERT",
+        "cmarkea/distilcamembert-base-sentiment",
+        (SENTENCEPIECE_BPE,),
+        layers=True,
+        max_tokens=rows_after_padding,
+    ),
+    "electra": Architecture(
+        "ELECTRA", "bhadresh-savani/electra-base-emotion", (WORD_PIECE,), layers=True
+    ),
+    "albert": Architecture("ALBERT", "textattack/albert-base-v2-SST-2", (SPIECE,), layers=True),
+    "mpnet": Architecture(
+        "MPNet", "microsoft/mpnet-base", (WORD_PIECE,), max_tokens=rows_after_one
+    ),
+    "deberta": Architecture("DeBERTa", "microsoft/deberta-base-mnli", (BYTE_LEVEL_BPE,)),
+    "deberta-v2": Architecture("DeBERTa-v2/v3", "yangheng/deberta-v3-base-absa-v1.1", (SPM,)),
+    "modernbert": Architecture("ModernBERT", "clapAI/modernBERT-base-multilingual-sentiment", ()),
+    "data2vec-text": Architecture(
+        "data2vec-text",
+        "facebook/data2vec-text-base",
+        (BYTE_LEVEL_BPE,),
+        layers=True,
+        max_tokens=rows_after_padding,
+    ),
+    "big_bird": Architecture(
+        "BigBird", "google/bigbird-roberta-base", (SPIECE,), layers=True, max_tokens=full_attention
+    ),
+}
+
+# What people ask for and do not get: the model types of each reason. All others that are not in
+# ARCHITECTURES are refused without a reason of their own.
+REFUSED = {
+    "it is an encoder with a decoder, and this service runs encoders": "bart mbart mt5 t5",
+    "it classifies by its last token, and this service reads the first": (
+        "bloom gemma2 gemma3_text gpt2 gpt_neox llama mistral opt phi3 qwen2 qwen3"
+    ),
+    "Optimum cannot export it to ONNX": (
+        "canine ernie ernie_m funnel luke roberta-prelayernorm xlm-roberta-xl xlnet"
+    ),
+    "its layers simulate integer arithmetic, which the export does not keep": "ibert",
+    "the graph that Optimum exports fails or gives wrong logits for texts of other lengths": (
+        "longformer"
+    ),
+}
+
+
+def find_architecture(model_type: object, where: str) -> Architecture:
+    """The architecture of a ``model_type``.
+
+    Raises:
+        UserError: it is not exported. The message names it, the reason, and what is taken.
+    """
+    if not isinstance(model_type, str):
+        raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
+    if model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    if (spelled := model_type.lower()) in ARCHITECTURES:
+        raise UserError(
+            f'{where}: model_type in config.json is "{model_type}"; it must be "{spelled}", as '
+            "transformers spells it"
+        )
+    reasons = (why for why, types in REFUSED.items() if spelled in types.split())
+    reason = next(reasons, "this exporter does not know it")
+    taken = ", ".join(architecture.name for architecture in ARCHITECTURES.values())
+    raise UserError(
+        f"{where} is of the unsupported architecture {model_type}: {reason}; use a sequence "
+        f"classifier of one of these architectures: {taken}"
+    )

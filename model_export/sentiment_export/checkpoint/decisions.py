@@ -1,0 +1,156 @@
+"""Decides how a checkpoint is read, once: its labels, its scores and the normalisation of texts.
+
+What the user says wins, then what the checkpoint says, then what is known of published checkpoints
+(``known_checkpoints.toml``). What is left is guessed from names, and a guess is said.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.engine.text.encoding import Preprocessing
+
+from sentiment_export.checkpoint.fast_tokenizer.bertweet_form import normalises
+from sentiment_export.checkpoint.labels import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    canonical_labels,
+    is_numbered,
+    read_labels,
+)
+from sentiment_export.checkpoint.source import origin
+
+# What a name suggests, if nothing is known of it. BERTweet's tokenizers say it themselves.
+SUGGESTED: dict[str, Preprocessing] = {
+    "robertuito": "robertuito",
+    "tweet-topic": "tweet_topic",
+    "twitter|(?<!ber)tweet": "tweet",
+}
+# "multi" or "multilabel" as a part of a name, not "multilingual" or "multi-class".
+SEVERAL = re.compile(r"(?<![a-z])multi[-_]?(?:label(?:l?ed)?)?(?![a-z]|[-_](?:ling|lang|class))")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a published checkpoint; ``source`` says from where."""
+
+    names: Sequence[str]
+    source: str
+    preprocessing: Preprocessing
+    labels: Sequence[str] = ()
+    multi_label: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """How a checkpoint is read. ``entries`` are those of config.json, with the decided head.
+
+    ``notes`` say in sentences what was changed or guessed. A note that begins with "warning" asks
+    the user for a word.
+    """
+
+    entries: Mapping[str, Any]
+    labels: list[str]
+    preprocessing: Preprocessing
+    notes: list[str]
+
+
+def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -> Decisions:
+    """Decide how the checkpoint in ``path`` is read, whose config.json has these entries.
+
+    Raises:
+        UserError: see ``read_labels``; or tokenizer_config.json cannot be read.
+    """
+    hub = origin(path)
+    own = _last_part(hub[0] if hub else str(path.resolve()))
+    base = str(entries.get("_name_or_path") or "")  # what it was saved from
+    # Who puts a model on the hub under another name has trained it further, mostly.
+    known = recognised(own) or (None if hub else recognised(base))
+    multi_label = options.multi_label
+    if multi_label is None and known and entries.get("problem_type") is None:
+        multi_label = known.multi_label or None
+    if multi_label is not None:
+        head = MULTI_LABEL if multi_label else SINGLE_LABEL
+        entries = {**entries, "problem_type": head}
+    spelled = read_labels(entries, str(path), options.labels)
+    labels, notes = (spelled, []) if options.labels else _named(spelled, known)
+    preprocessing, guessed_from = _preprocessing(path, entries, options, known, (own, base))
+    if guessed_from:
+        notes.append(
+            f"warning: the preprocessing {preprocessing} is a guess from the name {guessed_from}: "
+            "give --preprocessing to decide"
+        )
+    if SEVERAL.search(own.lower()) and entries.get("problem_type") is None:
+        notes.append(
+            f"warning: {own} may be for several labels a text, but config.json does not say so, "
+            "and the scores add up to 1: give --multi-label or --single-label"
+        )
+    return Decisions(entries, labels, preprocessing, notes)
+
+
+@cache
+def known_checkpoints() -> list[Known]:
+    """The entries of ``known_checkpoints.toml``, in its order."""
+    text = Path(__file__).with_name("known_checkpoints.toml").read_text(encoding="utf-8")
+    return [Known(**entry) for entry in tomllib.loads(text)["checkpoint"]]
+
+
+def recognised(name: str) -> Known | None:
+    """What is known of the published checkpoint whose id, or path, ends like this."""
+    last = _last_part(name).lower()
+    fits = (
+        known for known in known_checkpoints() if any(fnmatchcase(last, n) for n in known.names)
+    )
+    return next(fits, None)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def _named(spelled: list[str], known: Known | None) -> tuple[list[str], list[str]]:
+    """The labels for these outputs, and what is to be said of them."""
+    if not is_numbered(spelled):
+        labels = canonical_labels(spelled)
+        return labels, [_renamed(spelled, labels)] if labels != spelled else []
+    if known and len(known.labels) == len(spelled):
+        labels = list(known.labels)
+        return labels, [f"{_renamed(spelled, labels)}, as in {known.source}"]
+    shown = ", ".join(spelled[:3]) + (" ..." if len(spelled) > 3 else "")
+    says = f"warning: the outputs have no names but {shown}: name them in logit order with --labels"
+    return spelled, [says]
+
+
+def _renamed(spelled: list[str], labels: list[str]) -> str:
+    return f"labels {', '.join(spelled)} become {', '.join(labels)}"
+
+
+def _preprocessing(
+    path: Path,
+    entries: Mapping[str, Any],
+    options: CheckpointOptions,
+    known: Known | None,
+    names: Iterable[str],
+) -> tuple[Preprocessing, str]:
+    """The normalisation of texts, and the name from which it was guessed, or ""."""
+    if options.preprocessing != "auto":
+        return options.preprocessing, ""
+    if normalises(path, entries):
+        return "bertweet", ""
+    if (recorded := entries.get("preprocessing")) is not None:  # by ``finetune``
+        return next((one for one in get_args(Preprocessing) if one == recorded), "none"), ""
+    if known:
+        return known.preprocessing, ""
+    for name in names:
+        if found := recognised(name):
+            return found.preprocessing, name
+        for words, suggested in SUGGESTED.items():
+            if re.search(words, name.lower()):
+                return suggested, name
+    return "none", ""

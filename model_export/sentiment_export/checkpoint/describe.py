@@ -1,0 +1,148 @@
+"""Describes a checkpoint and what an export would do, without loading the weights."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentiment_service.config.checkpoint_options import AS_IT_SAYS
+from sentiment_service.errors import UserError
+
+from sentiment_export.checkpoint.architectures import ARCHITECTURES
+from sentiment_export.checkpoint.checkpoint import empty_classifier, max_tokens
+from sentiment_export.checkpoint.config import check_task, read_config
+from sentiment_export.checkpoint.decisions import decide
+from sentiment_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
+from sentiment_export.checkpoint.labels import output_names
+from sentiment_export.checkpoint.layout import choose_local_files
+from sentiment_export.checkpoint.weights import Fit, check_fit, dtype_name, fit, read_tensors
+
+LISTED = 10  # names that one line or section of the text shows
+NUMBERED_LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Facts about a checkpoint; their names are those of the JSON."""
+
+    architecture: str  # class of the model
+    parameters: int
+    labels: list[str]  # as config.json spells them
+    tokenizer: str | None  # its kind; None if its files are missing
+    max_tokens: int | None  # None if config.json leaves no position for a text
+    # The weights that config.json asks for: name -> shape. Those of alike layers are one entry,
+    # such as "bert.encoder.layer.0-11.output.dense.bias".
+    layers: dict[str, list[int]]
+    weights: list[dict[str, Any]]  # in the files, by name: name, shape, dtype
+    files: dict[str, int]  # name -> bytes
+    changes: list[str]  # what an export would change or guess, in sentences
+    problems: list[str]  # why it would fail, in sentences
+
+    def text(self) -> str:
+        """The facts for a terminal, with long lists cut."""
+        tensors = [f"{w['name']} {w['shape']} {w['dtype']}" for w in self.weights]
+        sections = {
+            "checkpoint": [
+                f"{self.architecture}, {self.parameters:,} parameters",
+                f"labels: {_few(self.labels)}",
+                f"tokenizer: {self.tokenizer or 'none'}",
+                f"at most {self.max_tokens or 'no'} tokens",
+            ],
+            "layers": [f"{name} {shape}" for name, shape in self.layers.items()],
+            f"weights in the files: {len(tensors)}, of which the first": tensors[:LISTED],
+            "files": [f"{name}  {size:,} bytes" for name, size in self.files.items()],
+            "an export would change": self.changes,
+            "why an export would fail": self.problems,
+        }
+        return "\n\n".join("\n  ".join([title, *of]) for title, of in sections.items() if of)
+
+
+def describe(path: Path) -> Description:
+    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
+
+    Raises:
+        UserError: a needed file is missing or damaged, or the architecture is not exported.
+    """
+    _, weights = choose_local_files(path)
+    files = {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
+    entries = read_config(path, str(path))
+    problems: list[str] = []
+
+    def tried(step: Callable[[], Any]) -> Any:
+        """Try a step of the export; if it fails, note the reason and go on."""
+        try:
+            return step()
+        except UserError as error:
+            problems.append(str(error))
+            return None
+
+    labels = [str(name) for _, name in sorted(output_names(entries, str(path)).items())]
+    decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
+    with torch.device("meta"):  # its weights use no memory
+        model = empty_classifier(path, entries)
+    architecture = ARCHITECTURES[model.config.model_type]
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tensors = dict(sorted(read_tensors(path / weights, device="meta")))
+    dtypes = {name: dtype_name(tensor) for name, tensor in tensors.items()}
+    fitted = fit(model, tensors)
+    made_from = architecture.tokenizer_files(files)
+    limit = tried(lambda: max_tokens(model.config))
+    tried(lambda: check_task(entries, str(path)))
+    tried(lambda: check_fit(fitted, model, tensors, weights))
+    loaded = tried(lambda: load_tokenizer(path))
+    if loaded is not None and not problems:  # vocab_size is that of the weights
+        tried(lambda: check_vocabulary(loaded, model.config.vocab_size, str(path)))
+    made = type(loaded.backend_tokenizer.model).__name__ if loaded else None
+    changes = [f"the graph: {architecture.passes}"]
+    if decided is not None:
+        changes += decided.notes
+        if decided.preprocessing != "none":
+            changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
+    changes += _changed_weights(fitted, dtypes)
+    if made_from is not None and "tokenizer.json" not in files:
+        changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
+    return Description(
+        architecture=type(model).__name__,
+        parameters=sum(map(prod, expected.values())),
+        labels=labels,
+        tokenizer=made_from.kind if made_from else made,
+        max_tokens=limit,
+        layers=_layers(expected),
+        weights=[{"name": n, "shape": [*t.shape], "dtype": dtypes[n]} for n, t in tensors.items()],
+        files=files,
+        changes=changes,
+        problems=problems,
+    )
+
+
+def _changed_weights(fitted: Fit, dtypes: Mapping[str, str]) -> Iterator[str]:
+    if fitted.renamed:
+        key, name = next(iter(fitted.renamed.items()))
+        yield f"{len(fitted.renamed)} weights are renamed, such as {key} to {name}"
+    if fitted.unused:
+        yield f"{len(fitted.unused)} weights are not read: {_few(fitted.unused)}"
+    other = Counter(dtypes[key] for key in fitted.names.values() if dtypes[key] != "float32")
+    yield from (f"{count} weights in {dtype} become float32" for dtype, count in other.items())
+
+
+def _layers(expected: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    """The weights in the model's order, those of alike numbered layers together."""
+    numbers: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    for name, shape in expected.items():
+        numbered = NUMBERED_LAYER.fullmatch(name)
+        stack, number, weight = numbered.groups() if numbered else (name, -1, "")
+        numbers.setdefault((stack, weight, shape), []).append(int(number))
+    layers = {}
+    for (stack, weight, shape), (first, *more) in numbers.items():
+        together = more == [*range(first + 1, first + 1 + len(more))]
+        which = f"{first}-{more[-1]}" if more and together else ",".join(map(str, [first, *more]))
+        layers[f"{stack}.{which}.{weight}" if weight else stack] = list(shape)
+    return layers
+
+
+def _few(items: list[str]) -> str:
+    return ", ".join([*items[:LISTED], "..."] if len(items) > LISTED else items)

@@ -1,0 +1,126 @@
+"""The files of a checkpoint that are read: config, tokenizer and one format of the weights."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sentiment_service.engine.model.bundle import MANIFEST
+from sentiment_service.errors import UserError, first_line
+
+from sentiment_export.checkpoint.architectures import ARCHITECTURES
+
+CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
+# Files that the tokenizers of the architectures may use; each may be absent.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    *dict.fromkeys(
+        name
+        for architecture in ARCHITECTURES.values()
+        for files in architecture.tokenizers
+        for name in files.names
+    ),
+)
+# Preferred first: safetensors hold only tensors. An index names the shards of a large model.
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+# The first line of what Git leaves in place of a large file, before Git LFS fetches the file.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
+    """Choose the files to read from the file names of a checkpoint.
+
+    Returns:
+        The config and tokenizer files, and the weights: one file, or the index of the shards.
+
+    Raises:
+        UserError: config or weights are missing; the message names ``where``.
+    """
+    held = set(names)
+    weights = next((name for name in WEIGHT_FILES if name in held), None)
+    if ADAPTER_FILE in held:
+        raise UserError(
+            f"{where} holds an adapter of PEFT: merge it first (merge_and_unload), and save the "
+            f"whole model; to leave the adapter out of a model, remove {ADAPTER_FILE}"
+        )
+    if CONFIG_FILE not in held:
+        raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
+    if weights is None and MANIFEST in held:
+        raise UserError(
+            f"{where} is a bundle, which is what an export makes; serve it with --model"
+        )
+    if weights is None:
+        other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
+        instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
+        raise UserError(
+            f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
+        )
+    return [CONFIG_FILE, *(name for name in TOKENIZER_FILES if name in held)], weights
+
+
+def choose_local_files(path: Path) -> tuple[list[str], str]:
+    """The same as ``choose_files`` for a local checkpoint directory, whose files are there.
+
+    Raises:
+        UserError: it is no directory, config or weights are missing, or one of the files is a
+            pointer of Git LFS.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory; give a local checkpoint directory")
+    held = (file.name for file in path.iterdir() if file.is_file())
+    side_files, weights = choose_files(held, str(path))
+    pointers = [name for name in (*side_files, weights) if _is_pointer(path / name)]
+    if weights not in pointers:
+        pointers += [name for name in shards(path / weights) if _is_pointer(path / name)]
+    if pointers:
+        raise UserError(
+            f"{path} holds pointers of Git LFS instead of files ({', '.join(pointers[:3])}): run "
+            "`git lfs pull` there"
+        )
+    return side_files, weights
+
+
+def _is_pointer(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, which may begin with a byte order mark.
+
+    Raises:
+        UserError: the file cannot be read, or holds something else.
+    """
+    try:
+        held = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {first_line(error)}") from error
+    if not isinstance(held, dict):
+        raise UserError(f"cannot read {path}: it is not a JSON object")
+    return held
+
+
+def shards(weights: Path) -> list[str]:
+    """The files that hold the tensors: ``weights`` itself, or the shards of an index.
+
+    Raises:
+        UserError: the index cannot be read, or names a file outside its directory.
+    """
+    if not weights.name.endswith(".index.json"):
+        return [weights.name]
+    listed = read_json(weights).get("weight_map")
+    names = set(map(str, listed.values())) if isinstance(listed, dict) else set()
+    if not names or any(Path(name).name != name for name in names):
+        raise UserError(f"{weights} names no shards, or some that are not in its own directory")
+    return sorted(names)

@@ -1,0 +1,219 @@
+"""Exports a checkpoint to a bundle, and verifies it before the bundle appears."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sentiment_service.atomic_files import atomic_directory, full_disk_named
+from sentiment_service.engine.model.bundle import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SIDE_FILES,
+    Bundle,
+    CheckpointSource,
+    DataFile,
+    Manifest,
+    Precision,
+    Variant,
+    sha256,
+)
+from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.parity import TEXTS
+from sentiment_service.errors import UserError
+
+from sentiment_export.bundle_calibration import CalibrationTexts, calibrated
+from sentiment_export.checkpoint.checkpoint import Checkpoint
+from sentiment_export.checkpoint.source import commit_date, origin
+from sentiment_export.graph.variants import (
+    export_graph,
+    external_data,
+    write_fp16,
+    write_fp32,
+    write_int8,
+)
+from sentiment_export.model_card import model_card
+from sentiment_export.output import ONNX_FILES, check_bundle_output
+from sentiment_export.quality.evaluation import AccuracyGate
+from sentiment_export.quality.labelled import MAX_ACCURACY_LOSS, Example
+from sentiment_export.quality.layer_parity import layer_parity
+from sentiment_export.quality.verification import DiffersTooMuch, verify
+
+WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
+    "fp32": write_fp32,
+    "int8": write_int8,
+    "fp16": write_fp16,
+}
+MADE_WITH = ("sentiment-service", "torch", "transformers", "optimum-onnx", "onnx", "onnxruntime")
+
+
+def export(
+    checkpoint: Checkpoint,
+    output: Path,
+    *,
+    precisions: Sequence[Precision] = ("fp32", "int8"),
+    examples: Sequence[Example] = (),
+    max_accuracy_loss: float = MAX_ACCURACY_LOSS,
+    calibration_texts: CalibrationTexts | None = None,
+    debug_parity: bool = False,
+    say: Callable[[str], None] = print,
+) -> Manifest:
+    """Write a bundle to ``output``; replaces an existing bundle.
+
+    The bundle is written to a temporary directory beside ``output``, opened and computed there as
+    the service does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
+    ``examples``, the scores of every variant are recorded, and a variant that scores worse than
+    fp32 is left out. So is an int8 that differs from the checkpoint by more than its tolerance.
+    With ``calibration_texts``, every variant gets a temperature.
+
+    Raises:
+        UserError: the architecture is not supported, fp32 or fp16 differs from the checkpoint by
+            more than its tolerance, ``output`` holds something other than a bundle, a labelled
+            text cannot be classified, no temperature fits, or the disk is full. Also raised after
+            the other variants were written, if a variant was left out.
+    """
+    output = check_bundle_output(output)
+    gate = AccuracyGate(examples, max_accuracy_loss)
+    # The other variants are compared with fp32, even if fp32 was not requested.
+    made = dict.fromkeys(("fp32", *precisions)) if examples else precisions
+    with atomic_directory(output) as directory:
+        (directory / "onnx").mkdir()
+        _write_side_files(checkpoint, directory)
+        with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
+            say("exporting the graph")
+            plain = export_graph(checkpoint, Path(work))
+            passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
+        manifest = _manifest(checkpoint, directory, output.name, passes)
+        for precision in made:
+            if debug_parity:
+                say(_layers(checkpoint, directory, precision))
+            manifest = _verified(manifest, precision, checkpoint, directory, gate, say)
+        manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
+        if not manifest.variants:
+            raise UserError(f"no bundle was written: {gate.verdict()}")
+        if calibration_texts:
+            bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+            manifest = calibrated(bundle, calibration_texts, say=say)
+        text = manifest.model_dump_json(indent=2, exclude_none=True)
+        (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
+        Bundle.open(directory)  # as the service does: what was written contradicts itself nowhere
+        check_bundle_output(output)  # something may have been put there meanwhile
+    if gate.refused:
+        raise UserError(
+            f"{output} was written with {', '.join(manifest.variants)}: {gate.verdict()}"
+        )
+    return manifest
+
+
+def _verified(
+    manifest: Manifest,
+    precision: Precision,
+    checkpoint: Checkpoint,
+    directory: Path,
+    gate: AccuracyGate,
+    say: Callable[[str], None],
+) -> Manifest:
+    """Verify and score the variant; returns the manifest with its parity and accuracy.
+
+    The gate refuses an int8 that differs from the checkpoint by more than its tolerance.
+    """
+    variant = manifest.variants[precision]
+    bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+    say(f"comparing {precision} with PyTorch")
+    model = load_model(bundle, device="cpu", precision=precision, threads=0)
+    try:
+        parity = verify(model, checkpoint)
+    except DiffersTooMuch as error:
+        if precision != "int8":  # only int8's coarser weights may be too coarse for a checkpoint
+            raise
+        gate.refused[precision] = str(error)
+        return manifest
+    say(
+        f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
+        f"{parity.max_abs_logit_diff:.2g} of PyTorch, labels agree on "
+        f"{parity.label_agreement:.1%} of {parity.samples} texts"
+    )
+    accuracy = gate.scored(model, say)
+    filled = variant.model_copy(update={"parity": parity, "accuracy": accuracy})
+    return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
+
+
+def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
+    ids = checkpoint.tokenizer(TEXTS[-1])["input_ids"][: checkpoint.max_tokens]
+    report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
+    return f"{precision}, layer by layer:\n{report.table()}"
+
+
+def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
+    """The manifest with only the ``kept`` variants; deletes the files of the others."""
+    for precision in manifest.variants.keys() - set(kept):
+        file = directory / ONNX_FILES[precision]
+        file.unlink()
+        external_data(file).unlink(missing_ok=True)
+    return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
+
+
+def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
+    # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
+    # LABEL_1. Other readers do not know its defaults, so the labels are always written.
+    config = json.loads(checkpoint.model.config.to_json_string())
+    config["id2label"] = {str(index): label for index, label in enumerate(checkpoint.labels)}
+    config["label2id"] = {label: index for index, label in enumerate(checkpoint.labels)}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (directory / "config.json").write_text(text, encoding="utf-8")
+    tokenizer = checkpoint.tokenizer
+    tokenizer.model_max_length = checkpoint.max_tokens
+    # tokenizer.json holds the side at which long texts are cut; the service follows it.
+    tokenizer.backend_tokenizer.enable_truncation(
+        checkpoint.max_tokens, direction=tokenizer.truncation_side
+    )
+    with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
+        tokenizer.save_pretrained(work)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(Path(work) / name, directory / name)
+
+
+def _manifest(
+    checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
+) -> Manifest:
+    hub = origin(checkpoint.path)
+    language = getattr(checkpoint.model.config, "language", None)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name=name,
+        source=CheckpointSource(
+            repo_id=hub[0] if hub else None,
+            path=None if hub else checkpoint.path.resolve().name,
+            revision=hub[1] if hub else None,
+            date=commit_date(checkpoint.path) if hub else None,
+            files=checkpoint.files,
+        ),
+        architecture=checkpoint.architecture,
+        labels=checkpoint.labels,
+        max_tokens=checkpoint.max_tokens,
+        preprocessing=checkpoint.preprocessing,
+        text_pairs=checkpoint.text_pairs,
+        language=language if isinstance(language, str) else None,
+        notes=checkpoint.notes,
+        variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
+        files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
+        created_with={package: version(package) for package in MADE_WITH},
+    )
+
+
+def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
+    data = external_data(Path(name))
+    return Variant(
+        **_data_file(directory, name),
+        passes=passes,
+        data=DataFile(**_data_file(directory, str(data))) if (directory / data).exists() else None,
+    )
+
+
+def _data_file(directory: Path, name: str) -> dict[str, Any]:
+    path = directory / name
+    return {"file": name, "sha256": sha256(path), "bytes": path.stat().st_size}

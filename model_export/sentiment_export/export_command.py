@@ -1,0 +1,175 @@
+"""The command ``sentiment-export SOURCE --output DIR``."""
+
+import argparse
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from sentiment_service.cli.command_parser import (
+    CommandParser,
+    add_settings,
+    add_version,
+    local_path,
+)
+from sentiment_service.cli.sources import nearest, read_options
+from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.config.formats import SHARE
+from sentiment_service.engine.model.bundle import Precision
+
+from sentiment_export.output import check_bundle_output
+from sentiment_export.quality.labelled import LABELLED, MAX_ACCURACY_LOSS, Columns, read_examples
+
+EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
+DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
+DESCRIPTION = """\
+Turn a checkpoint into a bundle that `sentiment serve` loads.
+
+  sentiment-export SOURCE --output DIR     export and verify (see the options below)
+  sentiment-export describe SOURCE         show what a checkpoint holds
+  sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
+  sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
+  sentiment-export finetune BASE ...       train a classifier on labelled texts
+  sentiment-export COMMAND --help          all options of a command
+"""
+SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
+
+
+def export_command(words: list[str], commands: Iterable[str]) -> None:
+    """Run the command with these arguments. Wrong usage exits with code 2.
+
+    ``commands`` are the other ones, for the error when one of them is misspelt.
+
+    Raises:
+        UserError: the checkpoint cannot be exported; see ``load_checkpoint`` and ``export``.
+    """
+    parser = CommandParser(
+        "sentiment-export",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", type=source, help=SOURCE)
+    parser.add_argument(
+        "--output",
+        type=local_path,
+        required=True,
+        help="bundle directory to write; an earlier bundle there is replaced, nothing else is",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
+    parser.add_argument(
+        "--precision",
+        type=_precisions,
+        default=DEFAULT,
+        metavar="LIST",
+        help=(
+            f"comma-separated variants to write, from {','.join(EXPORTED)}; int8 is for the "
+            f"CPU, fp16 for CUDA (default: {','.join(DEFAULT)})"
+        ),
+    )
+    add_settings(parser, CheckpointOptions.model_fields)
+    parser.add_argument(
+        "--evaluate",
+        type=local_path,
+        metavar="FILE",
+        help=f"record every variant's scores on {LABELLED}",
+    )
+    parser.add_argument(
+        "--max-accuracy-loss",
+        type=SHARE,
+        default=MAX_ACCURACY_LOSS,
+        metavar="LOSS",
+        help=(
+            "leave out a variant if its accuracy or macro recall on the labelled texts is lower "
+            "than that of fp32 by more than this, from 0 to 1 (default: %(default)s)"
+        ),
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=local_path,
+        metavar="FILE",
+        help=(
+            "fit every variant's temperature, so that scores match how often they are right, on "
+            f"{LABELLED}; use texts that the checkpoint was not trained on"
+        ),
+    )
+    Columns.add_arguments(parser)
+    parser.add_argument(
+        "--debug-parity",
+        action="store_true",
+        help="compare every layer with PyTorch and name the first that differs too much",
+    )
+    add_version(parser)
+    misspelt = nearest(words[0], commands) if words and "--output" not in " ".join(words) else ""
+    if misspelt:
+        parser.error(f"there is no command {words[0]!r}{misspelt}")
+    options = parser.parse_args(words)
+    try:
+        reading = read_options(options)
+    except ValueError as error:
+        parser.error(str(error))
+
+    check_bundle_output(options.output)
+    if not _fetched(options, reading):
+        _export_checkpoint(options, reading)
+    print(f"wrote {options.output}")
+
+
+def _fetched(options: argparse.Namespace, reading: CheckpointOptions) -> bool:
+    """Whether the source was a bundle on the hub, which needs no torch."""
+    if Path(options.source).exists():  # needs nothing of the hub
+        return False
+    from sentiment_export.hub_bundle import fetch_bundle
+
+    fetched = (options.source, options.output, options.revision, options.precision)
+    return fetch_bundle(*fetched, options=reading)
+
+
+def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) -> None:
+    from sentiment_export.bundle_calibration import CalibrationTexts
+    from sentiment_export.checkpoint.checkpoint import load_checkpoint
+    from sentiment_export.checkpoint.source import find_checkpoint
+    from sentiment_export.export import export
+
+    path = find_checkpoint(options.source, options.revision)
+    checkpoint = load_checkpoint(path, reading)
+    print(
+        f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "
+        f"{checkpoint.max_tokens} tokens; preprocessing {checkpoint.preprocessing}"
+    )
+    for note in checkpoint.notes:
+        print(note)
+    labels, multi_label, columns = checkpoint.labels, checkpoint.multi_label, Columns.of(options)
+    examples, calibration_texts = [], None
+    if options.evaluate:
+        examples = read_examples(options.evaluate, labels, columns, multi_label=multi_label)
+    if options.calibrate:
+        calibration_texts = CalibrationTexts.read(
+            options.calibrate, labels, columns, multi_label=multi_label
+        )
+    export(
+        checkpoint,
+        options.output,
+        precisions=options.precision,
+        examples=examples,
+        max_accuracy_loss=options.max_accuracy_loss,
+        calibration_texts=calibration_texts,
+        debug_parity=options.debug_parity,
+    )
+
+
+def source(value: str) -> str:
+    """A hub id or a path. The libraries that read files take only valid UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
+    return os.path.expanduser(value)  # noqa: PTH111 - a hub id stays as it is
+
+
+def _precisions(value: str) -> tuple[Precision, ...]:
+    wanted = [name.strip() for name in value.split(",")]
+    unknown = [name for name in wanted if name not in EXPORTED]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"unknown precision {', '.join(unknown)}; choose from {', '.join(EXPORTED)}"
+        )
+    return tuple(precision for precision in EXPORTED if precision in wanted)

@@ -1,0 +1,96 @@
+"""Bundles in repositories of a model hub: fetched as they are."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
+from sentiment_service.atomic_files import atomic_directory
+from sentiment_service.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
+from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
+from sentiment_service.errors import UserError
+
+from sentiment_export.checkpoint.hub import FAILURES, explain, is_outage, with_retries
+from sentiment_export.checkpoint.source import date_of
+from sentiment_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
+
+
+def fetch_bundle(
+    source: str,
+    output: Path,
+    revision: str | None,
+    precisions: Sequence[Precision],
+    *,
+    options: CheckpointOptions = AS_IT_SAYS,
+) -> bool:
+    """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
+
+    The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
+    and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
+    checkpoint there. ``options`` are what the user says of a checkpoint.
+
+    Raises:
+        UserError: the repository cannot be read, the bundle is damaged or has none of the
+            precisions, there are ``options``, or ``output`` must not be written.
+    """
+    try:
+        return _fetch(source, output, revision, precisions, options)
+    except HFValidationError:
+        return False
+    except FAILURES as error:
+        name = repo_folder_name(repo_id=source, repo_type="model")
+        if is_outage(error) and (Path(constants.HF_HUB_CACHE) / name).is_dir():
+            return False
+        why = explain(error, source, revision or constants.DEFAULT_REVISION)
+        raise UserError(why) from error
+
+
+def _fetch(
+    source: str,
+    output: Path,
+    revision: str | None,
+    precisions: Sequence[Precision],
+    options: CheckpointOptions,
+) -> bool:
+    api = HfApi()
+    info = with_retries(lambda: api.model_info(source, revision=revision, timeout=30))
+    names = {file.rfilename for file in info.siblings or ()}
+
+    def fetched(name: str) -> Path:
+        return Path(with_retries(lambda: hf_hub_download(source, name, revision=info.sha)))
+
+    if MANIFEST not in names or not is_bundle(fetched(MANIFEST).parent):
+        return False
+    options.refuse_bundle(source)
+    print(f"{source} holds a bundle; its commit is {info.sha}")
+    with atomic_directory(check_bundle_output(output)) as directory:
+        (directory / "onnx").mkdir()
+
+        def copy(name: str) -> None:
+            if name not in names & BUNDLE_FILES:  # the manifest may be anyone's
+                raise UserError(f"{source} has no file {name}, which a bundle must have")
+            shutil.copyfile(fetched(name), directory / name)
+
+        for name in (MANIFEST, *SIDE_FILES, "README.md"):
+            copy(name)
+        bundle = Bundle.open(directory)
+        held = bundle.manifest.variants
+        kept = {precision: held[precision] for precision in precisions if precision in held}
+        if not kept:
+            raise UserError(
+                f"the bundle {source} has no {' or '.join(precisions)}; it has {', '.join(held)}: "
+                "choose one of these with --precision"
+            )
+        for precision, variant in kept.items():
+            copy(variant.file)
+            if variant.data is not None:
+                copy(variant.data.file)
+            bundle.variant_path(precision)
+        commit = HubCommit(repo_id=source, revision=info.sha, date=date_of(info))
+        manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
+        text = manifest.model_dump_json(indent=2, exclude_none=True)
+        (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        check_bundle_output(output)  # something may have been put there meanwhile
+    return True

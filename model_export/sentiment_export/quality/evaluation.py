@@ -1,0 +1,144 @@
+"""Classifies labelled texts, scores the predictions, and refuses variants that score too low."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.engine.model.model import Model
+from sentiment_service.errors import ServiceError, UserError
+from tqdm import tqdm
+
+from sentiment_export.quality.calibration import Indices, expected_calibration_error, log_loss
+from sentiment_export.quality.labelled import Example, Labels
+from sentiment_export.quality.scores import Scores, marks, score
+
+T = TypeVar("T")
+TEXTS_PER_BATCH = 16
+
+
+def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[Labels]]:
+    """Classify every example as the service does; the scores, and the predicted labels.
+
+    Raises:
+        UserError: a text cannot be classified (the message names its row).
+    """
+    logits = logits_of_examples(model, examples)
+    if model.multi_label:
+        predicted: list[Labels] = [tuple(model.chosen(row)) for row in model.scores(logits)]
+    else:
+        predicted = [(model.labels[index],) for index in logits.argmax(axis=1)]
+    gold, groups = [e.labels for e in examples], [e.group for e in examples]
+    by = groups if any(groups) else ()
+    scores = score(gold, predicted, model.labels, by, multi_label=model.multi_label)
+    decisions, right = as_decisions(model, logits, examples)
+    decisions = decisions / model.temperature
+    ece, loss = expected_calibration_error(decisions, right), log_loss(decisions, right)
+    return replace(scores, ece=ece, log_loss=loss), predicted
+
+
+def as_decisions(
+    model: Model, logits: NDArray[np.float32], examples: Sequence[Example]
+) -> tuple[NDArray[np.float32], Indices]:
+    """Logits [decisions, classes], and the index of the right class of each decision.
+
+    A text is one decision between the labels. For a multi-label model, each label of a text is one:
+    its sigmoid is the softmax of the logits 0 (no) and its own (yes).
+    """
+    gold = marks([example.labels for example in examples], model.labels)
+    if not model.multi_label:
+        return logits, gold.argmax(axis=1)
+    yes = logits.reshape(-1)
+    return np.stack([np.zeros_like(yes), yes], axis=1), gold.reshape(-1).astype(int)
+
+
+def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
+    """The logits [examples, labels] of the examples, in the same order.
+
+    Raises:
+        UserError: see ``evaluate``.
+    """
+    encodings = []
+    for row, example in enumerate(examples, start=1):
+        try:
+            encodings.append(model.tokenizer.encode(example.text))
+        except ServiceError as error:
+            raise UserError(f"labelled text {row}: {error.detail}") from error
+    by_length = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
+    logits = np.empty((len(examples), len(model.labels)), dtype=np.float32)
+    with tqdm(total=len(examples), desc=model.precision, unit="text", disable=None) as progress:
+        for rows in batches(by_length, TEXTS_PER_BATCH):
+            answers = model.infer([encodings[row] for row in rows])
+            for row, answer in zip(rows, answers, strict=True):
+                if isinstance(answer, ServiceError):
+                    raise UserError(f"labelled text {row + 1}: {answer.detail}")
+                logits[row] = answer
+            progress.update(len(rows))
+    return logits
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Consecutive batches of ``size`` items, the last one perhaps smaller.
+
+    ``itertools.batched`` needs Python 3.12.
+    """
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+LEAST_AGREEMENT = 0.98
+ROUNDING = 1e-9  # a loss of 0.55 - 0.54 is 0.01, but not for floating-point numbers
+
+
+class AccuracyGate:
+    """Scores variants on labelled ``examples`` and refuses those that score too low.
+
+    Score fp32 first. A variant's accuracy (of a multi-label model, its micro F1) and macro recall
+    may be lower than those of fp32 by ``max_loss``, and at least 98 % of its labels must be those
+    of fp32.
+    """
+
+    def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
+        self._examples = examples
+        self._max_loss = max_loss
+        self._fp32_labels: list[Labels] = []
+        self._fp32: Scores | None = None
+        self.refused: dict[Precision, str] = {}
+
+    def scored(self, model: Model, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """The variant's scores for the manifest; None without examples.
+
+        Raises:
+            UserError: a text cannot be classified.
+        """
+        if not self._examples:
+            return None
+        scores, labels = evaluate(model, self._examples)
+        if self._fp32 is None:
+            self._fp32, self._fp32_labels = scores, labels
+        same = marks(labels, model.labels) == marks(self._fp32_labels, model.labels)
+        agreeing = same if model.multi_label else same.all(axis=1)
+        scores = replace(scores, agreement_with_fp32=float(agreeing.mean()))
+        say(f"{model.precision}: {scores.table()}")
+        self._judge(model.precision, self._fp32, scores)
+        return scores.as_dict()
+
+    def verdict(self) -> str:
+        """The variants that were left out, with the reasons, in one line."""
+        return "; ".join(f"{name} was left out because {why}" for name, why in self.refused.items())
+
+    def _judge(self, precision: Precision, fp32: Scores, scores: Scores) -> None:
+        agreement = scores.agreement_with_fp32 or 0.0
+        if agreement < LEAST_AGREEMENT:
+            self.refused[precision] = (
+                f"it agrees with fp32 on {agreement:.2%} of the labels (at least "
+                f"{LEAST_AGREEMENT:.0%} is required)"
+            )
+        for name in ("accuracy" if scores.micro_f1 is None else "micro_f1", "macro_recall"):
+            loss = getattr(fp32, name) - getattr(scores, name)
+            if not loss <= self._max_loss + ROUNDING:
+                self.refused[precision] = (
+                    f"it loses {loss:.4f} of fp32's {name.replace('_', ' ')} "
+                    f"(--max-accuracy-loss {self._max_loss:g})"
+                )

@@ -1,0 +1,185 @@
+"""Reads labelled texts: TSV without a header, or the tables that ``sentiment classify`` reads."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sentiment_service.cli.sources import nearest
+from sentiment_service.engine.text.input_tokenizer import VISIBLE
+from sentiment_service.errors import ServiceError, UserError
+from sentiment_service.files.run.arguments import READ
+from sentiment_service.files.tables.formats import open_table
+from sentiment_service.files.tables.table import TextOrError, check_is_file, column_index
+
+from sentiment_export.checkpoint.labels import known_spellings
+
+LABELLED = (
+    "labelled texts: CSV, JSON, JSONL or Parquet with the columns 'text' and 'label', or TSV "
+    "without a header, with the columns group, label and text"
+)
+# By how much a variant's scores on labelled texts may be lower than those of fp32. It is here and
+# not in evaluation.py, because --help does not need the libraries that compute scores.
+MAX_ACCURACY_LOSS = 0.01
+TABLES = tuple(ending for ending in READ if not ending.startswith(".txt"))
+LONGEST_SHOWN = 40  # characters of a label; what is longer is probably a text
+Labels = tuple[str, ...]  # of one text, in logit order; exactly one unless the model is multi-label
+Row = tuple[str, str, Any, TextOrError]  # where it is, its group, its label as written, its text
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One labelled text; ``group`` is a language, a domain or a data set's name, or empty."""
+
+    group: str
+    labels: Labels
+    text: str
+
+    @property
+    def label(self) -> str:
+        """The label of a text that has exactly one."""
+        (label,) = self.labels
+        return label
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a table of labelled texts."""
+
+    text: str = "text"
+    label: str = "label"
+    group: str | None = None
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the flags that ``of`` reads."""
+        parser.add_argument("--column", metavar="NAME", help="column of the texts (default: text)")
+        parser.add_argument(
+            "--label-column",
+            metavar="NAME",
+            help="column of the labels (default: label); those of a multi-label model are "
+            "separated by commas, or a list in JSON, JSONL and Parquet",
+        )
+        parser.add_argument(
+            "--group-column",
+            metavar="NAME",
+            help="column of groups, such as languages, that are also scored one by one",
+        )
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self | None:
+        """What the flags say; None without any."""
+        given = (options.column, options.label_column, options.group_column)
+        return cls(given[0] or "text", given[1] or "label", given[2]) if any(given) else None
+
+
+def read_examples(
+    path: Path, labels: list[str], columns: Columns | None = None, *, multi_label: bool = False
+) -> list[Example]:
+    """Read a labelled file: a table, or TSV in which a byte order mark at the start is ignored.
+
+    A label may be written in upper or lower case, in the checkpoint's spelling (``POS``) or by its
+    position (``LABEL_2``); the examples have the spelling of ``labels``. A text of a multi-label
+    model has any number of them, also none.
+
+    Raises:
+        UserError: the file cannot be read, is empty or lacks a column, or a row has no label, one
+            that is not of ``labels``, or a text that the service would refuse; the message names
+            the first such row.
+    """
+    spellings = known_spellings(labels)
+    examples: list[Example] = []
+    faults: list[str] = []
+    for where, group, written, text in _rows(path, columns):
+        try:
+            names = _names(written, labels, spellings, multi_label=multi_label)
+            examples.append(Example(group, names, _checked(text)))
+        except UserError as error:
+            faults.append(f"{where}: {error}")
+    if faults:
+        more = f"; {len(faults) - 1} more rows cannot be used" if len(faults) > 1 else ""
+        raise UserError(faults[0] + more)
+    if not examples:
+        raise UserError(f"{path} holds no labelled texts")
+    return examples
+
+
+def _rows(path: Path, columns: Columns | None) -> Iterator[Row]:
+    is_table = path.name.lower().endswith(TABLES)
+    if columns and not is_table:
+        raise UserError(f"{path} has no named columns: it does not end in {' '.join(TABLES)}")
+    if columns or (is_table and ".tsv" not in path.name.lower()):
+        return _rows_of_table(path, columns or Columns())
+    return _rows_of_tsv(path)
+
+
+def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
+    check_is_file(path)
+    table = open_table(path, columns.text)
+    if not table.columns:  # of JSONL without a line
+        return
+    column_index(columns.label, table.columns, path, "--label-column")
+    if columns.group is not None:
+        column_index(columns.group, table.columns, path, "--group-column")
+    number = 0
+    for chunk in table.chunks():
+        for record, text in zip(table.records(chunk.rows), chunk.texts, strict=True):
+            number += 1
+            group = "" if columns.group is None else str(record.get(columns.group) or "")
+            yield f"{path}, row {number}", group, record.get(columns.label), text
+
+
+def _rows_of_tsv(path: Path) -> Iterator[Row]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path} as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror}; give a file of labelled texts"
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        columns = line.rstrip("\r").split("\t")
+        if len(columns) != 3:
+            raise UserError(
+                f"{path}:{number}: expected group<TAB>label<TAB>text, found {len(columns)} columns"
+                "; of TSV with a header, name the columns (--column, --label-column)"
+            )
+        group, written, text = columns
+        yield f"{path}:{number}", group, written, text
+
+
+def _checked(text: TextOrError) -> str:
+    if isinstance(text, ServiceError):
+        raise UserError(text.detail)
+    if "\0" in text or not VISIBLE.search(text):  # the service refuses it
+        raise UserError("the text is blank or holds a NUL character")
+    return text
+
+
+def _names(
+    written: Any, labels: list[str], spellings: dict[str, str], *, multi_label: bool
+) -> Labels:
+    """The labels that a row means, in logit order."""
+    if written is None or written != written:  # NaN, with which pandas fills gaps
+        raise UserError("the row has no label")
+    if isinstance(written, list):
+        names = [str(name).strip() for name in written]
+    elif multi_label and str(written) not in labels:
+        names = [name.strip() for name in str(written).split(",") if name.strip()]
+    else:
+        names = [str(written).strip()]
+    if not multi_label and len(names) != 1:
+        raise UserError(f"the model gives each text one label, but the row has {len(names)}")
+    meant = {name: name if name in labels else spellings.get(name.lower()) for name in names}
+    if unknown := [name for name, label in meant.items() if label is None]:
+        name, near = unknown[0], nearest(unknown[0], labels)
+        shown = repr(name) if len(name) <= LONGEST_SHOWN else f"of {len(name)} characters"
+        raise UserError(
+            f"label {shown} is not one of the model's: {', '.join(labels)}{near}, or their "
+            "positions, LABEL_0, LABEL_1 …"
+        )
+    return tuple(label for label in labels if label in meant.values())
