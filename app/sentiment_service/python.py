@@ -15,9 +15,9 @@ from sentiment_service.engine.predictions import Outcome
 from sentiment_service.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError
-from sentiment_service.files.run.local import LocalClassifier
-from sentiment_service.files.run.report import progress_bar
-from sentiment_service.files.tables.outputs import ResultColumns
+from sentiment_service.files.local import LocalClassifier
+from sentiment_service.files.report import progress_bar
+from sentiment_service.files.result_columns import ResultColumns
 from sentiment_service.files.tables.table import split_into_chunks
 from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of
 
