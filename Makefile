@@ -8,8 +8,8 @@ PORT ?= 8000
 # cpu or gpu. By default, what .venv already has.
 HARDWARE ?= $(if $(wildcard .venv/.locked-gpu),gpu,cpu)
 UV ?= $(CURDIR)/.venv/bin/uv
-# Of cluster-check.
-ROWS ?= 200000
+# Of Ray Data's part of cluster-check.
+ROWS ?= 32000
 LOCK_FLAGS ?=
 
 # It shows each package and its download, because an installation takes from seconds to minutes.
@@ -115,8 +115,8 @@ platform-tools:
 		/usr/share/gocode/src/gopkg.in/validator.v2:golang-gopkg-validator.v2-dev
 
 .PHONY: cluster-check
-cluster-check: install-dev ## Classify with Ray and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
-	.venv/bin/python checks/cluster/check.py --rows '$(ROWS)'
+cluster-check: install-dev ## Classify with Ray Data and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
+	.venv/bin/python checks/cluster/check_ray_data.py --rows '$(ROWS)'
 	.venv/bin/python checks/cluster/check_spark.py
 	.venv/bin/python checks/cluster/check_ray_serve.py
 
