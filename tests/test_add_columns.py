@@ -1,5 +1,6 @@
 """`Classifier.add_columns`: the columns of results beside those of a table in memory."""
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,17 @@ def test_the_columns_are_those_of_the_command(
     words = ["classify", "--model", str(bundle), "--input", str(tmp_path / "in.parquet")]
     assert main([*words, "--output", str(tmp_path / "out.parquet")]) == 0
     assert classifier.add_columns(table).equals(pq.read_table(tmp_path / "out.parquet"))
+
+
+def test_a_batch_of_datasets_becomes_a_table_of_arrow(classifier: Classifier) -> None:
+    """Dicts of lists would lose the types: datasets takes them from the first batch it gets."""
+
+    class LazyBatch(UserDict[str, Any]):  # as datasets has it, which is not installed here
+        pa_table = pa.table({"text": ["love"]})
+
+    made = classifier.add_columns(LazyBatch())
+    assert isinstance(made, pa.Table)
+    assert made.schema.field("error").type == pa.string()
 
 
 def test_options_are_those_of_classify(classifier: Classifier) -> None:

@@ -250,6 +250,9 @@ class Classifier:
         """
         given = {"inputs": "", "overflow": overflow, "threshold": threshold}
         options = checked(given, ClassifyRequest).options
+        # A batch of datasets: its writer would take the type of a column from the first batch, in
+        # which all may be None. Columns of Arrow have their type.
+        table = getattr(table, "pa_table", table)
         texts = [*map(_text, texts_of(table, column))]
         items = map(item, self._outcomes(texts, options))
         return with_results(table, column, self._columns, map(with_reason, texts, items))
