@@ -19,7 +19,6 @@ from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRou
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
 from sentiment_service.api.openapi.schemas import Answered
-from sentiment_service.api.routes.classify import version
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.predictions import Outcome, Prediction
 from sentiment_service.engine.text.encoding import DEFAULTS
@@ -114,7 +113,7 @@ async def explain(request: HttpRequest) -> Response:
     done, whole, words = await exchange.while_connected(explaining)
     exchange.classified(done, [whole])
     response: ExplainResponse = {
-        "model": version(done.model),
+        "model": done.model.version,
         "label": whole["label"],
         "score": whole["score"],
         "tokens": whole["tokens"],

@@ -8,8 +8,7 @@ from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.api.openapi.schemas import ClassifyResponse, ModelVersion
-from sentiment_service.engine.model.model import Model
+from sentiment_service.api.openapi.schemas import ClassifyResponse
 from sentiment_service.engine.predictions import Outcome, item
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import ServiceError
@@ -47,7 +46,7 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     if error := whole_failure(done.outcomes, single=single):
         raise error
     response: ClassifyResponse = {
-        "model": version(done.model),
+        "model": done.model.version,
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
     }
@@ -71,8 +70,3 @@ def whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError 
     if len(errors) < len(outcomes):
         return None
     return errors[0] if single else next((e for e in errors if e.status >= 500), None)
-
-
-def version(model: Model) -> ModelVersion:
-    """The model that answered."""
-    return {"name": model.name, "revision": model.revision, "precision": model.precision}
