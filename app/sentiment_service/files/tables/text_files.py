@@ -63,7 +63,7 @@ class TextFile:
         _check_is_text(path, start)
         text = start.decode("utf-8-sig", "surrogateescape")
         lines = list(io.StringIO(text, newline=""))
-        self.start = lines if self.is_short else lines[:-1]
+        self.start = lines if self.is_short else lines[:-1] or lines
 
     def lines(self) -> Iterator[str]:
         """The lines without their ends. The rest of a line of ``MAX_FIELD_CHARS`` is left out.
