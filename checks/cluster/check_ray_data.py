@@ -17,7 +17,7 @@ from checks.cluster.rerun import ROOT, rerun_with
 from checks.support.waiting import wait
 
 EXAMPLE = ROOT / "deploy/ray/classify_parquet.py"
-FILES = 40
+FILES = 10
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": ""}
 
 
@@ -38,9 +38,10 @@ def main() -> None:
         folder = Path(name)
         expected = classified(rows(count), folder)
         (folder / "in").mkdir()
-        for number, (start, end) in enumerate(pairwise(range(0, count + 1, count // FILES))):
+        ends = [count * number // FILES for number in range(FILES + 1)]
+        for start, end in pairwise(ends):
             part = rows(count).slice(start, end - start)
-            pq.write_table(part, folder / "in" / f"{number:02}.parquet")
+            pq.write_table(part, folder / "in" / f"{start:06}.parquet")
         _run_with_a_kill(folder)
         found = pa.concat_tables(map(pq.read_table, sorted((folder / "out").glob("*.parquet"))))
     found = found.sort_by("id").combine_chunks()

@@ -12,7 +12,7 @@ from sentiment_service import Classifier
 
 CPUS = 1  # of an actor; Ray only counts them, so the classifier is told, too
 ACTORS = (1, 2)  # at least and at most
-ROWS = 2_000  # of a batch
+ROWS = 2_000  # of a batch, and of what is done again if an actor is lost
 
 
 class Sentiment:
@@ -26,7 +26,7 @@ class Sentiment:
 
 
 def main(source: str, target: str) -> None:
-    tweets = ray.data.read_parquet(source)
+    tweets = ray.data.read_parquet(source).repartition(target_num_rows_per_block=ROWS)
     actors = ray.data.ActorPoolStrategy(min_size=ACTORS[0], max_size=ACTORS[1])
     tweets.map_batches(
         Sentiment, batch_format="pyarrow", batch_size=ROWS, compute=actors, num_cpus=CPUS

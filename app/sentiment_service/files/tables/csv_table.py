@@ -56,9 +56,9 @@ def read_rows(
     ends may be between them. If something else follows, or there is no other quote, the row has a
     fault, and ends with its line: what followed is read as rows.
 
-    A cell of several lines that could be rows, too, is doubtful. Many programs that write tabs write
-    a quote like any other character, so there it is a fault, and so is a cell of several lines in
-    a row of other than ``width`` cells. Without ``quotes``, all are characters.
+    A cell of several lines that could be rows, too, is doubtful. Many programs that write tabs
+    write a quote like any other character, so there it is a fault, and so is a cell of several
+    lines in a row of other than ``width`` cells. Without ``quotes``, all are characters.
     """
     rest, number = iter(lines), 1
     waiting: deque[str] = deque()  # lines that a faulty quote had taken
