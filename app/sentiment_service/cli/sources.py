@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from sentiment_service.cli import platforms
 from sentiment_service.cli.platforms import PlatformValue
 from sentiment_service.config.checkpoint_options import CheckpointOptions
+from sentiment_service.config.credentials import Credentials, UnusableFile
 from sentiment_service.config.settings import Settings, flag
 from sentiment_service.errors import plain_words
 
@@ -32,6 +33,18 @@ def load_settings(flags: dict[str, Any]) -> Settings:
         return Settings(**{name: given.value for name, given in platform.items()} | flags)
     except ValidationError as error:
         raise _named(error, lambda name: _source(name, flags, platform)) from None
+
+
+def read_credentials(settings: Settings, flags: Mapping[str, Any]) -> Credentials:
+    """The keys and certificate of these settings.
+
+    Raises:
+        ValueError: they cannot be used; the message names the flag or variable.
+    """
+    try:
+        return Credentials.read(settings)
+    except UnusableFile as error:
+        raise ValueError(f"{_source(error.setting, flags, {})}: {error}") from None
 
 
 def read_options(arguments: Namespace) -> CheckpointOptions:

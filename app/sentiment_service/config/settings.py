@@ -12,7 +12,6 @@ from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.config.formats import (
     DeviceName,
     KeyDigests,
-    KeysFile,
     Names,
     Networks,
     OptionalPath,
@@ -20,9 +19,8 @@ from sentiment_service.config.formats import (
     Paths,
     Rate,
     RootPath,
+    SecretFile,
     Workers,
-    read_keys,
-    tls_context,
 )
 from sentiment_service.engine.config import EngineConfig
 
@@ -167,12 +165,12 @@ class Settings(CheckpointOptions, BaseSettings):
         description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
         "them in the environment; without keys, only the signal SIGHUP reloads models",
     )
-    api_keys_file: KeysFile = Field(
+    api_keys_file: SecretFile = Field(
         default=None,
         description="file with more keys for --api-keys, one a line, or a directory of such files, "
         "such as a mounted secret; SIGHUP reads it again",
     )
-    admin_keys_file: KeysFile = Field(
+    admin_keys_file: SecretFile = Field(
         default=None, description="file or directory with more keys for --admin-keys"
     )
     rate_limit: Rate = Field(
@@ -196,14 +194,13 @@ class Settings(CheckpointOptions, BaseSettings):
         description="path that a proxy puts in front of the service's own, such as '/sentiment'; "
         "needed only if the proxy does not remove it",
     )
-    tls_cert: OptionalPath = Field(
+    tls_cert: SecretFile = Field(
         default=None,
         description="file with the certificate and its chain (PEM), for HTTPS and gRPC on the "
         "service's ports; a port of the metrics stays without; SIGHUP reads it again",
     )
-    tls_key: OptionalPath = Field(
+    tls_key: SecretFile = Field(
         default=None,
-        validate_default=True,
         description="file with the certificate's private key (PEM), not encrypted",
     )
     docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
@@ -252,13 +249,6 @@ class Settings(CheckpointOptions, BaseSettings):
             )
         return precision
 
-    @field_validator("tls_key")
-    @classmethod
-    def _suits_the_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
-        if (certificate := info.data.get("tls_cert")) or key:
-            tls_context(certificate, key)
-        return key
-
     @field_validator("max_inflight_bytes")
     @classmethod
     def _holds_a_body(cls, value: int, info: ValidationInfo) -> int:
@@ -291,18 +281,6 @@ class Settings(CheckpointOptions, BaseSettings):
     def has_keys(self) -> bool:
         """Whether requests need a key."""
         return bool(self.api_keys or self.api_keys_file)
-
-    def all_keys(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """The digests of keys and admin keys, those of their files included.
-
-        Raises:
-            ValueError: a file cannot be read, or has no keys.
-        """
-        api, admin = self.api_keys_file, self.admin_keys_file
-        return (
-            self.api_keys + (read_keys(api) if api else ()),
-            self.admin_keys + (read_keys(admin) if admin else ()),
-        )
 
     def engine_config(self, gpu_workers: int = 1) -> EngineConfig:
         """What the engine needs of these settings, where ``gpu_workers`` processes share a GPU."""
