@@ -113,7 +113,8 @@ def _keys_of(setting: str, path: Path | None) -> tuple[bytes, ...]:
         # Kubernetes keeps the versions of a mounted Secret in hidden directories.
         files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
         texts = [file.read_text("latin-1") for file in files]
-        return key_digests(",".join(texts).replace("\n", ","))
+        digests: tuple[bytes, ...] = key_digests(",".join(texts).replace("\n", ","))
+        return digests
     except OSError as error:
         raise UnusableFile(setting, f"no keys can be read there: {first_line(error)}") from None
     except ValueError as error:
@@ -122,7 +123,7 @@ def _keys_of(setting: str, path: Path | None) -> tuple[bytes, ...]:
 
 def _content(setting: str, path: Path | None) -> bytes | None:
     try:
-        return path and path.read_bytes()
+        return path.read_bytes() if path else None
     except OSError as error:
         raise UnusableFile(setting, f"it cannot be read: {first_line(error)}") from None
 
