@@ -576,9 +576,9 @@ def _proxy(address: httpx.URL) -> tuple[str, str]:
 
 def _in_networks(address: Any, no_proxy: str) -> bool:
     """Whether one of the networks in NO_PROXY, such as 10.0.0.0/8, has the address."""
-    for name in no_proxy.split(","):
+    for name in no_proxy.replace("[", "").replace("]", "").split(","):
         with suppress(ValueError):
-            if address in ipaddress.ip_network(name.strip().replace("[", "").replace("]", ""), strict=False):
+            if address in ipaddress.ip_network(name.strip(), strict=False):
                 return True
     return False
 

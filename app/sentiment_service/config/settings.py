@@ -1,12 +1,19 @@
 """The service's settings: ``formats.py`` reads their values, ``sources.py`` finds them."""
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.config.formats import (
@@ -24,6 +31,11 @@ from sentiment_service.config.formats import (
 )
 from sentiment_service.engine.config import EngineConfig
 
+PREFIX = "SENTIMENT_"
+# What Kubernetes and Docker say of a Service called `sentiment` in SENTIMENT_PORT, and of one
+# called `sentiment-metrics` in SENTIMENT_METRICS_PORT: tcp://10.43.0.9:80.
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+
 
 class Settings(CheckpointOptions, BaseSettings):
     """All settings, in one frozen object. Those of checkpoints are ``CheckpointOptions``.
@@ -33,7 +45,7 @@ class Settings(CheckpointOptions, BaseSettings):
     as digests.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SENTIMENT_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True)
 
     model: Paths = Field(
         default=(),
@@ -233,6 +245,22 @@ class Settings(CheckpointOptions, BaseSettings):
         default="info", description="lowest level that is logged"
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given, then the environment, without what ``service_links`` names."""
+        if isinstance(env_settings, EnvSettingsSource):
+            links = set(map(str.lower, service_links(os.environ)))
+            found = env_settings.env_vars.items()
+            env_settings.env_vars = {name: value for name, value in found if name not in links}
+        return init_settings, env_settings
+
     @field_validator("host", mode="before")
     @classmethod
     def _default_host(cls, value: Any) -> Any:
@@ -303,12 +331,26 @@ class Settings(CheckpointOptions, BaseSettings):
         )
 
 
+def service_links(environment: Mapping[str, str]) -> list[str]:
+    """The variables that are named like a port of ours, but have the address of a Service."""
+    return [
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX)
+        and name.upper().endswith("PORT")
+        and SERVICE_LINK.match(value)
+    ]
+
+
 def cache_directory(settings: Settings) -> Path | None:
     """The directory for measurements and exported models; None if the system has no such place."""
     if settings.cache_dir is not None:
         return settings.cache_dir
-    directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
-    return directory if directory.is_absolute() else None  # a user without a home directory
+    try:
+        directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
+    except RuntimeError:  # a user without a home directory; earlier platformdirs give "~"
+        return None
+    return directory if directory.is_absolute() else None
 
 
 def flag(name: str) -> str:
