@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpac
 
 from sentiment_service.cli.exported_models import with_bundles
 from sentiment_service.cli.sources import load_settings
-from sentiment_service.engine.predictions import Outcome
 from sentiment_service.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError
@@ -19,6 +18,7 @@ from sentiment_service.files.run.local import LocalClassifier
 from sentiment_service.files.run.report import progress_bar
 from sentiment_service.files.tables.outputs import ResultColumns
 from sentiment_service.files.tables.table import split_into_chunks
+from sentiment_service.results import Outcome
 from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from sentiment_service.engine.model.bundle import Calibration, Parity, Precision
-from sentiment_service.engine.predictions import FailedItem, Prediction
 from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.results import FailedItem, Prediction
 
 
 class ModelVersion(TypedDict):
