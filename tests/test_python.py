@@ -175,7 +175,7 @@ def test_a_column_of_pandas(classifier: Classifier) -> None:
     made = results.to_frame()
     scores = [f"score_{label}" for label in LABELS]
     assert [*made.columns] == ["label", "score", *scores, "polarity", "warnings", "error"]
-    assert [*frame.join(made)["label"].dropna().items()] == [("u", "positive"), ("z", "negative")]
+    assert [*made["label"].dropna().items()] == [("u", "positive"), ("z", "negative")]
     assert made["score"]["u"] == results[0].score
     assert made["error"]["x"].startswith("empty_text: ")
     assert [*classifier.classify([]).to_frame().columns] == [*made.columns]

@@ -20,7 +20,6 @@ from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRou
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
 from sentiment_service.api.openapi.schemas import Answered
-from sentiment_service.api.routes.classify import version
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 from sentiment_service.results import Outcome, Prediction
@@ -113,7 +112,7 @@ async def explain(request: HttpRequest) -> Response:
     # Only the text counts, and not its copies that each lack a word.
     done = await exchange.counted(classifier, 1, exchange.while_connected(explaining))
     response: ExplainResponse = {
-        "model": version(done.model),
+        "model": done.model.version,
         "label": done.whole["label"],
         "score": done.whole["score"],
         "tokens": done.whole["tokens"],

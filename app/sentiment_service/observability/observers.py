@@ -70,7 +70,8 @@ class ModelObserver:
         self._out_of_memory = metrics.out_of_memory.labels(name)
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
-        self._facts = (model.revision or "", model.precision, model.provider, version)
+        revision = model.revision or ""
+        self._facts = (revision, model.precision, model.digest, model.provider, version)
 
     def watch(self, **gauges: Callable[[], float]) -> None:
         self._metrics.show_model(self._name, *self._facts)

@@ -6,8 +6,7 @@ from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.api.openapi.schemas import ClassifyResponse, ModelVersion
-from sentiment_service.engine.model.model import Model
+from sentiment_service.api.openapi.schemas import ClassifyResponse
 from sentiment_service.results import item, whole_failure
 from sentiment_service.validation import ClassifyRequest
 
@@ -43,13 +42,8 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     if error := whole_failure(done.outcomes, single=single):
         raise error
     response: ClassifyResponse = {
-        "model": version(done.model),
+        "model": done.model.version,
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
     }
     return JsonAnswer(response, done.server_timing)
-
-
-def version(model: Model) -> ModelVersion:
-    """The model that answered."""
-    return {"name": model.name, "revision": model.revision, "precision": model.precision}

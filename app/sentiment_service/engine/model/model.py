@@ -1,16 +1,17 @@
 """A bundle in ONNX Runtime: from encodings to logits and scores, and from these to predictions."""
 
-import hashlib
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import islice
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.device import CPU, Device
@@ -40,6 +41,20 @@ Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
 ScoreFunction = Literal["softmax", "sigmoid"]
+
+
+class ModelVersion(TypedDict):
+    """What tells a served model from others, also of the same name."""
+
+    name: Annotated[str, Field(description="what requests may send as `model`")]
+    revision: Annotated[
+        str | None, Field(description="resolved commit of the checkpoint, if it came from a hub")
+    ]
+    precision: Annotated[Precision, Field(description="number format of its weights")]
+    digest: Annotated[
+        str,
+        Field(description="SHA-256 of its manifest.json: the same in all answers of one bundle"),
+    ]
 
 
 class Model:
@@ -87,7 +102,13 @@ class Model:
         self.provider = device.provider
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
-        self.manifest_digest = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+        self.digest = bundle.digest
+        self.version: ModelVersion = {  # for answers, which all have it
+            "name": self.name,
+            "revision": self.revision,
+            "precision": precision,
+            "digest": self.digest,
+        }
         self.provider_options = device.options(gpu_memory_mb)
         self._providers = device.providers(gpu_memory_mb)
         self.use_threads(threads)
@@ -110,6 +131,11 @@ class Model:
             model=self.name,
             language=self.language,
         )
+
+    @property
+    def short_digest(self) -> str:
+        """As much of the digest as people compare."""
+        return f"digest {self.digest[:12]}"
 
     @property
     def batch_invariant(self) -> Literal[True] | None:

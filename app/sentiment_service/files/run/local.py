@@ -20,7 +20,7 @@ from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
 from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
 from sentiment_service.engine.machine.gpu import CUDA
-from sentiment_service.engine.model.bundle import MANIFEST, bundles_to_use, sha256
+from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.engine.model.model import Scored, outcomes_of
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.engine.text.encoding import (
@@ -99,7 +99,7 @@ class LocalClassifier:
             "model": model.name,
             "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
             "precision": model.precision,
-            "manifest": sha256(path / MANIFEST),
+            "digest": model.digest,
             "max_text_chars": settings.max_text_chars,
         }
 
