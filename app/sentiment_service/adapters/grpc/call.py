@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from sentiment_service.adapters.grpc.limits import CallLimits
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
 from sentiment_service.engine.classifier import Classification
-from sentiment_service.engine.predictions import Outcome
 from sentiment_service.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -25,6 +24,7 @@ from sentiment_service.errors import (
 )
 from sentiment_service.exchange import UNMATCHED, Arrival, Exchange
 from sentiment_service.limits import plain_address
+from sentiment_service.results import Outcome
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 

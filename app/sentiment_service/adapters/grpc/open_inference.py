@@ -20,9 +20,9 @@ from sentiment_service.adapters.forms.open_inference import (
 from sentiment_service.adapters.grpc.call import Call, Handlers
 from sentiment_service.adapters.grpc.health import is_ready
 from sentiment_service.adapters.grpc.messages import Message
-from sentiment_service.engine.predictions import every_prediction
 from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.errors import InvalidRequest, NotReady, ShuttingDown
+from sentiment_service.results import every_prediction
 from sentiment_service.validation import checked
 
 
