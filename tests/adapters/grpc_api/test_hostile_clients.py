@@ -51,10 +51,10 @@ KEY = b"Bearer the-key-of-the-tests"
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1]}
 
 
-def asked(id: str = "") -> bytes:
+def asked(request_id: str = "") -> bytes:
     """A message of INFER; the answer has the same id."""
     tensor = {**TENSOR, "contents": {"bytes_contents": [b"good"]}}
-    request = METHODS[INFER.decode()].request(model_name="tiny", id=id, inputs=[tensor])
+    request = METHODS[INFER.decode()].request(model_name="tiny", id=request_id, inputs=[tensor])
     return bytes(request.SerializeToString())
 
 
@@ -150,7 +150,7 @@ def test_answers_that_are_not_taken_hold_up_nobody(bundle: Path) -> None:
         for _ in range(4):
             hostile = connections.enter_context(Connection(port, window=0))
             calls = [(LIVE, b""), (WATCH, b""), (REFLECT, ASKED_SERVICES)] * 35
-            calls += [(INFER, asked(id="a" * 60_000))] * 20
+            calls += [(INFER, asked("a" * 60_000))] * 20
             for path, content in calls:
                 hostile.send(hostile.begin(path), message(content), end=True)
             assert predicted(port)
