@@ -19,7 +19,6 @@ from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
 from sentiment_service.engine.classifier import Classification
-from sentiment_service.engine.predictions import Outcome
 from sentiment_service.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -32,6 +31,7 @@ from sentiment_service.errors import (
 )
 from sentiment_service.exchange import UNMATCHED, Arrival, Exchange
 from sentiment_service.limits import plain_address
+from sentiment_service.results import Outcome
 from sentiment_service.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types

@@ -29,9 +29,9 @@ from sentiment_service.adapters.forms.open_inference import (
 )
 from sentiment_service.adapters.grpc.call import INFER, Call, Handlers
 from sentiment_service.adapters.grpc.messages import POOL, SERVICES, Message
-from sentiment_service.engine.predictions import every_prediction
 from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.errors import InvalidRequest, NotFound, NotReady, ShuttingDown
+from sentiment_service.results import every_prediction
 from sentiment_service.service import Service
 from sentiment_service.validation import checked
 

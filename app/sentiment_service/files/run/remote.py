@@ -48,6 +48,7 @@ class RemoteClassifier:
             "model": self._model.name,
             "revision": self._model.revision,
             "precision": self._model.precision,
+            "digest": self._model.digest,
         }
 
     def classify(

@@ -46,7 +46,7 @@ class ParquetTable(Table):
         self._path = path
         self._text_index = column_index(column, self.columns, path)
         kind = self.schema.field(self._text_index).type
-        if not _is_text(kind):
+        if not is_text(kind):
             raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
 
     @property
@@ -162,7 +162,7 @@ def texts(column: pa.Array) -> list[TextOrError]:
     Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
     """
     if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+        column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
     return [
         EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
         for raw in column.cast(pa.large_binary()).to_pylist()
@@ -191,7 +191,8 @@ def _opened(source: TableSource) -> pq.ParquetFile:
     return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts, or nothing at all."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
