@@ -13,11 +13,11 @@ from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRou
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
 from sentiment_service.api.openapi.schemas import Answered
-from sentiment_service.engine.predictions import FailedItem, item
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
 from sentiment_service.errors import ServiceError, TooManyTexts
+from sentiment_service.results import FailedItem, item
 from sentiment_service.validation import RequestBody, Texts, as_list
 
 

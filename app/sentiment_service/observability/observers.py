@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from sentiment_service.engine.batching.batches import BatchReport
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.observer import STAGES
-from sentiment_service.engine.predictions import Outcome
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
 from sentiment_service.observability.traces import Tracer, current_tag
+from sentiment_service.results import Outcome
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from typing_extensions import TypedDict
 
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.engine.predictions import FailedItem, Prediction
 from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.results import FailedItem, Prediction
 
 Answered = Annotated[ModelVersion, Field(description="the model that answered")]
 
