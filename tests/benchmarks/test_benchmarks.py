@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentiment_service.cli.bench.load import Load, run
-from sentiment_service.cli.bench.texts import PERCENTILES, TOKENS, WORDS, tweet_lengths
+from sentiment_service.cli.bench.load import PERCENTILES, TOKENS, WORDS, Load, run, tweet_lengths
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 from sentiment_service.main import create_app
