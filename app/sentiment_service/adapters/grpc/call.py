@@ -71,9 +71,9 @@ class Call(Exchange):
             name.encode(): value.encode() if isinstance(value, str) else value
             for name, value in context.invocation_metadata() or ()
         }
-        if (named := headers.get(b"x-forwarded-for")) and client in limits.proxies:
-            named_client, _ = limits.proxies.get_trusted_client_address(named.decode("latin-1"))
-            client = plain_address(named_client) or client
+        metadata = context.invocation_metadata() or ()
+        lines = [str(value).encode() for name, value in metadata if name == "x-forwarded-for"]
+        client = limits.service.proxies.client(client, lines)
         super().__init__(
             limits.service,
             verb=GRPC,

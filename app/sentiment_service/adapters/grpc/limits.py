@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from uvicorn.middleware.proxy_headers import _TrustedHosts
-
 from sentiment_service.errors import Overloaded
 from sentiment_service.service import Service
 
@@ -33,7 +31,6 @@ class CallLimits:
             LEAST_CALLS, bytes_allowed // (WINDOW_BYTES + settings.max_header_bytes)
         )
         self.most_arriving = max(LEAST_ARRIVING, bytes_allowed // settings.max_body_bytes)
-        self.proxies = _TrustedHosts([*settings.trusted_proxies])  # as over HTTP
         self.running: set[asyncio.Task[object]] = set()
         self._watching = 0
         # What gives up each message that is arriving. The oldest comes first.

@@ -181,7 +181,9 @@ async def _answer(url: str, request: bytes, timeout_s: float) -> tuple[int, byte
     port = to.port or (443 if tls else 80)
     async with asyncio.timeout(timeout_s):
         answer = _Answer(loop.create_future(), request)
-        transport, _ = await loop.create_connection(lambda: answer, to.hostname, port, ssl=tls)
+        transport, _ = await loop.create_connection(
+            lambda: answer, to.hostname or "", port, ssl=tls
+        )
         try:
             return await answer.done
         finally:
