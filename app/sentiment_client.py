@@ -111,7 +111,9 @@ class ItemError:
 class ModelInfo:
     """A model that the service has loaded. ``labels`` are in the order of its scores.
 
-    ``multi_label``: each label has a score of its own, and several may apply.
+    ``digest`` tells it from another one of the same name: it is the SHA-256 of its bundle's
+    manifest.json; None of a service that does not say it. ``multi_label``: each label has a score
+    of its own, and several may apply.
     """
 
     name: str
@@ -119,10 +121,12 @@ class ModelInfo:
     precision: str
     labels: tuple[str, ...]
     multi_label: bool = field(default=False, compare=False)  # answers with texts do not say it
+    digest: str | None = None
 
     def __str__(self) -> str:
-        labels = ", ".join(self.labels)
-        return f"{self.name} (revision {self.revision}, {self.precision}, labels {labels})"
+        labels, digest = ", ".join(self.labels), (self.digest or "unknown")[:12]
+        facts = f"digest {digest}, revision {self.revision}, {self.precision}, labels {labels}"
+        return f"{self.name} ({facts})"
 
 
 class SentimentError(Exception):
@@ -161,8 +165,8 @@ class ConnectionFailed(SentimentError):
 
 
 Outcome = Prediction | ItemError
-# The name of a model, or one of ``models()``: then answers of another revision, precision or other
-# labels are errors with the code ``model_changed``.
+# The name of a model, or one of ``models()``: then answers of another digest, revision, precision
+# or other labels are errors with the code ``model_changed``.
 Model = str | ModelInfo
 
 
@@ -722,8 +726,14 @@ def _outcome(item: Any) -> Outcome:
 
 
 def _model(item: Any) -> ModelInfo:
-    labels, multi_label = tuple(item["labels"]), item.get("multi_label", False)
-    return ModelInfo(item["name"], item["revision"], item["precision"], labels, multi_label)
+    return ModelInfo(
+        item["name"],
+        item["revision"],
+        item["precision"],
+        tuple(item["labels"]),
+        item.get("multi_label", False),
+        item.get("digest"),
+    )
 
 
 def _models(document: Any) -> list[ModelInfo]:

@@ -12,6 +12,7 @@ import pytest
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.lifecycle import Lifecycle
 from sentiment_service.engine.loading import load_all
+from sentiment_service.engine.model.bundle import MANIFEST, sha256
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
@@ -75,8 +76,10 @@ async def test_a_request_goes_to_the_named_model_or_to_the_first(bundle: Path) -
             models.classifier("none")
         with pytest.raises(ModelNotFound):
             await models.reload("none")
+        tiny, second = (sha256(path / MANIFEST)[:12] for path in (bundle, other))
         assert models.summary() == (
-            "tiny (fp32, CPUExecutionProvider), other (fp32, CPUExecutionProvider)"
+            f"tiny (fp32, CPUExecutionProvider, digest {tiny}), "
+            f"other (fp32, CPUExecutionProvider, digest {second})"
         )
 
 

@@ -25,8 +25,8 @@ from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.extras import missing_extra
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError, system_error
-from sentiment_service.files.run import arguments as classify_arguments
-from sentiment_service.files.run.arguments import LOCAL, ClassifyOptions
+from sentiment_service.files import arguments as classify_arguments
+from sentiment_service.files.arguments import LOCAL, ClassifyOptions
 from sentiment_service.observability import logs
 from sentiment_service.server.addresses import check_ports
 from sentiment_service.server.process import (
@@ -238,12 +238,7 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
         from sentiment_service.cli.exported_models import with_bundles
 
         settings = with_bundles(settings, _say)
-    if options.engine:
-        from sentiment_service.files.cluster import ray_run
+    from sentiment_service.files import command
 
-        ray_run.classify(chosen, settings)
-    else:
-        from sentiment_service.files.run import command
-
-        command.classify(chosen, settings)
+    command.classify(chosen, settings)
     return 0

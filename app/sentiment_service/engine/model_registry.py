@@ -174,7 +174,7 @@ class ModelRegistry:
         try:
             model, plan = self._prepared.pop(name)
             old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
-            logger.info("%s was loaded again: %s", name, plan.summary())
+            logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
             # Reloads of other models need not wait until the old model has finished.
             longest_ms = self._config.retire_ms
             self._retiring.add(old)
@@ -247,6 +247,9 @@ class ModelRegistry:
         self.classifiers.clear()
 
     def summary(self) -> str:
-        """The models, each with its precision and its provider, in one line."""
+        """The models, each with precision, provider and the digest's beginning, in one line."""
         models = (classifier.model for classifier in self.classifiers.values())
-        return ", ".join(f"{model.name} ({model.precision}, {model.provider})" for model in models)
+        return ", ".join(
+            f"{model.name} ({model.precision}, {model.provider}, {model.short_digest})"
+            for model in models
+        )

@@ -199,6 +199,5 @@ class StatusReport:
 
     def _digest(self) -> int:
         models = (classifier.model for classifier in self._service.models.classifiers.values())
-        # The manifest has what changes answers: calibration and labels, and digests of all files.
-        served = " ".join(f"{model.name} {model.manifest_digest}" for model in models)
+        served = " ".join(f"{model.name} {model.digest}" for model in models)
         return int.from_bytes(hashlib.sha256(served.encode()).digest()[:6])
