@@ -19,7 +19,6 @@ from starlette_compress import CompressMiddleware, add_compress_type
 
 from sentiment_service.errors import MethodNotAllowed, NotFound, ServiceError
 from sentiment_service.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
-from sentiment_service.limits import IPV4_MAPPED, plain_address
 from sentiment_service.problems import problem
 from sentiment_service.service import Service
 
@@ -51,8 +50,9 @@ class HttpExchange(Exchange):
         if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
             headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
         client = scope["client"][0] if scope["client"] else ""
-        if client.startswith(IPV4_MAPPED):  # from a proxy's header
-            client = plain_address(client)
+        if b"x-forwarded-for" in headers:
+            lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+            client = service.proxies.client(client, lines)
         super().__init__(
             service,
             verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,

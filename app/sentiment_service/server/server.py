@@ -228,7 +228,6 @@ class Server(uvicorn.Server):
 
 
 def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
-    proxies = app.state.service.settings.trusted_proxies
     return uvicorn.Config(
         app,
         lifespan="on",
@@ -237,8 +236,6 @@ def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
         log_level="warning",  # of uvicorn's own messages
         access_log=False,
         server_header=False,
-        # Otherwise any client on this host could claim to have another address.
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=[*proxies],
+        proxy_headers=False,  # an exchange reads X-Forwarded-For itself
         timeout_keep_alive=keep_alive_s,
     )
