@@ -3,38 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, PlainValidator
+from pydantic import BaseModel, PlainValidator
 from typing_extensions import TypedDict
 
 from sentiment_service.engine.text.encoding import Overflow, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import InvalidRequest
-from sentiment_service.validation import (
-    NO_OBJECT,
-    NonEmpty,
-    PairObject,
-    SingleText,
-    Threshold,
-    parse_texts,
-)
+from sentiment_service.validation import NO_OBJECT, Threshold, parse_texts
 
 # These protocols have no place for the error of one text, so every text must be valid.
-AllTexts = Annotated[
-    Text | list[Text],
-    PlainValidator(
-        parse_texts,
-        json_schema_input_type=SingleText | NonEmpty[SingleText] | NonEmpty[PairObject],
-    ),
-]
-INPUTS = "one text, or a list of texts; a list of two strings is two separate texts"
-
-
-# What the embedded model answers to the example "I love this!".
-RANKED = [
-    {"label": "positive", "score": 0.899},
-    {"label": "negative", "score": 0.061},
-    {"label": "neutral", "score": 0.04},
-]
+AllTexts = Annotated[Text | list[Text], PlainValidator(parse_texts)]
 
 
 class ByField:
@@ -68,15 +46,15 @@ class ByField:
 class LabelScore(TypedDict):
     """A label and its score."""
 
-    label: Annotated[str, Field(description="one of the model's labels")]
-    score: Annotated[float, Field(description="its score")]
+    label: str
+    score: float
 
 
 class TextParameters(BaseModel):
     """Parameters of all texts; others are ignored."""
 
-    overflow: Overflow = Field(default="truncate", description="as in POST /classify")
-    threshold: Threshold | None = Field(default=None, description="as in POST /classify")
+    overflow: Overflow = "truncate"
+    threshold: Threshold | None = None
 
     @property
     def options(self) -> TextOptions:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from sentiment_service.adapters.forms.common import INPUTS, AllTexts, LabelScore, ranking
+from sentiment_service.adapters.forms.common import AllTexts, LabelScore, ranking
 from sentiment_service.api.http_exchange import HttpRequest
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
@@ -17,27 +17,20 @@ Function = Literal["softmax", "sigmoid", "none"]
 
 
 class PipelineParameters(BaseModel):
-    """The supported parameters; other parameters are ignored."""
+    """``function_to_apply`` turns logits into scores; None: the model's own. Others are ignored.
 
-    top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = Field(
-        default=None, description="labels in the answer; all unless given"
-    )
-    function_to_apply: Function | None = Field(
-        default=None,
-        description="function that turns logits into scores; if not given, the model's own. "
-        "softmax and sigmoid use the temperature of a calibrated model",
-    )
+    softmax and sigmoid use the temperature of a calibrated model.
+    """
+
+    top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = None
+    function_to_apply: Function | None = None
 
 
 class TextClassification(BaseModel):
     """One text, or a list of texts; other fields are ignored."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": "I love this!", "parameters": {"top_k": 2}}]}
-    )
-
-    inputs: AllTexts = Field(description=INPUTS)
-    parameters: PipelineParameters | None = Field(default=None, description="what to answer")
+    inputs: AllTexts
+    parameters: PipelineParameters | None = None
 
 
 async def best_labels(

@@ -4,7 +4,6 @@ Schemas and errors are written where they belong. ``with_components`` moves them
 components.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -64,6 +63,12 @@ NAME_IN_PATH: dict[str, Any] = {
 }
 
 
+# The ``openapi_extra`` of a route of another server's protocol, which has its own description.
+FOREIGN_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
+}
+
+
 def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with this schema."""
     body = schema.model_json_schema(ref_template=REFERENCE)
@@ -82,26 +87,15 @@ def text_example(text: str, media_type: str) -> dict[int | str, Any]:
     return {200: {"content": {media_type: {"schema": schema, "example": text}}}}
 
 
-def documented(
-    *errors: type[ServiceError],
-    form: type = Problem,
-    members: Callable[[type[ServiceError], str], Mapping[str, Any]] = lambda kind, detail: {},
-) -> dict[int | str, Any]:
-    """The ``responses`` of a route that may fail with these errors.
-
-    ``form`` is the type of the JSON document that describes an error. ``members`` returns the
-    members that the route's protocol adds to it, for an error and its detail.
-    """
-    schema = TypeAdapter(form).json_schema(mode="serialization", ref_template=REFERENCE)
+def documented(*errors: type[ServiceError]) -> dict[int | str, Any]:
+    """The ``responses`` of a route that may fail with these errors."""
+    schema = TypeAdapter(Problem).json_schema(mode="serialization", ref_template=REFERENCE)
     by_status: dict[int, list[type[ServiceError]]] = {}
     for error in errors:
         by_status.setdefault(error.status, []).append(error)
     responses: dict[int | str, Any] = {}
     for status, kinds in by_status.items():
-        examples = {
-            kind.code: {"value": encoded({**kind.document(_DETAIL, _ID), **members(kind, _DETAIL)})}
-            for kind in kinds
-        }
+        examples = {kind.code: {"value": encoded(kind.document(_DETAIL, _ID))} for kind in kinds}
         responses[status] = {
             "description": ", ".join(kind.code for kind in kinds),
             "content": {MEDIA_TYPE: {"schema": schema, "examples": examples}},
