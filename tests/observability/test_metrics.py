@@ -76,7 +76,7 @@ def test_every_series_exists_from_the_first_scrape(client: TestClient) -> None:
 
 
 def test_requests_for_answers_have_series_from_the_first_scrape(client: TestClient) -> None:
-    """A rate sees the first request of each status that texts get. Routes that no alert reads wait."""
+    """A rate sees the first request of each status that texts get. Other routes wait."""
     routes = [route for route in cast(FastAPI, client.app).routes if isinstance(route, APIRoute)]
     asked = [
         route
