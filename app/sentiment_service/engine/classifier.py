@@ -129,11 +129,7 @@ class Classifier:
         Raises:
             Overloaded, ShuttingDown: it would not.
         """
-        try:
-            self._batcher.check_admission(1, timeout_s=timeout_s)
-        except ServiceError as error:
-            self.observer.failure(error, texts=0)
-            raise
+        self._batcher.check_admission(1, timeout_s=timeout_s)
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
