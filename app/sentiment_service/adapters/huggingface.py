@@ -6,7 +6,7 @@ from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms.pipeline import TextClassification, best_labels
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi.document import FOREIGN_BODY
+from sentiment_service.api.openapi import FOREIGN_BODY
 
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
 

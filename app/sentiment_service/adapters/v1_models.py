@@ -8,7 +8,7 @@ from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms.instances import InstancesRequest, answer_instances
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
-from sentiment_service.api.openapi.document import NAME_IN_PATH
+from sentiment_service.api.openapi import NAME_IN_PATH
 from sentiment_service.service import Service
 
 router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)

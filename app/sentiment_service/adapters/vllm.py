@@ -10,7 +10,7 @@ from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms.common import AllTexts
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi.document import FOREIGN_BODY
+from sentiment_service.api.openapi import FOREIGN_BODY
 from sentiment_service.errors import ServiceError
 from sentiment_service.results import every_prediction
 from sentiment_service.validation import as_list

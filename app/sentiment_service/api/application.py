@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sentiment_service.adapter import Adapter
 from sentiment_service.api.http_exchange import Route, TextRoute, application
-from sentiment_service.api.openapi.components import with_components
-from sentiment_service.api.openapi.document import ERRORS
+from sentiment_service.api.openapi import ERRORS, with_components
 from sentiment_service.api.routes import classify, metrics, operations, page
 from sentiment_service.errors import (
     BadRequest,
