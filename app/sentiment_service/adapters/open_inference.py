@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.open_inference import (
+from sentiment_service.adapters.tensors import (
     SERVER,
     VERSION,
     InferRequest,

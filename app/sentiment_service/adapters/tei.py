@@ -7,8 +7,7 @@ from pydantic import BaseModel, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import ByField, ranking
-from sentiment_service.adapters.forms.instances import InstancesRequest, answer_instances
+from sentiment_service.adapters.forms import ByField, InstancesRequest, answer_instances, ranking
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi import FOREIGN_BODY

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.instances import InstancesRequest, answer_instances
+from sentiment_service.adapters.forms import InstancesRequest, answer_instances
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
 from sentiment_service.api.openapi import NAME_IN_PATH

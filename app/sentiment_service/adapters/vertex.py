@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Response
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.instances import InstancesRequest, answer_instances
+from sentiment_service.adapters.forms import InstancesRequest, answer_instances
 from sentiment_service.api.application import OWN_PATHS
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from pydantic import AliasChoices, BaseModel, Field, StrictBool
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import AllTexts
+from sentiment_service.adapters.forms import AllTexts
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi import FOREIGN_BODY

@@ -15,7 +15,7 @@ from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import TextParameters
+from sentiment_service.adapters.forms import TextParameters
 from sentiment_service.adapters.stream.group import StreamGroup
 from sentiment_service.adapters.stream.ndjson import Line, LineReader, answer_line
 from sentiment_service.api.body import media_type
