@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.config.settings import Settings
-from sentiment_service.engine.batching.batches import BatchReport
+from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.lifecycle import Lifecycle

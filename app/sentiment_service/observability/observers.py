@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sentiment_service.engine.batching.batches import BatchReport
+from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.observer import STAGES, Gauges
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
