@@ -10,9 +10,15 @@ from typing_extensions import TypedDict
 from sentiment_service.adapter import Adapter
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import examples
-from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.api.openapi.schemas import Answered
+from sentiment_service.api.openapi import (
+    EMPTY,
+    ERRORS,
+    VERSION,
+    documented,
+    documented_body,
+    example,
+)
+from sentiment_service.api.routes.classify import Answered
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
@@ -29,7 +35,7 @@ router = APIRouter(tags=["classification"], route_class=TokenizeRoute)
 
 _TWO = {"minItems": 2, "maxItems": 2}
 TOKENS = {
-    "model": examples.VERSION,
+    "model": VERSION,
     "results": [
         {
             "text": "@user I love this!",
@@ -40,7 +46,7 @@ TOKENS = {
             "count": 8,
             "truncated": False,
         },
-        examples.EMPTY,
+        EMPTY,
     ],
 }
 

@@ -15,13 +15,13 @@ from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import TextParameters
+from sentiment_service.adapters.forms import TextParameters
 from sentiment_service.adapters.stream.group import StreamGroup
 from sentiment_service.adapters.stream.ndjson import Line, LineReader, answer_line
 from sentiment_service.api.body import media_type
 from sentiment_service.api.decoding import Decoder, decoder
 from sentiment_service.api.http_exchange import HttpExchange, HttpRequest, TextRoute
-from sentiment_service.api.openapi.document import ERRORS, documented, text_example
+from sentiment_service.api.openapi import ERRORS, documented, text_example
 from sentiment_service.engine.batching.stream_gate import StreamGate
 from sentiment_service.engine.text.encoding import Overflow, TextOptions
 from sentiment_service.errors import (
