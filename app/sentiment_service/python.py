@@ -22,10 +22,10 @@ from sentiment_service.files.frames import (
     values_of,
     with_results,
 )
-from sentiment_service.files.run.local import LocalClassifier
-from sentiment_service.files.run.report import progress_bar
-from sentiment_service.files.run.table_classifier import with_reason
-from sentiment_service.files.tables.outputs import ResultColumns
+from sentiment_service.files.local import LocalClassifier
+from sentiment_service.files.report import progress_bar
+from sentiment_service.files.result_columns import ResultColumns
+from sentiment_service.files.table_classifier import with_reason
 from sentiment_service.files.tables.table import split_into_chunks
 from sentiment_service.results import Outcome, item
 from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import sentiment_client
 from sentiment_service.cli.command import main
-from sentiment_service.files.run import remote
+from sentiment_service.files import remote
 from sentiment_service.files.tables import table as tables
 
 URL = "http://service.test/"

@@ -128,11 +128,7 @@ class Classifier:
         Raises:
             Overloaded, ShuttingDown: it would not.
         """
-        try:
-            self._batcher.check_admission(1, timeout_s=timeout_s)
-        except ServiceError as error:
-            self.observer.failure(error, texts=0)
-            raise
+        self._batcher.check_admission(1, timeout_s=timeout_s)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

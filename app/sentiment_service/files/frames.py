@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from sentiment_service.errors import UserError
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.table import ResultItem, column_index
+from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.tables.table import column_index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,9 +123,7 @@ def _as_polars(added: Added, columns: ResultColumns) -> list[Any]:
 def _with_arrow(table: Any, added: Added, columns: ResultColumns) -> Any:
     import pyarrow as pa
 
-    from sentiment_service.files.tables.parquet import result_schema
-
-    fields = result_schema(table.schema.names, columns)
+    fields = columns.arrow_schema(table.schema.names)
     arrays = [pa.array(added[field.name], field.type) for field in fields]
     schema = pa.schema([*table.schema, *fields], metadata=table.schema.metadata)
     return type(table).from_arrays([*table.columns, *arrays], schema=schema)

@@ -29,8 +29,8 @@ from sentiment_service.adapters.grpc.call import (
     Handler,
     Task,
 )
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import MethodNotAllowed, UserError
+from sentiment_service.limits import Access
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.service import Service
 
@@ -203,7 +203,7 @@ class GrpcServer:
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         where = self._address.encode()
-        if credentials := _credentials(settings):
+        if credentials := _credentials(service.access):
             bound = self._server.add_secure_port(where, credentials)
         else:
             bound = self._server.add_insecure_port(where)
@@ -235,14 +235,13 @@ class GrpcServer:
         await self._server.shutdown(None)
 
 
-def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    """The service's certificate, which gRPC looks for again at each handshake."""
-    if not (settings.tls_cert and settings.tls_key):
+def _credentials(access: Access) -> grpc.ServerCredentials | None:
+    """The certificate in force, which gRPC asks for again at each handshake."""
+    if not access.credentials.certificate:
         return None
-    certificate, key = settings.tls_cert, settings.tls_key
 
     def read() -> object:
-        pair = (key.read_bytes(), certificate.read_bytes())
+        pair = (access.credentials.private_key, access.credentials.certificate)
         return grpc.ssl_server_certificate_configuration([pair])
 
     return grpc.dynamic_ssl_server_credentials(read(), read)

@@ -33,9 +33,10 @@ from sentiment_service.engine.text.encoding import (
 from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
-from sentiment_service.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.table import Chunk, ClassifiedChunk
+from sentiment_service.files.result_columns import ResultColumns
+from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
+from sentiment_service.files.tables.outputs import ClassifiedChunk
+from sentiment_service.files.tables.table import Chunk
 from sentiment_service.results import Outcome, item
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.

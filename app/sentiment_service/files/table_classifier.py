@@ -4,8 +4,9 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from sentiment_service.errors import InvalidRequest
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.table import Chunk, ClassifiedChunk, ResultItem
+from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.tables.outputs import ClassifiedChunk
+from sentiment_service.files.tables.table import Chunk
 from sentiment_service.files.tables.unicode import NOT_UTF8
 
 # While one chunk of a table is written, the next two are computed.
