@@ -172,6 +172,8 @@ class Route(APIRoute):
     of the event loop's CPU time for a request of one text (``benchmarks/cpu_time/``).
     """
 
+    encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the endpoint answer.
 
@@ -192,7 +194,9 @@ class Route(APIRoute):
         body = getattr(response, "body", None)  # a file and a stream have none
         # The endpoint has chosen the encoding of an answer with Vary.
         short = body is not None and (len(body) < COMPRESS_BYTES or "vary" in response.headers)
-        sent = response if short else CompressMiddleware(response, minimum_size=COMPRESS_BYTES)
+        sent: ASGIApp = response
+        if not short:
+            sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
         await sent(scope, receive, send)
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -80,8 +80,9 @@ class Classifier:
         self._step_thread = step_thread
         self._lifecycle = lifecycle
         self._loop = asyncio.get_running_loop()
-        self._attempts = 0  # number in progress
+        self._uses = 0  # number in progress
         self._unused = asyncio.Event()
+        self.ended = asyncio.Event()  # nothing more is classified: see ``retire``
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             model.compute,
             observer,
@@ -131,6 +132,20 @@ class Classifier:
         """
         self._batcher.check_admission(1, timeout_s=timeout_s)
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For a request that classifies in parts: ``retire`` waits for its end."""
+        self._uses += 1
+        try:
+            yield
+        finally:
+            self._end_use()
+
+    def _end_use(self) -> None:
+        self._uses -= 1
+        if not self._uses:
+            self._unused.set()
+
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
 
@@ -139,10 +154,11 @@ class Classifier:
         """
         until = time.monotonic() + timeout_s
         self._unused.clear()
-        if self._attempts:
+        if self._uses:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._unused.wait(), timeout_s)
-        finished = not self._attempts
+        finished = not self._uses
+        self.ended.set()
         return await self._batcher.drain(max(LEAST_DRAIN_S, until - time.monotonic())) and finished
 
     @property
@@ -171,7 +187,7 @@ class Classifier:
         if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
         self.model.check(options)
-        self._attempts += 1
+        self._uses += 1
         try:
             begun_ns, started = time.time_ns(), time.perf_counter()
             encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
@@ -194,9 +210,7 @@ class Classifier:
             outcomes = outcomes_of(self.model, encoded, answer.results)
             return Classification(self.model, outcomes, stages)
         finally:
-            self._attempts -= 1
-            if not self._attempts:
-                self._unused.set()
+            self._end_use()
 
     async def _encode(
         self,
