@@ -1,7 +1,6 @@
 """Exports a checkpoint to a bundle, and verifies it before the bundle appears."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -134,7 +133,7 @@ def _verified(
 
 
 def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
-    ids = checkpoint.tokenizer(TEXTS[-1])["input_ids"][: checkpoint.max_tokens]
+    ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
     report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
     return f"{precision}, layer by layer:\n{report.table()}"
 
@@ -156,16 +155,8 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     config["label2id"] = {label: index for index, label in enumerate(checkpoint.labels)}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
-    tokenizer = checkpoint.tokenizer
-    tokenizer.model_max_length = checkpoint.max_tokens
-    # tokenizer.json holds the side at which long texts are cut; the service follows it.
-    tokenizer.backend_tokenizer.enable_truncation(
-        checkpoint.max_tokens, direction=tokenizer.truncation_side
-    )
-    with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
-        tokenizer.save_pretrained(work)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(Path(work) / name, directory / name)
+    with full_disk_named(directory):
+        checkpoint.tokenizer.write(directory, checkpoint.max_tokens)
 
 
 def _manifest(

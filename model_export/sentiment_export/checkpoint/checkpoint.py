@@ -11,16 +11,16 @@ from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.engine.text.encoding import Preprocessing
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import UserError, first_line
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from transformers import AutoModelForSequenceClassification
 from transformers.modeling_utils import no_init_weights
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.config import check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.fast_tokenizer.bertweet_form import embed_unknown_pieces
-from sentiment_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from sentiment_export.checkpoint.labels import MULTI_LABEL
 from sentiment_export.checkpoint.layout import choose_local_files, shards
+from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import load_weights
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
@@ -35,7 +35,7 @@ class Checkpoint:
 
     path: Path
     model: Any
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: CheckpointTokenizer
     labels: list[str]
     max_tokens: int
     preprocessing: Preprocessing
@@ -61,14 +61,13 @@ class Checkpoint:
 
     @torch.inference_mode()
     def pair_logits(self, pair: TextPair) -> torch.Tensor:
-        """Reference logits [labels] of a pair, tokenised and truncated by transformers."""
-        inputs = self.tokenizer(
-            pair.text,
-            pair.text_pair,
-            truncation="longest_first",
-            max_length=self.max_tokens,
-            return_tensors="pt",
-        )
+        """Reference logits [labels] of a pair, of which the longer text is cut."""
+        cut = Tokenizer.from_str(self.tokenizer.tokenizer.to_str())
+        cut.enable_truncation(self.max_tokens, strategy="longest_first")
+        encoding = cut.encode(pair.text, pair.text_pair)
+        inputs = {"input_ids": torch.tensor([encoding.ids])}
+        if "token_type_ids" in self.tokenizer.settings["model_input_names"]:
+            inputs["token_type_ids"] = torch.tensor([encoding.type_ids])
         logits: torch.Tensor = self.model(**inputs).logits[0]
         return logits
 
@@ -99,9 +98,8 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
     _prepare_for_export(model)
-    tokenizer = load_tokenizer(path)
-    check_vocabulary(tokenizer, model.config.vocab_size, str(path))
-    embed_unknown_pieces(model, tokenizer)
+    tokenizer = load_tokenizer(path, entries, model.config.vocab_size)
+    _embed_added_rows(model, tokenizer)
     parts = shards(path / weights)
     return Checkpoint(
         path=path,
@@ -111,7 +109,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         max_tokens=longest or limit,
         preprocessing=decided.preprocessing,
         text_pairs=options.text_pairs,
-        notes=decided.notes,
+        notes=[*decided.notes, *tokenizer.notes],
         files={name: sha256(path / name) for name in sorted({*side_files, weights, *parts})},
     )
 
@@ -173,3 +171,14 @@ def _prepare_for_export(model: Any) -> None:
         table = model.base_model.embeddings.token_type_embeddings
         table.weight = torch.nn.Parameter(table.weight.detach().repeat(2, 1))
         table.num_embeddings = config.type_vocab_size = 2
+
+
+def _embed_added_rows(model: Any, tokenizer: CheckpointTokenizer) -> None:
+    """Give the model the rows that the tokenizer adds: copies of that of the unknown token."""
+    if not tokenizer.added_rows:
+        return
+    known = model.config.vocab_size
+    model.resize_token_embeddings(known + tokenizer.added_rows, mean_resizing=False)
+    rows = model.get_input_embeddings().weight
+    with torch.no_grad():
+        rows[known:] = rows[tokenizer.unknown_id].clone()

@@ -16,7 +16,6 @@ from typing import Any, get_args
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.engine.text.encoding import Preprocessing
 
-from sentiment_export.checkpoint.fast_tokenizer.bertweet_form import normalises
 from sentiment_export.checkpoint.labels import (
     MULTI_LABEL,
     SINGLE_LABEL,
@@ -24,6 +23,7 @@ from sentiment_export.checkpoint.labels import (
     is_numbered,
     read_labels,
 )
+from sentiment_export.checkpoint.layout import read_json
 from sentiment_export.checkpoint.source import origin
 
 # What a name suggests, if nothing is known of it. BERTweet's tokenizers say it themselves.
@@ -80,7 +80,8 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
         entries = {**entries, "problem_type": head}
     spelled = read_labels(entries, str(path), options.labels)
     labels, notes = (spelled, []) if options.labels else _named(spelled, known)
-    preprocessing, guessed_from = _preprocessing(path, entries, options, known, (own, base))
+    names = own, _last_part(base)  # an organisation's name tells nothing
+    preprocessing, guessed_from = _preprocessing(path, entries, options, known, names)
     if guessed_from:
         notes.append(
             f"warning: the preprocessing {preprocessing} is a guess from the name {guessed_from}: "
@@ -141,7 +142,7 @@ def _preprocessing(
     """The normalisation of texts, and the name from which it was guessed, or ""."""
     if options.preprocessing != "auto":
         return options.preprocessing, ""
-    if normalises(path, entries):
+    if _normalises(path, entries):
         return "bertweet", ""
     if (recorded := entries.get("preprocessing")) is not None:  # by ``finetune``
         return next((one for one in get_args(Preprocessing) if one == recorded), "none"), ""
@@ -154,3 +155,11 @@ def _preprocessing(
             if re.search(words, name.lower()):
                 return suggested, name
     return "none", ""
+
+
+def _normalises(path: Path, entries: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint has BERTweet's tokenizer and its ``normalization`` is true."""
+    held = path / "tokenizer_config.json"
+    settings = read_json(held) if held.is_file() else {}
+    name = settings.get("tokenizer_class") or entries.get("tokenizer_class")
+    return name == "BertweetTokenizer" and bool(settings.get("normalization"))

@@ -16,9 +16,9 @@ from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import empty_classifier, max_tokens
 from sentiment_export.checkpoint.config import check_task, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.fast_tokenizer.tokenizer import check_vocabulary, load_tokenizer
 from sentiment_export.checkpoint.labels import output_names
 from sentiment_export.checkpoint.layout import choose_local_files
+from sentiment_export.checkpoint.tokenizer import load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, check_fit, dtype_name, fit, read_tensors
 
 LISTED = 10  # names that one line or section of the text shows
@@ -93,13 +93,12 @@ def describe(path: Path) -> Description:
     limit = tried(lambda: max_tokens(model.config))
     tried(lambda: check_task(entries, str(path)))
     tried(lambda: check_fit(fitted, model, tensors, weights))
-    loaded = tried(lambda: load_tokenizer(path))
-    if loaded is not None and not problems:  # vocab_size is that of the weights
-        tried(lambda: check_vocabulary(loaded, model.config.vocab_size, str(path)))
-    made = type(loaded.backend_tokenizer.model).__name__ if loaded else None
+    rows = None if problems else model.config.vocab_size  # vocab_size is that of the weights
+    loaded = tried(lambda: load_tokenizer(path, entries, rows))
+    made = type(loaded.tokenizer.model).__name__ if loaded else None
     changes = [f"the graph: {architecture.passes}"]
     if decided is not None:
-        changes += decided.notes
+        changes += [*decided.notes, *(loaded.notes if loaded else ())]
         if decided.preprocessing != "none":
             changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
     changes += _changed_weights(fitted, dtypes)

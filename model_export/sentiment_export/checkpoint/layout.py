@@ -12,6 +12,8 @@ from sentiment_export.checkpoint.architectures import ARCHITECTURES
 
 CONFIG_FILE = "config.json"
 ADAPTER_FILE = "adapter_config.json"
+# What SetFit saves beside an encoder: a classifier of scikit-learn, or of its own.
+SETFIT_FILES = ("model_head.pkl", "model_head.skops", "config_setfit.json")
 # Files that the tokenizers of the architectures may use; each may be absent.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -51,6 +53,11 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
         raise UserError(
             f"{where} holds an adapter of PEFT: merge it first (merge_and_unload), and save the "
             f"whole model; to leave the adapter out of a model, remove {ADAPTER_FILE}"
+        )
+    if setfit := next((name for name in SETFIT_FILES if name in held), None):
+        raise UserError(
+            f"{where} holds {setfit}, so it is a model of SetFit, whose classifier is not in its "
+            "weights: fine-tune a sequence classifier on the same texts (sentiment-export finetune)"
         )
     if CONFIG_FILE not in held:
         raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
