@@ -17,16 +17,20 @@ The file is long because users copy it, so it must not need other files of this 
 """
 
 import asyncio
+import ipaddress
 import json
 import logging
+import os
 import random
 import shlex
 import sys
 import threading
 import time
+import urllib.request
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -107,7 +111,9 @@ class ItemError:
 class ModelInfo:
     """A model that the service has loaded. ``labels`` are in the order of its scores.
 
-    ``multi_label``: each label has a score of its own, and several may apply.
+    ``digest`` tells it from another one of the same name: it is the SHA-256 of its bundle's
+    manifest.json; None of a service that does not say it. ``multi_label``: each label has a score
+    of its own, and several may apply.
     """
 
     name: str
@@ -115,10 +121,12 @@ class ModelInfo:
     precision: str
     labels: tuple[str, ...]
     multi_label: bool = field(default=False, compare=False)  # answers with texts do not say it
+    digest: str | None = None
 
     def __str__(self) -> str:
-        labels = ", ".join(self.labels)
-        return f"{self.name} (revision {self.revision}, {self.precision}, labels {labels})"
+        labels, digest = ", ".join(self.labels), (self.digest or "unknown")[:12]
+        facts = f"digest {digest}, revision {self.revision}, {self.precision}, labels {labels}"
+        return f"{self.name} ({facts})"
 
 
 class SentimentError(Exception):
@@ -157,8 +165,8 @@ class ConnectionFailed(SentimentError):
 
 
 Outcome = Prediction | ItemError
-# The name of a model, or one of ``models()``: then answers of another revision, precision or other
-# labels are errors with the code ``model_changed``.
+# The name of a model, or one of ``models()``: then answers of another digest, revision, precision
+# or other labels are errors with the code ``model_changed``.
 Model = str | ModelInfo
 
 
@@ -193,7 +201,8 @@ class _BaseClient:
         limit says; and a text of a list whose error says nothing of the text is sent again.
 
         Raises:
-            ValueError: the URL, the key or a number is not valid.
+            ValueError: the URL, the key or a number is not valid, or a variable of the environment
+                names a proxy or certificates that cannot be used.
         """
         if timeout_s <= 0 or patience_s < 0 or batch_size < 1 or concurrency < 1:
             raise ValueError(
@@ -202,18 +211,20 @@ class _BaseClient:
         address = _address(url)
         # Without the user and the password that may be in the URL: it is shown in errors.
         self.url = f"{address.scheme}://{address.netloc.decode()}{address.path}"
+        way, self._through = _way_to(address)
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._has_answered = False
         self._shown_at = float("-inf")
         self._batch_size = batch_size
         self._concurrency = concurrency
-        self._open(address, {"content-type": "application/json", **_authorization(api_key)})
+        headers = {"content-type": "application/json", **_authorization(api_key)}
+        self._open(way, base_url=address, headers=headers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _open(self, address: httpx.URL, headers: dict[str, str]) -> None:
+    def _open(self, way: dict[str, Any], **options: Any) -> None:
         raise NotImplementedError
 
     def _attempt_s(self, started: float) -> float:
@@ -262,8 +273,8 @@ class _BaseClient:
 class Client(_BaseClient):
     """The synchronous client; threads can share it. Use it in a ``with``, or close it."""
 
-    def _open(self, address: httpx.URL, headers: dict[str, str]) -> None:
-        self._http = httpx.Client(base_url=address, headers=headers)
+    def _open(self, way: dict[str, Any], **options: Any) -> None:
+        self._http = httpx.Client(transport=httpx.HTTPTransport(**way), **options)
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -374,7 +385,7 @@ class Client(_BaseClient):
                 self._has_answered = True
                 return answer
             except httpx.RequestError as error:
-                failure: SentimentError = _connection_failed(error, self.url)
+                failure: SentimentError = _connection_failed(error, self.url + self._through)
             except SentimentError as error:
                 failure = error
             pause_s = self._pause_s(failure, attempts, started)
@@ -385,8 +396,8 @@ class Client(_BaseClient):
 class AsyncClient(_BaseClient):
     """The asyncio client; tasks can share it. Use it in an ``async with``, or close it."""
 
-    def _open(self, address: httpx.URL, headers: dict[str, str]) -> None:
-        self._http = httpx.AsyncClient(base_url=address, headers=headers)
+    def _open(self, way: dict[str, Any], **options: Any) -> None:
+        self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**way), **options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -485,7 +496,7 @@ class AsyncClient(_BaseClient):
                 self._has_answered = True
                 return answer
             except (httpx.RequestError, TimeoutError) as error:
-                failure: SentimentError = _connection_failed(error, self.url)
+                failure: SentimentError = _connection_failed(error, self.url + self._through)
             except SentimentError as error:
                 failure = error
             pause_s = self._pause_s(failure, attempts, started)
@@ -502,6 +513,78 @@ def _address(url: str) -> httpx.URL:
     if address.scheme not in ("http", "https") or not address.host:
         raise ValueError("the URL must begin with http:// or https:// and contain a host")
     return address
+
+
+def _way_to(address: httpx.URL) -> tuple[dict[str, Any], str]:
+    """The options of a transport, and what is said of the proxy in errors.
+
+    httpx reads all variables of proxies and certificates, and one that it cannot read ends it, also
+    where it is for other addresses. So they are read here, for this address alone.
+
+    Raises:
+        ValueError: a variable for this address cannot be used.
+    """
+    if address.scheme == "http":
+        certificates: Any = False  # nothing is encrypted
+    else:
+        certificates = _certificates()
+    variable, proxy = _proxy(address)
+    if not proxy:
+        return {"verify": certificates}, ""
+    way = {"verify": certificates, "proxy": proxy if "://" in proxy else f"http://{proxy}"}
+    try:
+        httpx.HTTPTransport(**way).close()
+    except (ValueError, httpx.InvalidURL, ImportError):
+        raise ValueError(
+            f"the proxy in {variable} cannot be used: accepted are http:// and https://, and "
+            "socks5:// with the package httpx[socks]; NO_PROXY names hosts that need none"
+        ) from None
+    return way, f" through the proxy in {variable}"
+
+
+def _certificates() -> Any:
+    """The certificates that are trusted, as httpx chooses them."""
+    file, directory = (os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    try:
+        if directory and not file:
+            os.listdir(directory)  # noqa: PTH208 - OpenSSL ignores one that it cannot read
+        return httpx.create_ssl_context()
+    except OSError as error:
+        variable = "SSL_CERT_FILE" if file else "SSL_CERT_DIR"
+        reason = error.strerror or error
+        raise ValueError(f"the certificates in {variable} cannot be used: {reason}") from None
+
+
+def _proxy(address: httpx.URL) -> tuple[str, str]:
+    """The variable that names a proxy for this address, and the proxy; two empty strings if none.
+
+    This machine needs none, whatever the variables say.
+    """
+    host = address.host
+    try:
+        own: Any = ipaddress.ip_address(host)
+    except ValueError:
+        own = None
+    local = host == "localhost" or host.endswith(".localhost")
+    if local or (own and (own.is_loopback or own.is_unspecified)):
+        return "", ""
+    proxies = urllib.request.getproxies()
+    if urllib.request.proxy_bypass(address.netloc.decode()) or (
+        own and _in_networks(own, proxies.get("no", ""))
+    ):
+        return "", ""
+    kind = address.scheme if proxies.get(address.scheme) else "all"
+    found = (name for name in os.environ if name.lower() == f"{kind}_proxy")
+    return next(found, "the settings of the system"), proxies.get(kind, "")
+
+
+def _in_networks(address: Any, no_proxy: str) -> bool:
+    """Whether one of the networks in NO_PROXY, such as 10.0.0.0/8, has the address."""
+    for name in no_proxy.replace("[", "").replace("]", "").split(","):
+        with suppress(ValueError):
+            if address in ipaddress.ip_network(name.strip(), strict=False):
+                return True
+    return False
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
@@ -643,8 +726,14 @@ def _outcome(item: Any) -> Outcome:
 
 
 def _model(item: Any) -> ModelInfo:
-    labels, multi_label = tuple(item["labels"]), item.get("multi_label", False)
-    return ModelInfo(item["name"], item["revision"], item["precision"], labels, multi_label)
+    return ModelInfo(
+        item["name"],
+        item["revision"],
+        item["precision"],
+        tuple(item["labels"]),
+        item.get("multi_label", False),
+        item.get("digest"),
+    )
 
 
 def _models(document: Any) -> list[ModelInfo]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from sentiment_service.engine.model.model import Model
-from sentiment_service.files.run.local import sorted_batches
+from sentiment_service.files.local import sorted_batches
 
 BATCH_TOKENS = (128, 256, 512)
 

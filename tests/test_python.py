@@ -21,10 +21,10 @@ import pytest
 from sentiment_service import Classifier, ItemError, Prediction, UserError
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.config.settings import Settings
-from sentiment_service.engine import predictions
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
 from sentiment_service.python import _prediction
+from sentiment_service.results import Prediction as AnsweredPrediction
 
 from tests.support.serving import Gate, environment, run_program
 from tests.support.tiny_bundle import LABELS
@@ -88,7 +88,7 @@ def test_a_sentence_that_fails() -> None:
 
 def test_a_prediction_has_every_field_of_an_answer() -> None:
     """What is added to the results of HTTP must be added here."""
-    assert set(get_type_hints(predictions.Prediction)) == FIELDS
+    assert set(get_type_hints(AnsweredPrediction)) == FIELDS
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_column_of_pandas(classifier: Classifier) -> None:
     made = results.to_frame()
     scores = [f"score_{label}" for label in LABELS]
     assert [*made.columns] == ["label", "score", *scores, "polarity", "warnings", "error"]
-    assert [*frame.join(made)["label"].dropna().items()] == [("u", "positive"), ("z", "negative")]
+    assert [*made["label"].dropna().items()] == [("u", "positive"), ("z", "negative")]
     assert made["score"]["u"] == results[0].score
     assert made["error"]["x"].startswith("empty_text: ")
     assert [*classifier.classify([]).to_frame().columns] == [*made.columns]

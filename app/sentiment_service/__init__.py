@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sentiment_service.config.settings import Settings as Settings
     from sentiment_service.errors import ServiceError as ServiceError
     from sentiment_service.errors import UserError as UserError
-    from sentiment_service.files.cluster.spark import classify as classify_frame
+    from sentiment_service.files.spark import classify as classify_frame
     from sentiment_service.main import create_app as create_app
     from sentiment_service.python import Classifier as Classifier
     from sentiment_service.python import ItemError as ItemError
@@ -40,7 +40,7 @@ _MODULES = {
     "UserError": "errors.UserError",  # what a model that cannot be used raises
     "Settings": "config.settings.Settings",
     "create_app": "main.create_app",  # a FastAPI application, for Ray Serve
-    "classify_frame": "files.cluster.spark.classify",  # a DataFrame of Spark
+    "classify_frame": "files.spark.classify",  # a DataFrame of Spark
 }
 
 

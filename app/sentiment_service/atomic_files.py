@@ -29,7 +29,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         write(partial)
-        _sync(partial)
+        sync(partial)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def atomic_directory(output: Path) -> Iterator[Path]:
             with full_disk_named(directory):
                 yield directory
                 for path in (*directory.rglob("*"), directory):
-                    _sync(path)
+                    sync(path)
             with _locked(output.parent):
                 if output.exists():
                     output.rename(old)
@@ -87,7 +87,7 @@ def _remove_leftovers(directory: Path, old: Path, output: Path) -> None:
         ) from None
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Write it to the disk, so that a name that is kept never leads to half a file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

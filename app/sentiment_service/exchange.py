@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from sentiment_service.engine.classifier import Classification
-from sentiment_service.engine.predictions import Outcome
+from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
@@ -24,12 +23,14 @@ from sentiment_service.errors import (
 from sentiment_service.limits import READING, timeout_ms
 from sentiment_service.observability.logs import log_request, request_id, trace_id
 from sentiment_service.observability.observers import ModelUse, count_request
+from sentiment_service.results import Outcome
 from sentiment_service.service import Service
 
 UNMATCHED = "unmatched"  # the route of requests that no route answers
 OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be a series
 
 T = TypeVar("T")
+Done = TypeVar("Done", bound=Classification)
 logger = logging.getLogger(__name__)
 
 
@@ -127,11 +128,16 @@ class Exchange(ABC):
                 tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
 
     async def classify(
-        self, texts: Sequence[Text], *, model: str | None, options: TextOptions = DEFAULTS
+        self,
+        texts: Sequence[Text | ServiceError],
+        *,
+        model: str | None,
+        options: TextOptions = DEFAULTS,
     ) -> Classification:
         """Classify texts of the request by its deadline.
 
-        The work is cancelled if the client leaves.
+        The work is cancelled if the client leaves. A text that could not be read is the error that
+        says so, and stays in its place.
 
         Raises:
             TooManyTexts: there are more texts than a request may have.
@@ -139,10 +145,23 @@ class Exchange(ABC):
         """
         self.check_number(len(texts))
         classifier = self.service.models.classifier(model)
-        self.asks(classifier.model.name, len(texts))
         work = classifier.classify(texts, options, deadline=self.deadline)
-        done = await self.while_connected(work)
-        self.classified(done, done.outcomes)
+        return await self.counted(classifier, len(texts), self.while_connected(work))
+
+    async def counted(self, classifier: Classifier, texts: int, work: Awaitable[Done]) -> Done:
+        """What ``work`` returns. Its first ``texts`` outcomes are those of the request's texts.
+
+        These are counted and noted for the log here, whatever becomes of them, and nowhere else.
+        """
+        self.asks(classifier.model.name, texts)
+        try:
+            done = await work
+        except BaseException as error:
+            classifier.observer.failure(error, texts)
+            raise
+        outcomes = done.outcomes[:texts]
+        classifier.observer.predictions(outcomes)
+        self.classified(done, outcomes)
         return done
 
     def check_number(self, texts: int) -> None:
@@ -161,13 +180,9 @@ class Exchange(ABC):
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
         """Note for the log the tokens of the texts, and the time of each stage."""
-        self.add_tokens(outcomes)
-        self.model_use.stages = done.stages
-
-    def add_tokens(self, outcomes: Iterable[Outcome]) -> None:
-        """Note for the log the tokens of the texts that have a result."""
         tokens = (o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
         self.model_use.tokens += sum(tokens)
+        self.model_use.stages = done.stages
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client leaves.

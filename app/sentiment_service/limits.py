@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import InvalidRequest, RateLimited, Unauthorized
 from sentiment_service.shared_memory.board import Board
@@ -75,22 +76,15 @@ class Head(Protocol):
 class Access:
     """Checks a request's key and its rate limit. Only digests of the keys are known here."""
 
-    def __init__(self, settings: Settings, paths: Paths, board: Board) -> None:
+    def __init__(
+        self, settings: Settings, paths: Paths, board: Board, credentials: Credentials
+    ) -> None:
         self._paths = paths
-        self._settings = settings
-        self.read_keys()
+        self.credentials = credentials
         self._rate = settings.rate_limit
         if self._rate:
             requests, period = self._rate.split("/")
             self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
-
-    def read_keys(self) -> None:
-        """Take the keys of the settings and their files.
-
-        Raises:
-            ValueError: a file cannot be read, or has no keys; the keys stay as they are.
-        """
-        self._digests, self._admin_digests = self._settings.all_keys()
 
     def check(self, head: Head) -> None:
         """Return if the request may pass.
@@ -102,9 +96,9 @@ class Access:
         paths, reads = self._paths, head.verb in READING
         if reads and head.path in paths.probes:
             return
-        digests = () if reads and head.path in paths.open else self._digests
+        digests = () if reads and head.path in paths.open else self.credentials.api_keys
         if head.verb == "POST" and head.path in paths.admin:
-            digests = self._admin_digests
+            digests = self.credentials.admin_keys
             if not digests:
                 raise Unauthorized(
                     "this service has no admin keys, so only the signal SIGHUP reloads models; "

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from sentiment_service.adapter import Adapter
 from sentiment_service.api.application import OWN_PATHS, Application, all_routes
 from sentiment_service.api.routes import metrics
+from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
@@ -37,11 +38,17 @@ ADAPTERS = (
 
 
 def create_app(
-    settings: Settings, board: Board | None = None, cpus: float = 0.0, gpu_workers: int = 1
+    settings: Settings,
+    credentials: Credentials | None = None,
+    *,
+    board: Board | None = None,
+    cpus: float = 0.0,
+    gpu_workers: int = 1,
 ) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
-    It answers requests only while its lifespan is active. A worker of a service has its ``board``,
+    It answers requests only while its lifespan is active. ``credentials`` are read unless given. A
+    worker of a service has its ``board``,
     and ``cpus`` as its share of the CPUs; ``gpu_workers`` of them share a GPU with it.
 
     Raises:
@@ -51,7 +58,9 @@ def create_app(
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
     paths = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
-    service = Service(settings, paths, board=board, cpus=cpus, gpu_workers=gpu_workers)
+    service = Service(
+        settings, paths, credentials=credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
+    )
     routes = all_routes(service, adapters)
     if settings.otlp_endpoint:
         import_module(EXPORTER)

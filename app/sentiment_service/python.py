@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpac
 
 from sentiment_service.cli.exported_models import with_bundles
 from sentiment_service.cli.sources import load_settings
-from sentiment_service.engine.predictions import Outcome
 from sentiment_service.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError
-from sentiment_service.files.run.local import LocalClassifier
-from sentiment_service.files.run.report import progress_bar
-from sentiment_service.files.tables.outputs import ResultColumns
+from sentiment_service.files.frames import (
+    Frame,
+    as_pandas,
+    columns_of,
+    texts_of,
+    values_of,
+    with_results,
+)
+from sentiment_service.files.local import LocalClassifier
+from sentiment_service.files.report import progress_bar
+from sentiment_service.files.result_columns import ResultColumns
+from sentiment_service.files.table_classifier import with_reason
 from sentiment_service.files.tables.table import split_into_chunks
+from sentiment_service.results import Outcome, item
 from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of
 
 if TYPE_CHECKING:
@@ -98,15 +107,14 @@ class Results(list[Prediction | ItemError]):
     def to_frame(self) -> "pd.DataFrame":
         """A row for each text, with the columns that ``sentiment classify`` adds to a file.
 
-        If the texts were a column of pandas, the rows have its index, so that they can be joined.
+        If the texts were a column of pandas, the rows have its index. To add them to a table, use
+        ``add_columns``: a join by an index that repeats would multiply the rows.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
         """
-        import pandas as pd
-
         items = (vars(one) if isinstance(one, Prediction) else {"error": vars(one)} for one in self)
-        return pd.DataFrame(map(self._columns.values, items), self._index, self._columns.names(()))
+        return as_pandas(columns_of(items, self._columns), self._columns, self._index)
 
 
 class Classifier:
@@ -204,23 +212,59 @@ class Classifier:
         given = {"inputs": "", **named, "threshold": threshold}  # the texts are read apart
         options = checked(given, ClassifyRequest).options
         if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
-            (outcome,) = self._outcomes([texts], options)
+            (outcome,) = self._outcomes([_text(texts)], options)
             if isinstance(outcome, ServiceError):
                 raise outcome
             return _prediction(outcome)
         if hasattr(texts, "columns"):
-            raise TypeError("this is a table; give one column of it, such as table['text']")
+            raise TypeError(
+                "this is a table; give one column of it, such as table['text'], or use add_columns"
+            )
         index = getattr(texts, "index", None)
-        items = texts.to_pylist() if hasattr(texts, "to_pylist") else list(texts)  # of pyarrow
-        outcomes = self._outcomes(items, options)
+        outcomes = self._outcomes([*map(_text, values_of(texts))], options)
         return Results(outcomes, self._columns, None if callable(index) else index)
 
-    def _outcomes(self, texts: list[Any], options: TextOptions) -> list[Outcome]:
+    def add_columns(
+        self,
+        table: Frame,
+        column: str = "text",
+        *,
+        overflow: Overflow = "truncate",
+        threshold: float | None = None,
+    ) -> Frame:
+        """The table with the columns that ``sentiment classify`` adds to a file.
+
+        The table is a Table or RecordBatch of pyarrow, a DataFrame of pandas or polars, or a dict
+        of columns; ``column`` has its texts. Rows and index stay as they are. A row that cannot be
+        classified has its reason in ``error``. If the table has a column of a name, that of the
+        results has "predicted_" before its name. The options are those of ``classify``.
+
+        So it can be used with ``map_batches`` of Ray Data and polars, ``map`` of datasets with
+        ``batched=True``, and within ``mapInArrow`` of Spark.
+
+        Raises:
+            TypeError: it is not such a table.
+            ServiceError: an option is not valid, or not for this model.
+            UserError: the table has no such column, or the model fails on every text.
+            RuntimeError: the classifier is closed, or belongs to another process.
+        """
+        given = {"inputs": "", "overflow": overflow, "threshold": threshold}
+        options = checked(given, ClassifyRequest).options
+        # A batch of datasets: its writer would take the type of a column from the first batch, in
+        # which all may be None. Columns of Arrow have their type.
+        table = getattr(table, "pa_table", table)
+        texts = [*map(_text, texts_of(table, column))]
+        items = map(item, self._outcomes(texts, options))
+        return with_results(table, column, self._columns, map(with_reason, texts, items))
+
+    def _outcomes(
+        self, texts: Sequence[str | TextPair | ServiceError], options: TextOptions
+    ) -> list[Outcome]:
         if self._model is None:
             raise RuntimeError("the Classifier is closed")
         if self._process != os.getpid():
             raise RuntimeError("a Classifier is of one process; make another one after a fork")
-        inputs: Iterator[Any] = map(_text, texts)  # also pairs, which files do not have
+        inputs: Sequence[Any] = texts  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
         shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
@@ -231,6 +275,8 @@ class Classifier:
 
 
 def _text(value: Any) -> str | TextPair | ServiceError:
+    if isinstance(value, ServiceError):
+        return value
     if (text := text_of(value)) is not None:
         return text
     if str(value) in MISSING:

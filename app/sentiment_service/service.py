@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.lifecycle import Lifecycle
@@ -39,14 +40,16 @@ class Service:
         settings: Settings,
         paths: Paths,
         *,
+        credentials: Credentials | None = None,
         board: Board | None = None,
         cpus: float = 0.0,
         gpu_workers: int = 1,
     ) -> None:
         """``paths`` are those of the application and its adapters.
 
-        ``board``, ``cpus``, a share of the CPUs, and ``gpu_workers``, how many of them share a GPU,
-        are given if this process is one of several workers.
+        ``credentials`` are what the settings' files say, unless they were read before. ``board``,
+        ``cpus``, a share of the CPUs, and ``gpu_workers``, how many of them share a GPU, are given
+        if this process is one of several workers.
         """
         self.settings = settings
         self.paths = paths
@@ -56,7 +59,8 @@ class Service:
         self.status = self.workers[self.board.number or 0]
         # Writes this process's status on the board; the server sets it.
         self.show_status: Callable[[], None] = lambda: None
-        self.access = Access(settings, paths, self.board)
+        credentials = credentials or Credentials.read(settings)
+        self.access = Access(settings, paths, self.board, credentials)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = cpus or available_cpus()
         self.started_at = int(time.time())  # Unix seconds

@@ -52,7 +52,12 @@ class Request(BaseModel):
 def answer_for(texts: int) -> dict[str, Any]:
     """An answer of the shape that the service's answers have."""
     return {
-        "model": {"name": "minilm-l6-tweet-sentiment", "revision": None, "precision": "int8"},
+        "model": {
+            "name": "minilm-l6-tweet-sentiment",
+            "revision": None,
+            "precision": "int8",
+            "digest": "0" * 64,
+        },
         "labels": ["negative", "neutral", "positive"],
         "results": [RESULT] * texts,
     }

@@ -17,7 +17,7 @@ import uvloop
 from sentiment_service.cli.bench.texts import tweet_lengths
 from sentiment_service.engine.machine.cpu import available_cpus
 from sentiment_service.engine.model.model import Model
-from sentiment_service.files.run.local import sorted_batches
+from sentiment_service.files.local import sorted_batches
 
 from benchmarks.cpu_time.client import Times, send_slice
 from benchmarks.cpu_time.turns import LONG_DEADLINE, spread

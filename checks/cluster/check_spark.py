@@ -60,7 +60,7 @@ def main() -> None:
 
 def _check_local(source: Path, expected: "pa.Table") -> None:
     """Spark in this process, with the embedded model: bits, and reuse of workers."""
-    from sentiment_service.files.cluster import spark as job
+    from sentiment_service.files import spark as job
 
     target = str(source.with_name("spark.parquet"))
     with _session(f"local[{CPUS}]") as session:
@@ -77,7 +77,7 @@ def _check_local(source: Path, expected: "pa.Table") -> None:
 def _loads(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
     """How often this Python worker has loaded a model, once for each partition."""
     import pyarrow as pa
-    from sentiment_service.files.cluster.spark import _classifier
+    from sentiment_service.files.spark import _classifier
 
     for _ in batches:
         pass
@@ -88,7 +88,7 @@ def _check_executors(source: Path, expected: "pa.Table", directory: Path) -> Non
     """Two executors that get the bundle from the driver, while Python workers are killed."""
     from sentiment_service.config.settings import Settings
     from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-    from sentiment_service.files.cluster import spark as job
+    from sentiment_service.files import spark as job
 
     bundle = directory / "my-bundle"
     shutil.copytree(EMBEDDED_BUNDLE, bundle)

@@ -12,7 +12,9 @@ END_HEADERS, END_STREAM, ACK = 4, 1, 1  # flags
 INITIAL_WINDOW_SIZE = 4  # a setting
 CANCEL = 8  # a reason
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
+LIVE = b"/inference.GRPCInferenceService/ServerLive"
 WATCH = b"/grpc.health.v1.Health/Watch"
+REFLECT = b"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 NOT_TEXT = b"/\xff\xfe"  # a path that is not UTF-8
 
 
@@ -28,14 +30,18 @@ class Frame(NamedTuple):
 class Connection:
     """An HTTP/2 connection that sends what it is told to, whatever the server says."""
 
-    def __init__(self, port: int, *, polite: bool = True, timeout_s: float = 30) -> None:
+    def __init__(
+        self, port: int, *, polite: bool = True, window: int = 65_535, timeout_s: float = 30
+    ) -> None:
+        """``window`` is how many bytes of each answer the client takes."""
         self.socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._polite = polite
         self._stream = -1
         self._first_room = 65_535
         # Bytes that the server takes: of all streams together (0), and of each.
         self._room = {0: 65_535}
-        self.socket.sendall(PREFACE + _frame(SETTINGS, 0, 0, b""))
+        takes = struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
+        self.socket.sendall(PREFACE + _frame(SETTINGS, 0, 0, takes))
 
     def __enter__(self) -> Self:
         return self

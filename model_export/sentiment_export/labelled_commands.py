@@ -13,7 +13,7 @@ from sentiment_service.cli.sources import load_settings
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from sentiment_service.errors import UserError
-from sentiment_service.files.run.arguments import LOCAL
+from sentiment_service.files.arguments import LOCAL
 
 from sentiment_export.export_command import SOURCE, source
 from sentiment_export.quality.labelled import LABELLED, Columns, read_examples

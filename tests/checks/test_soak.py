@@ -1,16 +1,11 @@
 """The soak's own parts: it asks every route, and a wrong or a lost answer cannot escape it."""
 
 import asyncio
-import json
-import math
-import os
 import random
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +23,15 @@ from checks.soak.calls.call import Call
 from checks.soak.calls.http import Calls
 from checks.soak.calls.truth import Truth
 from checks.soak.faults import grpc_abuse
-from checks.soak.faults.deaths import Deaths
 from checks.soak.faults.drawn import Faults
-from checks.soak.faults.outcomes import KILLED
 from checks.soak.grpc_wire import GrpcClient
 from checks.soak.measuring import report
 from checks.soak.measuring.counters import Counters
 from checks.soak.measuring.tally import Tally
-from checks.soak.measuring.watch import MEASURES, Watch
 from checks.soak.traffic import Traffic
-from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection, Lost
+from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection
 from tests.conftest import FLAGS, SET_BY_HAND
-from tests.support.serving import ROOT, Process
+from tests.support.serving import Process
 
 GRPC_PORT = free_port()
 
@@ -85,23 +77,6 @@ def test_every_route_is_asked(calls: Calls) -> None:
             assert f"gRPC {path}" in asked
 
 
-def test_every_answer_is_the_texts_own_to_the_last_bit(calls: Calls, process: Process) -> None:
-    """Whatever route it comes from, and in whatever company it was computed."""
-    tally = Tally()
-    traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
-
-    async def ask() -> None:
-        for _ in range(3):
-            await asyncio.gather(*(traffic.ask(calls.draw()) for _ in range(30)))
-        await traffic.close()
-        await asyncio.sleep(0)  # they close in the event loop's next turn
-
-    asyncio.run(ask())
-    assert tally.failures == {}, tally.examples
-    assert sum(sum(counts.values()) for counts in tally.requests.values()) == 90
-    assert tally.texts > 90
-
-
 def test_one_wrong_digit_is_found(calls: Calls, process: Process) -> None:
     """In one number of an answer, on each route that gives some."""
 
@@ -142,36 +117,6 @@ def _other_bit(call: Call, answer: Answer) -> Answer:
         last = response.outputs[-1].contents.fp32_contents
         last[-1] = float(np.nextafter(np.float32(last[-1]), np.float32(9)))
     return replace(answer, body=response.SerializeToString())
-
-
-def test_an_answer_has_a_temperature_that_may_be_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until all serve the other one, either may come; both in one answer only in a stream."""
-    truth = _truth(tmp_path)
-    calls, texts = Calls(truth, random.Random(1)), truth.tweets[:2]
-    monkeypatch.setattr(calls, "_texts", lambda count: texts)
-    old, new = ([truth.of(text) for text in texts] for _ in truth.views(-math.inf))
-    mixed = [old[0], new[1]]
-    answers = [json.dumps({"results": results}) for results in (old, new, mixed)]
-    lines = [json.dumps({"id": n, **one}) for n, one in enumerate(mixed)]
-
-    def seen(call: Call) -> list[bool]:
-        return [call.sound(Answer(200, {}, answer.encode())) for answer in answers]
-
-    def streamed(call: Call, lines: list[str]) -> bool:
-        return call.sound(Answer(200, {}, "\n".join(lines).encode()))
-
-    before, stream = calls.classify(texts), calls.stream()
-    assert seen(before) == [True, False, False]
-    truth.recalibrate()
-    assert seen(before) == seen(calls.classify(texts)) == [True, True, False]
-    truth.switched()
-    assert seen(before) == [True, True, False]
-    assert seen(calls.classify(texts)) == [False, True, False]
-    assert streamed(stream, lines)
-    assert not streamed(stream, lines[:1])
-    assert not streamed(calls.stream(), lines)
 
 
 def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
@@ -224,83 +169,3 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     asyncio.run(inflict())
     assert tally.failures == {}, tally.examples
     assert set(tally.faults) == set(asked)
-
-
-async def _ask_kept(process: Process, calls: Calls, tally: Tally) -> None:
-    """Kill a worker under load, and wait until another has taken its place."""
-    traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
-    faults = Faults(traffic, process.pid, seed=1, of_workers=True)
-    await asyncio.gather(*(traffic.ask(calls.one()) for _ in range(8)))  # 8 kept connections
-    killing = asyncio.create_task(faults.inflict("kill -9 of a worker"))
-    while not killing.done():
-        await asyncio.gather(*(traffic.ask(calls.one()) for _ in range(8)))
-    for kind in (
-        "reload by SIGHUP while a worker restarts",
-        "SIGSTOP of a worker for some seconds",
-        "recalibration, loaded by the successor of a killed worker",
-    ):
-        await faults.inflict(kind)
-    await traffic.close()
-
-
-def test_a_killed_worker_explains_the_loss_of_its_connections(tmp_path: Path) -> None:
-    """Only those that it had when it was killed: any other lost answer is a failure."""
-    calls, tally = Calls(_truth(tmp_path), random.Random(1)), Tally()
-    with _serve(calls.truth, "--workers", "2") as process:
-        asyncio.run(_ask_kept(process, calls, tally))
-    assert tally.failures == {}, tally.examples
-    assert 1 <= tally.requests["POST /classify"][KILLED] <= 8
-    assert sum(counts["done"] for counts in tally.faults.values()) == 4
-
-    async def lose() -> Lost:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            async with await Connection.open(server.getsockname()[1]) as connection:
-                server.accept()[0].close()
-                with pytest.raises(Lost) as lost:
-                    await connection.answer()
-        return lost.value
-
-    assert not Deaths().explain(asyncio.run(lose()))
-
-
-def test_the_outcome_stands_between_the_marks_of_the_page(tmp_path: Path) -> None:
-    """And nothing else of the page changes; figures are kept as JSON."""
-    page = tmp_path / "page.md"
-    page.write_text((ROOT / "docs/measurements/soak.md").read_text("utf-8"), "utf-8")
-    before, after = report.MARKS.split(page.read_text("utf-8"))[:: report.MARKS.groups + 1]
-    looked = dict.fromkeys(MEASURES, 7)
-    outcome = {
-        "conditions": {"date": "2026-01-02"},
-        "workers": 1,
-        "cpu_share_of_other_programs": 0.0,
-        "minutes": 1.0,
-        "seed": 3,
-        "capacity_tokens_per_second": 9_000.0,
-        "requests": {"GET /health": {"200": 12_345}},
-        "faults": {"sends bytes that are not HTTP": {"400": 2}},
-        "texts_compared": 99,
-        "failures": {"wrong answers": 1},
-        "exit_code": 0,
-        **dict.fromkeys(("after_warm_up", "at_the_end", "at_rest", "per_hour"), looked),
-    }
-    two = outcome | {"workers": 2, "requests": {"GET /health": {"200": 6, KILLED: 5}}}
-    report.keep([outcome, two], tmp_path / "soak.json", page)
-    text = page.read_text("utf-8")
-    assert text.startswith(before)
-    assert text.endswith(after)
-    for line in (
-        "| what | one process | 2 workers |",
-        "| wrong answers | 1 | 1 |",
-        "| not answered, because the soak killed their worker | 0 | 5 |",
-        "| GET /health | 200: 12,345 | 200: 6, its worker was killed: 5 |",
-    ):
-        assert line in text
-    assert report.MARKS.search(text)
-
-
-def test_growth_is_seen() -> None:
-    """A straight line through the samples, an hour's worth of it."""
-    watch = Watch(pid=1)
-    look = partial(replace, Watch(os.getpid()).look())
-    watch.samples = [look(seconds=float(s), memory_mb=100 + s / 36) for s in range(0, 360, 10)]
-    assert watch.per_hour("memory_mb", after_s=60) == pytest.approx(100)

@@ -166,14 +166,14 @@ def test_ctrl_c_during_the_imports_is_quiet(command: str) -> None:
     """A slow machine needs seconds for them. The exit code is that of a later Ctrl-C."""
     code = """
 import builtins, os, signal, sys
-import sentiment_service
+from sentiment_service.__main__ import main
 importer = builtins.__import__
 def interrupted(name, *rest):
     if name == "pydantic":
         os.kill(os.getpid(), signal.SIGINT)
     return importer(name, *rest)
 builtins.__import__ = interrupted
-sys.exit(sentiment_service.main())
+sys.exit(main())
 """
     done = run_program(sys.executable, "-c", code, command)
     assert (done.returncode, done.stderr) == (130, "")

@@ -446,8 +446,9 @@ def test_errors_that_say_nothing_of_their_texts(
         assert outcomes[1] == outcomes[2] == ItemError(code, "later")
 
 
-MODEL = {"name": "tiny", "revision": "abc", "precision": "int8"}
-PINNED = ModelInfo("tiny", "abc", "int8", ("negative", "positive"))
+MODEL = {"name": "tiny", "revision": "abc", "precision": "int8", "digest": "1" * 64}
+PINNED = ModelInfo("tiny", "abc", "int8", ("negative", "positive"), digest="1" * 64)
+SAME = "digest 111111111111, revision abc"
 
 
 @pytest.mark.parametrize(
@@ -457,14 +458,19 @@ PINNED = ModelInfo("tiny", "abc", "int8", ("negative", "positive"))
         (
             {"name": "large"},
             ["negative", "positive"],
-            "large (revision abc, int8, labels negative, positive)",
+            f"large ({SAME}, int8, labels negative, positive)",
         ),
         (
             {"precision": "fp32"},
             ["negative", "positive"],
-            "tiny (revision abc, fp32, labels negative, positive)",
+            f"tiny ({SAME}, fp32, labels negative, positive)",
         ),
-        ({}, ["bad", "good"], "tiny (revision abc, int8, labels bad, good)"),
+        (
+            {"digest": "2" * 64},
+            ["negative", "positive"],
+            "tiny (digest 222222222222, revision abc, int8, labels negative, positive)",
+        ),
+        ({}, ["bad", "good"], f"tiny ({SAME}, int8, labels bad, good)"),
     ],
 )
 @pytest.mark.parametrize("texts", ["love", ["love", "it"]])

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from sentiment_service.cli.sources import check_key_variables, load_settings, unknown_variables
 from sentiment_service.config.settings import Settings
 
-from tests.support.serving import COMMAND, run_program
+from tests.support.serving import COMMAND, installed, run_program
 
 DEVICES = (
     "must be 'auto', 'cpu', 'cuda', or 'cuda:' and the numbers of GPUs, such as 'cuda:1' or "
@@ -49,6 +49,51 @@ def test_unknown_variables() -> None:
     ]
     (line,) = unknown_variables({"SENTIMENT_METRIC_PORT": "2"})
     assert "(the nearest is SENTIMENT_METRICS_PORT)" in line
+
+
+@pytest.mark.parametrize("name", ["port", "metrics_port", "grpc_port"])
+@pytest.mark.parametrize("value", ["tcp://10.43.0.9:80", "udp://[fd00::9]:80", "sctp://10.0.0.9:1"])
+def test_the_address_of_a_service_is_no_port(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Kubernetes sets it in every pod beside a Service that is called like ours, as Docker does.
+
+    The platform's port counts as without it. A flag is not taken for such an address.
+    """
+    variable = f"SENTIMENT_{name.upper()}"
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("PORT", "8765")
+    field = Settings.model_fields[name]
+    assert getattr(Settings(), name) == field.default
+    assert getattr(load_settings({}), name) == (8765 if name == "port" else field.default)
+    (line,) = unknown_variables({variable: value, f"{variable}_80_TCP": value})
+    assert line.startswith(f"{variable} is the address of a Service")
+    with pytest.raises(ValueError, match=f"^--{name.replace('_', '-')}: must be a whole number"):
+        load_settings({name: value})
+
+
+def test_the_address_of_any_service_may_stand_beside_the_keys() -> None:
+    """A Service called sentiment-api-key is no key that somebody wanted."""
+    links = {"SENTIMENT_API_KEY_PORT": "tcp://10.0.0.1:80", "SENTIMENT_API_KEY_PORT_80_TCP": "x"}
+    check_key_variables(links, Settings())
+
+
+@pytest.mark.parametrize("home", ["", "relative", None])
+def test_without_a_home_directory_nothing_is_kept(bundle: Path, home: str | None) -> None:
+    """The user need not have an entry in the system's list of users, either."""
+    user = [installed("unshare", "util-linux"), "--user", "--map-user=54321", "--map-group=54321"]
+    variables = [
+        "env",
+        "-i",
+        f"PATH={os.environ['PATH']}",
+        *([] if home is None else [f"HOME={home}"]),
+    ]
+    command = [*COMMAND, "classify", "--model", str(bundle), "love"]
+    done = run_program(*user, *variables, *command)
+    if "unshare failed" in done.stderr:
+        pytest.skip("this system allows no other user")
+    assert done.stdout.startswith("positive"), done.stderr
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +137,7 @@ def test_an_empty_host_means_the_default(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("port", "tcp://10.0.0.1:8000", "must be a whole number"),
+        ("port", "http://10.0.0.1:8000", "must be a whole number"),
         ("cache_mb", "-1", "must be at least 0"),
         ("drain_ms", "-1", "must be at least 0"),
         ("max_texts", "0", "must be at least 1"),

@@ -4,13 +4,15 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.lifecycle import Lifecycle
 from sentiment_service.engine.loading import load_all
+from sentiment_service.engine.model.bundle import MANIFEST, sha256
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
@@ -21,7 +23,6 @@ from sentiment_service.errors import (
     NoMemory,
     NotReady,
     OutOfMemory,
-    Overloaded,
     ServiceError,
     ShuttingDown,
 )
@@ -75,8 +76,10 @@ async def test_a_request_goes_to_the_named_model_or_to_the_first(bundle: Path) -
             models.classifier("none")
         with pytest.raises(ModelNotFound):
             await models.reload("none")
+        tiny, second = (sha256(path / MANIFEST)[:12] for path in (bundle, other))
         assert models.summary() == (
-            "tiny (fp32, CPUExecutionProvider), other (fp32, CPUExecutionProvider)"
+            f"tiny (fp32, CPUExecutionProvider, digest {tiny}), "
+            f"other (fp32, CPUExecutionProvider, digest {second})"
         )
 
 
@@ -216,19 +219,22 @@ async def test_draining_ends_with_its_time(bundle: Path, gate: Gate) -> None:
 
 
 async def test_work_is_admitted_while_any_model_has_room(bundle: Path) -> None:
-    """The refusal of one model is none while another admits; that of all is the last one's."""
+    """The refusal of one model is none, and not counted, while another admits, whatever the order.
+
+    When all refuse, one is counted.
+    """
     other = make_bundle(bundle.parent / "other", name="other")
-    async with _registry(bundle, other) as models:
-
-        def refuse(*, timeout_s: float) -> None:
-            raise Overloaded("full", reason="queue_full")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(models.classifier("tiny"), "check_admission", refuse)
+    for admits in ("tiny", "other"):
+        async with _registry(bundle, other) as models:
+            refuses = models.classifier("other" if admits == "tiny" else "tiny")
+            await refuses.retire(0)
             models.check_admission(timeout_s=1)
-            patch.setattr(models.classifier("other"), "check_admission", refuse)
-            with pytest.raises(Overloaded, match="full"):
+            observers = [cast(Recorder, one.observer) for one in models.classifiers.values()]
+            assert [observer.failures for observer in observers] == [[], []]
+            await models.classifier(admits).retire(0)
+            with pytest.raises(ShuttingDown):
                 models.check_admission(timeout_s=1)
+            assert [*chain(*(one.failures for one in observers))] == [(ShuttingDown, 0)]
 
 
 async def test_one_model_that_cannot_answer_makes_the_service_unready(

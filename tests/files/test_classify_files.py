@@ -7,14 +7,15 @@ import logging
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import termios
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from sentiment_service.config.extras import install_command
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.encoding import Encoding
 from sentiment_service.errors import CannotContinue
-from sentiment_service.files.run import command
-from sentiment_service.files.run.file_run import FileRun
-from sentiment_service.files.run.report import Warnings
+from sentiment_service.files import command
+from sentiment_service.files.report import Warnings
+from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.tables import formats
 from sentiment_service.files.tables import table as tables
 from sentiment_service.files.tables.csv_table import CsvTable
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.table import Chunk, ClassifiedChunk, ResultItem
+from sentiment_service.files.tables.outputs import ClassifiedChunk
+from sentiment_service.files.tables.table import Chunk
 
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
@@ -54,7 +56,6 @@ Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings)
 sys.exit(main())
 """,
 ]
-ON_RAY = ["--engine", "ray", "--input", "in.csv", "--output", "out"]
 WORDS = ["love", "worst", "it", "", "is"]
 
 
@@ -111,6 +112,18 @@ def _parquet(path: Path, count: int) -> Path:
     return path
 
 
+def _jsonl(path: Path, count: int) -> Path:
+    rows = [dict(zip(("id", "text"), row, strict=True)) for row in _rows(count)]
+    rows[-1]["label"] = "a column that only the last row has"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def _made(make: Callable[[Path, int], Path], folder: Path, count: int) -> Path:
+    """A file whose name has the ending of its kind."""
+    return make(folder / f"in.{make.__name__.strip('_')}", count)
+
+
 def _read(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -125,15 +138,28 @@ def _files(source: Path, target: Path, bundle: Path) -> list[str]:
     return ["--model", str(bundle), "--input", str(source), "--output", str(target)]
 
 
-def _parts(output: Path) -> int:
-    return len(list(Path(f"{output}.partial").glob("part-*.json")))
+def _finished(output: Path) -> list[dict[str, Any]]:
+    """What is recorded of the chunks that are finished."""
+    try:
+        lines = Path(f"{output}.progress").read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines[1:] if line.endswith(b"\n")]
+
+
+def _chunks(output: Path) -> int:
+    return len(_finished(output))
+
+
+def _saved_rows(output: Path) -> int:
+    return sum(chunk["tally"]["rows"] for chunk in _finished(output))
 
 
 @contextmanager
 def _paused(source: Path, target: Path, bundle: Path) -> "Iterator[subprocess.Popen[str]]":
     """A run that writes nothing more after its first parts, until it is sent SIGCONT."""
     with _started(*_files(source, target, bundle)) as process:
-        eventually(lambda: _parts(target) > 1)
+        eventually(lambda: _chunks(target) > 1)
         process.send_signal(signal.SIGSTOP)
         state = Path(f"/proc/{process.pid}/stat")
         eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
@@ -199,7 +225,7 @@ def test_standard_input_to_a_file(bundle: Path, tmp_path: Path) -> None:
         ("love", "positive"),
         ("worst", "negative"),
     ]
-    assert not Path(f"{target}.partial").exists()
+    assert not list(tmp_path.glob(f"{target.name}.*"))
 
 
 def _unusable_token(path: Path) -> Path:
@@ -305,13 +331,7 @@ def test_a_text_that_is_not_utf8(
         (["--input", "in.csv", "--output", "directory.csv"], "is a directory"),
         (["--input", "in.csv", "--output", "o.csv", "--resume", "--overwrite"], "no --resume"),
         (["--overwrite", "love"], "--overwrite needs an --output"),
-        (["--engine", "ray", "--overwrite"], "--overwrite is for use without --engine"),
-        (["--engine", "ray", "love"], "--engine needs --input and --output"),
-        (["--engine", "ray", "--input", "in.csv"], "--engine needs --input and --output"),
-        ([*ON_RAY, "--json"], "--json is for use without --engine"),
-        ([*ON_RAY, "--url", "http://x"], "--url is for use without --engine"),
-        (["--address", "local", "love"], "--address needs --engine ray"),
-        (["--input", "s3://a/b.csv"], "--engine ray reads object stores"),
+        (["--input", "s3://a/b.csv"], "is not a file of this machine"),
         (["--url", "http://x", "--model", "m", "love"], "--url"),
         (["--url", "localhost:8000", "love"], "http://"),
     ],
@@ -339,7 +359,7 @@ def test_wrong_usage(
     [
         ("missing.csv", "there is no file"),
         ("directory.csv", "not a file"),
-        ("quote.csv", "line 6: the row that begins here"),
+        ("workbook.csv", "workbook.csv is not text, but an .xlsx workbook"),
     ],
 )
 def test_an_input_that_cannot_be_read(
@@ -347,7 +367,7 @@ def test_an_input_that_cannot_be_read(
 ) -> None:
     """Exit code 1, a one-line error, and no file is written. test_tables.py has more faults."""
     (tmp_path / "directory.csv").mkdir()
-    (tmp_path / "quote.csv").write_text("text\n" + "love\n" * 4 + '"it\n' + "is\n" * 10_000)
+    (tmp_path / "workbook.csv").write_bytes(b"PK\x03\x04\x14\0\0\0xl/workbook.xml")
     before = sorted(tmp_path.iterdir())
     arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out.csv")]
     assert main(["classify", *arguments]) == 1
@@ -356,28 +376,18 @@ def test_an_input_that_cannot_be_read(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("package", "arguments", "extra"),
-    [("pyarrow", ["--input", "a.parquet"], "files"), ("ray", ON_RAY, "ray")],
-)
-def test_without_a_package(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    package: str,
-    arguments: list[str],
-    extra: str,
+def test_without_pyarrow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Without pyarrow, a Parquet file, and without Ray, a run on it says what to install."""
+    """A Parquet file says what to install."""
     monkeypatch.delitem(sys.modules, "sentiment_service.files.tables.parquet", raising=False)
     monkeypatch.delattr(sentiment_service.files.tables, "parquet", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.chdir(tmp_path)
-    Path("a.parquet").touch()
-    assert main(["classify", *arguments]) == 1
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").touch()
+    assert main(["classify", "--input", str(tmp_path / "a.parquet")]) == 1
     printed = capsys.readouterr().err
-    assert f"which the extra '{extra}' installs" in printed
-    assert install_command(extra) in printed
+    assert "which the extra 'files' installs" in printed
+    assert install_command("files") in printed
 
 
 @pytest.mark.parametrize("kind", ["file", "texts"])
@@ -419,7 +429,7 @@ def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
     whole = target.read_bytes()
     target.unlink()
     with _started(*options) as process:
-        eventually(lambda: _parts(target) > 3)
+        eventually(lambda: _chunks(target) > 3)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         (line,) = _said(process).splitlines()
@@ -431,7 +441,7 @@ def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
 
     again = _classify(*options, command=SLOW_COMMAND)
     assert again.returncode == 1
-    assert "add --resume to continue it, or delete the directory" in again.stderr
+    assert "add --resume to continue it, or delete the file" in again.stderr
     other = _classify(*options, "--column", "id", "--resume", command=SLOW_COMMAND)
     assert other.returncode == 1
     assert "column was 'text' and is 'id' now" in other.stderr
@@ -441,7 +451,7 @@ def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
     assert f"{saved:,} of them in earlier runs" in rest.stderr
     assert "errors 600, truncated 0" in rest.stderr
     assert target.read_bytes() == whole
-    assert not Path(f"{target}.partial").exists()
+    assert not list(tmp_path.glob(f"{target.name}.*"))
 
 
 def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> None:
@@ -450,12 +460,14 @@ def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> 
     options = _files(source, target, bundle)
     env = environment(SENTIMENT_MAX_BATCH_TOKENS="8")
     with _started(*options, command=serving.SLOW_COMMAND, env=env) as process:
-        eventually(Path(f"{target}.partial/_plan.json").exists)
+        eventually(Path(f"{target}.progress").exists)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         line = _said(process)
-    assert line == "sentiment: interrupted; 0 rows are saved; add --resume to continue\n"
+    assert line == "sentiment: interrupted; no row is saved yet\n"
+    assert not target.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
 def test_ctrl_c_while_reading_standard_input(bundle: Path, tmp_path: Path) -> None:
@@ -466,34 +478,37 @@ def test_ctrl_c_while_reading_standard_input(bundle: Path, tmp_path: Path) -> No
         assert process.stdin
         process.stdin.write("love\n" * 1_000)
         process.stdin.flush()
-        eventually(lambda: any(tmp_path.glob("out.csv.*.tmp")))
+        eventually(Path(f"{target}.progress").exists)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert _said(process) == ""
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("make", "suffix"), [(_csv, ".csv"), (_parquet, ".parquet")])
+@pytest.mark.parametrize(
+    ("make", "suffix"),
+    [(_csv, ".csv"), (_parquet, ".parquet"), (_jsonl, ".jsonl"), (_jsonl, ".parquet")],
+)
 def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffix: str) -> None:
     """A run that is killed and continued four times writes the same file, byte for byte."""
-    source, target = make(tmp_path / f"in{suffix}", 3_000), tmp_path / f"out{suffix}"
+    source, target = _made(make, tmp_path, 3_000), tmp_path / f"out{suffix}"
     options = _files(source, target, bundle)
     assert _classify(*options, command=SLOW_COMMAND).returncode == 0
     whole = target.read_bytes()
     target.unlink()
     seen = []
     for _ in range(4):
-        before = _parts(target)
+        before = _chunks(target)
         with _started(*options, "--resume") as process:
-            eventually(lambda before=before: _parts(target) > before or process.poll() is not None)  # type: ignore[misc]
+            eventually(lambda before=before: _chunks(target) > before or process.poll() is not None)  # type: ignore[misc]
             time.sleep(random.uniform(0, 0.1))
             process.kill()
-        seen.append(_parts(target))
+        seen.append(_chunks(target))
         assert not target.exists() or target.read_bytes() == whole
     assert target.exists() or 0 < seen[0] < seen[1] < seen[2] < seen[3]
     assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
     assert target.read_bytes() == whole
-    assert not Path(f"{target}.partial").exists()
+    assert not list(tmp_path.glob(f"{target.name}.*"))
 
 
 class _RecordingClassifier:
@@ -528,53 +543,64 @@ def _classify_rest(source: Path, target: Path) -> int:
     return len(classifier.texts)
 
 
-def _shorten(part: Path, tally: Path) -> None:
-    part.write_bytes(part.read_bytes()[:-10])
+def _shorten(partial: Path, progress: Path) -> None:
+    end = json.loads(progress.read_bytes().splitlines()[-1])["end"]
+    partial.write_bytes(partial.read_bytes()[: end - 1])
 
 
-def _change(part: Path, tally: Path) -> None:
-    part.write_bytes(part.read_bytes().replace(b"love", b"hate"))
+def _change(partial: Path, progress: Path) -> None:
+    content, end = partial.read_bytes(), json.loads(progress.read_bytes().splitlines()[-1])["end"]
+    at = content.rindex(b"love", 0, end)
+    partial.write_bytes(content[:at] + b"hate" + content[at + 4 :])
 
 
-def _remove(part: Path, tally: Path) -> None:
-    part.unlink()
+def _cut_progress(partial: Path, progress: Path) -> None:
+    progress.write_bytes(progress.read_bytes()[:-10])
 
 
-def _cut_tally(part: Path, tally: Path) -> None:
-    tally.write_bytes(tally.read_bytes()[:10])
+def _add_rest(partial: Path, progress: Path) -> None:
+    """What a run leaves that is killed while it writes."""
+    partial.write_bytes(partial.read_bytes() + b"half a row")
+    progress.write_bytes(progress.read_bytes() + b'{"end": 12')
 
 
-@pytest.mark.parametrize("damage", [_shorten, _change, _remove, _cut_tally])
-def test_a_damaged_part_is_written_again(
+@pytest.mark.parametrize(
+    ("damage", "again"), [(_shorten, 1), (_change, 1), (_cut_progress, 1), (_add_rest, 0)]
+)
+def test_damaged_chunks_are_written_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path, Path], None],
+    again: int,
 ) -> None:
-    """A continued run classifies its rows again, and says so."""
-    monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
+    """A continued run classifies the rows from the first damaged chunk on again."""
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 60)
     source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
     assert _classify_rest(source, target) == 60
     whole = target.read_bytes()
     target.unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(FileRun, "finish", lambda run: None)
-        assert _classify_rest(source, target) == 60
-    assert _parts(target) > 3
-    part = sorted(Path(f"{target}.partial").glob("part-*.csv"))[2]
-    record = part.with_name(f"{part.name}.json")
-    rows = json.loads(record.read_text())["rows"]
-    damage(part, record)
-    assert _classify_rest(source, target) == rows
+    assert _killed_at(17, source, target)
+    rows = [chunk["tally"]["rows"] for chunk in _finished(target)]
+    assert len(rows) > 2
+    damage(Path(f"{target}.partial"), Path(f"{target}.progress"))
+    left = 60 - sum(rows[: len(rows) - again])
+    assert _classify_rest(source, target) == left
     assert target.read_bytes() == whole
-    assert caplog.messages == [f"{part} is damaged; its rows are classified again"]
+    said = [
+        f"{target}.partial is damaged; its rows after the first {60 - left} are classified again"
+    ]
+    assert caplog.messages == (said if damage is _change else [])
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run killed before or after any file operation continues after its last complete part."""
-    monkeypatch.setattr(tables, "CHUNK_CHARS", 250)
-    source, target = _csv(tmp_path / "in.csv", 60), tmp_path / "out.csv"
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("make", [_csv, _jsonl])
+def test_killed_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, suffix: str
+) -> None:
+    """A run killed before or after any file operation continues after its last finished chunk."""
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 60)
+    source, target = _made(make, tmp_path, 60), tmp_path / f"out{suffix}"
     assert _classify_rest(source, target) == 60
     whole = target.read_bytes()
     target.unlink()
@@ -582,15 +608,14 @@ def test_killed_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     while _killed_at(steps, source, target):
         steps += 1
         assert not target.exists() or target.read_bytes() == whole
-        tallies = Path(f"{target}.partial").glob("part-*.json")
-        saved = sum(json.loads(path.read_text())["rows"] for path in tallies)
-        unfinished = Path(f"{target}.partial/_plan.json").exists()
-        done = saved if unfinished else 60 * target.exists()
+        partial = Path(f"{target}.partial")
+        unfinished = partial.exists() and partial.stat().st_size > 0
+        done = _saved_rows(target) if unfinished else 60 * target.exists()
         assert _classify_rest(source, target) == 60 - done
         assert target.read_bytes() == whole
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+        assert {path.name for path in tmp_path.iterdir()} == {source.name, target.name}
         target.unlink()
-    assert steps > 40
+    assert steps > 20
 
 
 def _killed_at(step: int, source: Path, target: Path) -> bool:
@@ -598,7 +623,9 @@ def _killed_at(step: int, source: Path, target: Path) -> bool:
 
     Returns False if the run was complete before it got to the step.
     """
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
     if not child:
         left = step
 
@@ -614,8 +641,9 @@ def _killed_at(step: int, source: Path, target: Path) -> bool:
 
             return call
 
-        for name in ("mkdir", "replace", "unlink", "rmdir"):
+        for name in ("replace", "unlink"):
             setattr(Path, name, counted(getattr(Path, name)))
+        os.fsync = counted(os.fsync)
         try:
             _classify_rest(source, target)
         finally:
@@ -623,43 +651,71 @@ def _killed_at(step: int, source: Path, target: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
+@pytest.mark.parametrize("name", ["out.csv.partial", "out.csv.progress"])
+def test_files_of_someone_else_are_kept(
+    tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A file that no run has written is refused by name, and so is a directory of old versions."""
+    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    (tmp_path / name).write_text("precious\n")
+    for more in ([], ["--resume"], ["--overwrite"]):
+        assert main(["classify", *_files(source, target, bundle), *more]) == 1
+        assert f"{name} is not of a run that can be continued; delete it" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "precious\n"
+    (tmp_path / name).unlink()
+    Path(f"{target}.partial").mkdir()
+    assert main(["classify", *_files(source, target, bundle)]) == 1
+    assert "out.csv.partial is a directory, as older versions wrote it" in capsys.readouterr().err
+
+
+class _DamagedTable(CsvTable):
+    """A file that cannot be read behind its first ``left`` chunks."""
+
+    left = 0
+
+    def chunks(self) -> Iterator[Chunk]:
+        yield from islice(super().chunks(), self.left)
+        raise CannotContinue("in.csv cannot be read")
+
+
+@pytest.mark.parametrize("left", [0, 5])
 def test_resume_is_promised_only_where_it_works(
     tmp_path: Path,
     bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    left: int,
 ) -> None:
-    """A run whose input cannot be read to its end is not told to add --resume."""
-    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    """A run whose input cannot be read to its end is not told to add --resume.
 
-    def find_damage(_: FileRun) -> None:
-        raise CannotContinue("in.csv cannot be read")
-
-    monkeypatch.setattr(FileRun, "finish", find_damage)
-    assert main(["classify", *_files(source, target, bundle)]) == 1
-    assert capsys.readouterr().err == (
-        f"sentiment: in.csv cannot be read; 10 rows are in {target}.partial\n"
-    )
-
-
-def test_nothing_is_left_of_an_input_that_cannot_be_read(
-    tmp_path: Path,
-    bundle: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """If no row was saved, the corrected input can be classified without --resume."""
-    source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
+    If no row was saved, the corrected input can be classified without it.
+    """
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 100)
+    source, target = _csv(tmp_path / "in.csv", 100), tmp_path / "out.csv"
     options = ["classify", *_files(source, target, bundle)]
-
-    def damaged(*_: object, **__: object) -> None:
-        raise CannotContinue("in.csv cannot be read")
-
     with monkeypatch.context() as patch:
-        patch.setattr(CsvTable, "chunks", damaged)
+        patch.setattr(_DamagedTable, "left", left)
+        patch.setattr(formats, "CsvTable", _DamagedTable)
         assert main(options) == 1
-    assert capsys.readouterr().err == "sentiment: in.csv cannot be read\n"
-    assert main(options) == 0
+    rows = _saved_rows(target)
+    where = f"; {rows} rows are in {target}.partial" if left else ""
+    assert capsys.readouterr().err == f"sentiment: in.csv cannot be read{where}\n"
+    assert main(options) == (1 if left else 0)
+
+
+def test_an_input_that_changes_during_the_run(bundle: Path, tmp_path: Path) -> None:
+    """The run stops, because its rows would be of two files."""
+    source, target = _csv(tmp_path / "in.csv", 3_000), tmp_path / "out.csv"
+    with _paused(source, target, bundle) as process:
+        os.utime(source, ns=(1, 1))
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 1
+        (line,) = _said(process).splitlines()
+    assert "in.csv has changed since the start, so this run cannot be continued; " in line
+    assert not target.exists()
+    again = _classify(*_files(source, target, bundle), "--resume", command=SLOW_COMMAND)
+    assert again.returncode == 1
+    assert "cannot be continued: input was [" in again.stderr
 
 
 def test_two_runs_into_one_output(bundle: Path, tmp_path: Path) -> None:
@@ -680,22 +736,23 @@ def test_two_runs_into_one_output(bundle: Path, tmp_path: Path) -> None:
     assert _read_inputs(target) == _rows(3_000)
 
 
-def test_a_run_whose_directory_was_removed(bundle: Path, tmp_path: Path) -> None:
+def test_a_run_whose_chunks_were_removed(bundle: Path, tmp_path: Path) -> None:
     """It ends with one line, and the next run into the same file works."""
     first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
     target = tmp_path / "out.csv"
     with _paused(first, target, bundle) as process:
-        shutil.rmtree(f"{target}.partial")
+        Path(f"{target}.partial").unlink()
+        Path(f"{target}.progress").unlink()
         process.send_signal(signal.SIGCONT)
         assert process.wait(60) == 1
         (line,) = _said(process).splitlines()
-    assert "No such file or directory; 0 rows are saved" in line
+    assert line == f"sentiment: {target}.partial was removed during the run"
     assert _classify(*_files(other, target, bundle)).returncode == 0
     assert _read_inputs(target) == _rows(2_000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "out.csv"]
 
 
-def test_a_full_disk_keeps_the_complete_parts(bundle: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_complete_chunks(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and one line; once there is space again, --resume continues."""
     source, target = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text\n" + "love\n" * 100 + f'"{"x" * 20_000}"\n' + "worst\n" * 100)
@@ -709,7 +766,7 @@ def test_a_full_disk_keeps_the_complete_parts(bundle: Path, tmp_path: Path) -> N
     (line,) = done.stderr.splitlines()
     assert "File too large; 75 rows are saved; add --resume to continue" in line
     assert not target.exists()
-    assert not list(Path(f"{target}.partial").glob("*.tmp"))
+    assert Path(f"{target}.partial").stat().st_size == _finished(target)[-1]["end"]
     assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
     assert len(target.read_text().splitlines()) == 202
 
@@ -761,13 +818,13 @@ def test_a_service_that_requires_a_key(bundle: Path) -> None:
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     """Exit code 1 and a one-line error; when the service is back, --resume continues."""
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
-    patience = "from sentiment_service.files.run import remote; remote.PATIENCE_S = 0.5\n"
+    patience = "from sentiment_service.files import remote; remote.PATIENCE_S = 0.5\n"
     command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
     with Process("--model", str(bundle)) as service:
         url, port = service.url, service.port
         options = ("--url", url, "--input", source, "--output", target)
         with _started(*options, command=command) as process:
-            eventually(lambda: _parts(target) > 5)
+            eventually(lambda: _chunks(target) > 5)
             service.signal(signal.SIGKILL)
             assert process.wait(30) == 1
             (line,) = _said(process).splitlines()
@@ -810,13 +867,13 @@ def test_a_warning_is_one_line(
     """It is written to standard error without a traceback, with or without the package tqdm."""
     if not bar:
         monkeypatch.setitem(sys.modules, "tqdm", None)
-    warning = logging.makeLogRecord({"msg": "part %d is damaged", "args": (3,)})
+    warning = logging.makeLogRecord({"msg": "row %d is damaged", "args": (3,)})
     try:
         raise RuntimeError("secret")
     except RuntimeError:
         warning.exc_info = sys.exc_info()
     Warnings().handle(warning)
-    assert capsys.readouterr() == ("", "sentiment: part 3 is damaged\n")
+    assert capsys.readouterr() == ("", "sentiment: row 3 is damaged\n")
 
 
 def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> None:
@@ -828,11 +885,11 @@ def test_memory_does_not_grow_with_the_file(bundle: Path, tmp_path: Path) -> Non
             file.write("text,other\n")
             file.writelines(f"love it {n},{'x' * 1_000}\n" for n in range(count))
         target = source.with_suffix(".jsonl")
-        # Measured whenever a part is saved. The peak from getrusage may be that of this process.
+        # Measured whenever a chunk is saved. The peak from getrusage may be that of this process.
         code = (
             "import sys; from pathlib import Path; from sentiment_service.cli.command import main; "
-            "from sentiment_service.files.run.file_run import FileRun; add = FileRun.add; "
-            "FileRun.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
+            "from sentiment_service.files.output_file import OutputFile as O; add = O.add; "
+            "O.add = lambda *a: (print(Path('/proc/self/statm').read_text()), add(*a))[1]; "
             "sys.exit(main())"
         )
         done = _classify(*_files(source, target, bundle), command=[sys.executable, "-c", code])

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import sentiment_client
 from sentiment_service.cli.command import main
-from sentiment_service.files.run import remote
+from sentiment_service.files import remote
 from sentiment_service.files.tables import table as tables
 
 URL = "http://service.test/"
-MODEL = {"name": "tiny", "revision": "abc", "precision": "int8"}
+MODEL = {"name": "tiny", "revision": None, "precision": "int8", "digest": "abc"}
 LABELS = ["negative", "positive"]
 
 
@@ -172,19 +172,19 @@ def test_a_model_that_changes_during_a_run(
 
     def reload(service: FakeService, texts: list[str]) -> dict[str, Any]:
         if service.classified >= 10:
-            service.model["revision"] = "def"
+            service.model["digest"] = "def"
         return answer(service, texts)
 
     with monkeypatch.context() as patch:
         patch.setattr(FakeService, "answer", reload)
         assert _classify(tmp_path) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "now serves tiny (revision def, int8, labels negative, positive), not tiny (rev" in line
+    assert "the service now serves tiny (digest def, revision None, int8, labels" in line
     assert line.endswith(f" rows are in {tmp_path}/out.csv.partial")
     assert not (tmp_path / "out.csv").exists()
     assert _classify(tmp_path, "--resume") == 1
-    assert "cannot be continued: revision was 'abc' and is 'def' now" in capsys.readouterr().err
-    service.model["revision"] = "abc"
+    assert "cannot be continued: digest was 'abc' and is 'def' now" in capsys.readouterr().err
+    service.model["digest"] = "abc"
     assert _classify(tmp_path, "--resume") == 0
     assert "of them in earlier runs" in capsys.readouterr().err
     assert _rows(tmp_path) == 400

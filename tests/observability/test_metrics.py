@@ -29,7 +29,7 @@ CONTRACT = {
     "queue_tokens": {"model"},
     "queue_wait_seconds": {"model"},
     "rejections_total": {"model", "reason"},
-    "model_info": {"model", "revision", "precision", "provider", "version"},
+    "model_info": {"model", "revision", "precision", "digest", "provider", "version"},
     "model_ready": {"model"},
     "cache_hits_total": {"model"},
     "cache_misses_total": {"model"},

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 import tomllib
 from email import message_from_bytes
 from pathlib import Path
@@ -20,15 +19,8 @@ EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scik
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    """The wheel, built without a network."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run(
-        [*command, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)], check=True
-    )
-    (path,) = folder.glob("sentiment_service-*.whl")
-    return ZipFile(path)
+def wheel(wheel_file: Path) -> ZipFile:
+    return ZipFile(wheel_file)
 
 
 def _metadata_file(wheel: ZipFile, name: str) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from sentiment_export.cli import main as sentiment_export
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.config.settings import Settings, flag
-from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.bundle import MANIFEST, Bundle, sha256
 from sentiment_service.errors import ServiceError
 
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
@@ -122,6 +122,7 @@ def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
         "name": "twitter-roberta",
         "revision": commit,
         "precision": "int8",
+        "digest": sha256(tmp_path / "models/twitter-roberta" / MANIFEST),
     }
 
 

@@ -28,13 +28,16 @@ HEAD_OF_FIGURES = re.compile(rb"HEAD /(info|models|metrics|v1/models) ")
 MADE_ID = re.compile(r"\b[0-9a-f]{32}\b")
 REASON = re.compile(r"(?<= \d{3}) [A-Z][A-Za-z -]*[A-Za-z]")  # versions of Python differ in it
 FRACTION = re.compile(r"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
-# Headers whose value says when or how fast the answer was made, or when a file was written.
-MASKED_HEADERS = re.compile("etag|last-modified")
+# Headers whose value says when or how fast the answer was made, when a file was written, or by
+# which export the bundle was made.
+MASKED_HEADERS = re.compile("etag|last-modified|x-model-digest")
 # Fields that describe the machine, the installation, the time or what was measured at the start.
 MASKED_FIELDS = re.compile(
     r'("(?:version|python|onnxruntime|cpus?|cpu_flags|runners|threads|tuning|created'
     r'|max_batch_tokens|max_inflight_bytes|pid|connections|in_flight)":) ?("[^"]*"|[\d.]+|null)'
 )
+# The embedded bundle's identity. It keeps its length, so that the length of the body is compared.
+MODEL_DIGEST = re.compile(rb'("digest":")[0-9a-f]{64}')
 
 
 class Digest(TypedDict):
@@ -122,7 +125,7 @@ def _recorded(request: RawRequest, answer: RawAnswer) -> RecordedAnswer:
     made_id = MADE_ID.search(answer.header("x-request-id") or text)
     if made_id:
         text = text.replace(made_id[0], MASK)
-    is_changed = _bytes(text) != answer.body or HEAD_OF_FIGURES.match(request.data)
+    is_changed = _bytes(text) != _without_digest(answer.body) or HEAD_OF_FIGURES.match(request.data)
     headers = []
     for name, value in answer.headers:
         match name.lower():
@@ -154,10 +157,14 @@ def _text(answer: RawAnswer) -> str:
     if length := answer.header("inference-header-content-length"):
         body, tail = body[: int(length)], body[int(length) :]
         return body.decode() + "".join(f"\n{values}" for values in _tensors(body, tail))
-    text = body.decode("utf-8", "surrogateescape")
+    text = _without_digest(body).decode("utf-8", "surrogateescape")
     if answer.header("content-type").startswith(METRICS):
         return "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return MASKED_FIELDS.sub(rf"\1{MASK}", text)
+
+
+def _without_digest(body: bytes) -> bytes:
+    return MODEL_DIGEST.sub(rb"\1" + 64 * MASK.encode(), body)
 
 
 def _tensors(document: bytes, tail: bytes) -> Iterator[str]:

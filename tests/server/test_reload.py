@@ -54,7 +54,7 @@ def test_a_reload_answers_with_the_new_model(serve: Serve, bundle: Path) -> None
     client = serve(model=(bundle,), admin_keys="admin-key-1")
     release(bundle, "fedcba9")
     assert _revision(client) == "0123abc"
-    assert reload(client).json() == {"status": "reloaded"}
+    assert reload(client).json()["status"] == "reloaded"
     assert _revision(client) == "fedcba9"
     assert client.get("/models").json()["models"][0]["revision"] == "fedcba9"
     assert client.get("/health/ready").status_code == 200

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from sentiment_service.cli import health_check
-from sentiment_service.cli.sources import load_settings
+from sentiment_service.cli.sources import load_settings, read_credentials
 
 from benchmarks.service import free_port
 from tests.conftest import Start
@@ -126,4 +126,4 @@ def test_wrong_files_end_the_start(tmp_path: Path) -> None:
         given = {"tls_cert": cert_file, "tls_key": key_file}
         flags = {name: str(path) for name, path in given.items() if path}
         with pytest.raises(ValueError, match=words):
-            load_settings(flags)
+            read_credentials(load_settings(flags), flags)

@@ -7,6 +7,7 @@ of a text is the same each time.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Response
@@ -19,11 +20,9 @@ from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRou
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
 from sentiment_service.api.openapi.schemas import Answered
-from sentiment_service.api.routes.classify import version
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.predictions import Outcome, Prediction
-from sentiment_service.engine.text.encoding import DEFAULTS
 from sentiment_service.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
+from sentiment_service.results import Outcome, Prediction
 from sentiment_service.validation import RequestBody, SingleText
 
 
@@ -109,24 +108,29 @@ async def explain(request: HttpRequest) -> Response:
     body = await read_body(request, ExplainRequest)
     exchange = request.exchange
     classifier = exchange.service.models.classifier(body.model)
-    exchange.asks(classifier.model.name, 1)
     explaining = explain_text(classifier, body.inputs, deadline=exchange.deadline)
-    done, whole, words = await exchange.while_connected(explaining)
-    exchange.classified(done, [whole])
+    # Only the text counts, and not its copies that each lack a word.
+    done = await exchange.counted(classifier, 1, exchange.while_connected(explaining))
     response: ExplainResponse = {
-        "model": version(done.model),
-        "label": whole["label"],
-        "score": whole["score"],
-        "tokens": whole["tokens"],
-        "truncated": whole["truncated"],
-        "words": words,
+        "model": done.model.version,
+        "label": done.whole["label"],
+        "score": done.whole["score"],
+        "tokens": done.whole["tokens"],
+        "truncated": done.whole["truncated"],
+        "words": done.words,
     }
     return JsonAnswer(response, done.server_timing)
 
 
-async def explain_text(
-    classifier: Classifier, text: str, *, deadline: float
-) -> tuple[Classification, Prediction, list[Word]]:
+@dataclass(slots=True)
+class Explanation(Classification):
+    """What became of a text and of its copies that each lack a word, and what the words say."""
+
+    whole: Prediction
+    words: list[Word]
+
+
+async def explain_text(classifier: Classifier, text: str, *, deadline: float) -> Explanation:
     """Classify one text, and compute what each of its words contributes.
 
     Raises:
@@ -134,25 +138,18 @@ async def explain_text(
             a word have too many tokens together.
         ServiceError: the text could not be classified, or ``Classifier.classify`` would raise it.
     """
+    words = words_of(text)
     try:
-        words = words_of(text)
-        try:
-            texts = [text, *map(without, words)]
-            done = await classifier.attempt(texts, DEFAULTS, deadline=deadline)
-        except TooManyTexts as error:
-            raise TextTooLong(
-                f"the text and its {len(words)} copies, each without one word, are too long: "
-                f"{error}"
-            ) from None
-        whole, *others = done.outcomes
-        if isinstance(whole, ServiceError):
-            raise whole
-        explained = contributions(words, whole, others, multi_label=done.model.multi_label)
-    except BaseException as error:
-        classifier.observer.failure(error, texts=1)
-        raise
-    classifier.observer.predictions([whole])
-    return done, whole, explained
+        done = await classifier.classify([text, *map(without, words)], deadline=deadline)
+    except TooManyTexts as error:
+        raise TextTooLong(
+            f"the text and its {len(words)} copies, each without one word, are too long: {error}"
+        ) from None
+    whole, *others = done.outcomes
+    if isinstance(whole, ServiceError):
+        raise whole
+    explained = contributions(words, whole, others, multi_label=done.model.multi_label)
+    return Explanation(done.model, done.outcomes, done.stages, whole, explained)
 
 
 def words_of(text: str) -> list[re.Match[str]]:

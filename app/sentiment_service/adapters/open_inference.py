@@ -22,10 +22,10 @@ from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
 from sentiment_service.api.openapi.document import ERRORS, documented
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.predictions import Prediction, every_prediction
 from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
 from sentiment_service.limits import Paths, PathSet
+from sentiment_service.results import Prediction, every_prediction
 
 # Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that
 # data must have as many texts as shape says, nor that bytes may follow the JSON.

@@ -27,7 +27,6 @@ from sentiment_service.api.body import INLINE_BYTES, media_type, parse, read_bod
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
 from sentiment_service.api.openapi.document import ERRORS, documented
 from sentiment_service.api.routes import classify
-from sentiment_service.engine.predictions import Outcome, item
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
@@ -37,6 +36,7 @@ from sentiment_service.errors import (
     UnsupportedMediaType,
 )
 from sentiment_service.limits import Paths, PathSet
+from sentiment_service.results import Outcome, item
 from sentiment_service.validation import ClassifyRequest
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
@@ -229,11 +229,7 @@ async def _classified(
     else:
         step_thread = request.exchange.service.step_thread
         texts = await step_thread.run(steps, deadline=request.exchange.deadline)
-    good = [text for text in texts if not isinstance(text, ServiceError)]
-    bad = [text for text in texts if isinstance(text, ServiceError)]
-    request.exchange.service.models.classifier(None).observer.predictions(bad)
-    classified = (await request.exchange.classify(good, model=None)).outcomes if good else []
-    outcomes = classify.in_places(texts, classified)
+    outcomes = (await request.exchange.classify(texts, model=None)).outcomes
     for outcome in outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.

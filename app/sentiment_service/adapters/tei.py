@@ -12,7 +12,6 @@ from sentiment_service.adapters.forms.instances import InstancesRequest, answer_
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.engine.predictions import every_prediction
 from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
@@ -26,6 +25,7 @@ from sentiment_service.errors import (
     ShuttingDown,
 )
 from sentiment_service.problems import Problem
+from sentiment_service.results import every_prediction
 from sentiment_service.validation import (
     NonEmpty,
     PairObject,

@@ -13,12 +13,11 @@ from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRou
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
 from sentiment_service.api.openapi.schemas import Answered
-from sentiment_service.api.routes.classify import version
-from sentiment_service.engine.predictions import FailedItem, item
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
 from sentiment_service.errors import ServiceError, TooManyTexts
+from sentiment_service.results import FailedItem, item
 from sentiment_service.validation import RequestBody, Texts, as_list
 
 
@@ -134,7 +133,7 @@ async def tokenize(request: HttpRequest) -> Response:
     counts = (r["count"] for r in results if not isinstance(r, ServiceError))
     exchange.model_use.tokens = sum(counts)
     response: TokenizeResponse = {
-        "model": version(model),
+        "model": model.version,
         "results": [item(result) for result in results],
     }
     return JsonAnswer(response)

@@ -13,9 +13,9 @@ from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.engine.predictions import every_prediction
 from sentiment_service.errors import ServiceError
 from sentiment_service.problems import Problem
+from sentiment_service.results import every_prediction
 from sentiment_service.validation import as_list
 
 

@@ -96,7 +96,7 @@ class Application(FastAPI):
             allow_origins=service.settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "server-timing", "retry-after"],
+            expose_headers=["x-request-id", "server-timing", "retry-after", "x-model-digest"],
         )
 
 

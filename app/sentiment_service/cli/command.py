@@ -17,14 +17,16 @@ from sentiment_service.cli.command_parser import (
 from sentiment_service.cli.sources import (
     check_key_variables,
     load_settings,
+    read_credentials,
     sources,
     unknown_variables,
 )
+from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.extras import missing_extra
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError, system_error
-from sentiment_service.files.run import arguments as classify_arguments
-from sentiment_service.files.run.arguments import LOCAL, ClassifyOptions
+from sentiment_service.files import arguments as classify_arguments
+from sentiment_service.files.arguments import LOCAL, ClassifyOptions
 from sentiment_service.observability import logs
 from sentiment_service.server.addresses import check_ports
 from sentiment_service.server.process import (
@@ -63,12 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(flags)
         if options.command == "serve":
             check_key_variables(os.environ, settings)
+            assignment = Assignment.of_this_process()
+            credentials = (
+                Credentials.of_descriptor(assignment.credentials)
+                if assignment
+                else read_credentials(settings, flags)
+            )
     except ValueError as error:
         _report(options, error)
         return 2
     try:
         if options.command == "serve":
-            return _serve(settings, flags)
+            return _serve(settings, credentials, assignment, flags)
         for reason in unknown_variables(os.environ):
             _say(f"warning: {reason}")
         if options.command == "doctor":
@@ -160,11 +168,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
+def _serve(
+    settings: Settings,
+    credentials: Credentials,
+    assignment: Assignment | None,
+    flags: Mapping[str, str],
+) -> int:
     open_standard_files()
     raise_file_limit()
     return_long_blocks()
-    assignment = Assignment.of_this_process()
     if assignment is not None:
         logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
     else:
@@ -181,12 +193,12 @@ def _serve(settings: Settings, flags: Mapping[str, str]) -> int:
             if (workers := worker_count(settings)) > 1:
                 from sentiment_service.server.workers import supervisor
 
-                return supervisor.run(settings, workers)
+                return supervisor.run(settings, credentials, workers)
         else:
             settings = assignment.applied_to(settings)
         from sentiment_service.server.run import run
 
-        return run(settings, assignment)
+        return run(settings, credentials, assignment)
     except (UserError, ImportError, MemoryError, SystemError, OSError):
         raise
     except Exception:
@@ -226,12 +238,7 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
         from sentiment_service.cli.exported_models import with_bundles
 
         settings = with_bundles(settings, _say)
-    if options.engine:
-        from sentiment_service.files.cluster import ray_run
+    from sentiment_service.files import command
 
-        ray_run.classify(chosen, settings)
-    else:
-        from sentiment_service.files.run import command
-
-        command.classify(chosen, settings)
+    command.classify(chosen, settings)
     return 0

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from sentiment_service.cli import platforms
 from sentiment_service.cli.platforms import PlatformValue
 from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.config.settings import Settings, flag
+from sentiment_service.config.credentials import Credentials, UnusableFile
+from sentiment_service.config.settings import PREFIX, Settings, flag, service_links
 from sentiment_service.errors import plain_words
 
-PREFIX = Settings.model_config["env_prefix"]
 CLIENT_KEY = f"{PREFIX}API_KEY"  # what `classify --url` and sentiment_client send
 KEYS = ("api_keys", "admin_keys")
 # A key may be given as a file by mistake, so neither value is shown.
@@ -32,6 +32,18 @@ def load_settings(flags: dict[str, Any]) -> Settings:
         return Settings(**{name: given.value for name, given in platform.items()} | flags)
     except ValidationError as error:
         raise _named(error, lambda name: _source(name, flags, platform)) from None
+
+
+def read_credentials(settings: Settings, flags: Mapping[str, Any]) -> Credentials:
+    """The keys and certificate of these settings.
+
+    Raises:
+        ValueError: they cannot be used; the message names the flag or variable.
+    """
+    try:
+        return Credentials.read(settings)
+    except UnusableFile as error:
+        raise ValueError(f"{_source(error.setting, flags, {})}: {error}") from None
 
 
 def read_options(arguments: Namespace) -> CheckpointOptions:
@@ -69,18 +81,31 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that is named like a setting, but is none.
+    """A sentence for each variable that is named like a setting, but has no effect.
 
-    Kubernetes sets such variables for Services whose names begin with ``sentiment``.
+    Kubernetes sets such variables for Services whose names begin with ``sentiment``. Those that no
+    setting has are left out.
     """
+    addresses = service_links(environment)
     names = [name.upper() for name in environment if name.upper().startswith(PREFIX)]
     services = [name.removesuffix("HOST") for name in names if name.endswith("_SERVICE_HOST")]
-    links = (*services, *(f"{service.removesuffix('SERVICE_')}PORT" for service in services))
+    links = (
+        *services,
+        *map(str.upper, addresses),
+        *(f"{service.removesuffix('SERVICE_')}PORT" for service in services),
+    )
     known = [*map(_variable, Settings.model_fields), CLIENT_KEY]
     return [
-        f"{name} is not a setting{nearest(name, known)}, so it has no effect"
-        for name in names
-        if name not in known and not name.startswith(links)
+        *(
+            f"{name.upper()} is the address of a Service of that name, so it has no effect"
+            for name in addresses
+            if name.upper() in known
+        ),
+        *(
+            f"{name} is not a setting{nearest(name, known)}, so it has no effect"
+            for name in names
+            if name not in known and not name.startswith(links)
+        ),
     ]
 
 
@@ -126,7 +151,8 @@ def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, Platform
 
 
 def _is_set(name: str) -> bool:
-    return _variable(name) in map(str.upper, os.environ)
+    given = os.environ.keys() - service_links(os.environ)
+    return _variable(name) in map(str.upper, given)
 
 
 def _variable(name: str) -> str:

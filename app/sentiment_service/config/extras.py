@@ -16,7 +16,6 @@ EXTRAS = {
     "pyarrow": "files",
     "opentelemetry": "otel",
     "grpc": "grpc",
-    "ray": "ray",
     "pyspark": "spark",
     "huggingface_hub": "hub",
     "requests": "hub",

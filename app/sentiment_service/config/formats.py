@@ -8,7 +8,6 @@ import ipaddress
 import math
 import os
 import re
-import ssl
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +69,12 @@ def _networks(value: Any) -> Any:
     return networks
 
 
-def _key_digests(value: Any) -> Any:
+def key_digests(value: Any) -> Any:
+    """The digests of keys that are separated by commas.
+
+    Raises:
+        ValueError: there are none, or one that nobody could send.
+    """
     if not isinstance(value, str):  # digests, from settings that were validated before
         return value
     keys = _listed(value)
@@ -79,28 +83,6 @@ def _key_digests(value: Any) -> Any:
     if not all(API_KEY.fullmatch(key) for key in keys):
         raise ValueError("a key must be 8 to 256 printable ASCII characters without spaces")
     return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
-
-
-def read_keys(path: Path) -> tuple[bytes, ...]:
-    """The digests of the keys in a file, one a line, or in all files of a directory.
-
-    Raises:
-        ValueError: it cannot be read, has no keys, or has one that nobody could send.
-    """
-    try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        # Kubernetes keeps the versions of a mounted Secret in hidden directories.
-        texts = [file.read_text("latin-1") for file in files if not file.name.startswith(".")]
-    except OSError as error:
-        raise ValueError(f"no keys can be read there: {error.strerror}") from None
-    digests: tuple[bytes, ...] = _key_digests(",".join(texts).replace("\n", ","))
-    return digests
-
-
-def _readable_keys(path: Path | None) -> Path | None:
-    if path is not None:
-        read_keys(path)
-    return path
 
 
 def _root_path(value: str) -> str:
@@ -119,6 +101,12 @@ def _path(value: Any) -> Any:
         return path.absolute() if str(value).startswith("./") else path
     except RuntimeError:
         raise ValueError("no home directory was found for '~'; give an absolute path") from None
+
+
+def _secret_file(value: Any) -> Any:
+    if value == "":  # a variable that a script left empty must neither let everyone in nor end TLS
+        raise ValueError("give a file, or leave this out")
+    return _path(value)
 
 
 def _device(value: str) -> str:
@@ -150,26 +138,6 @@ def _rate(value: str) -> str:
     return value
 
 
-def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    """What a server needs for TLS, 1.2 or newer, with the certificate in these files.
-
-    Raises:
-        ValueError: the files cannot be used.
-    """
-    if certificate is None or key is None:
-        raise ValueError("a certificate (--tls-cert) and its key (--tls-key) need each other")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        # Without a password, OpenSSL would ask for it at the terminal.
-        context.load_cert_chain(certificate, key, password="")
-    except ssl.SSLError:
-        reason = "they must be PEM, without a password, and belong together"
-        raise ValueError(f"certificate and key cannot be used: {reason}") from None
-    except OSError as error:
-        raise ValueError(f"certificate or key cannot be read: {error.strerror}") from None
-    return context
-
-
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
@@ -178,8 +146,8 @@ Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_networks)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_path)]
 # SHA-256 of each key, in hexadecimal. They are bytes so that they cannot be mistaken for keys,
 # which are strings.
-KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(_key_digests)]
-KeysFile = Annotated[OptionalPath, AfterValidator(_readable_keys)]
+KeyDigests = Annotated[tuple[StrictBytes, ...], NoDecode, BeforeValidator(key_digests)]
+SecretFile = Annotated[Path | None, BeforeValidator(_secret_file)]
 DeviceName = Annotated[str, AfterValidator(_device)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]
 Rate = Annotated[str, AfterValidator(_rate)]

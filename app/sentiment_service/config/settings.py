@@ -1,18 +1,24 @@
 """The service's settings: ``formats.py`` reads their values, ``sources.py`` finds them."""
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.config.formats import (
     DeviceName,
     KeyDigests,
-    KeysFile,
     Names,
     Networks,
     OptionalPath,
@@ -20,11 +26,15 @@ from sentiment_service.config.formats import (
     Paths,
     Rate,
     RootPath,
+    SecretFile,
     Workers,
-    read_keys,
-    tls_context,
 )
 from sentiment_service.engine.config import EngineConfig
+
+PREFIX = "SENTIMENT_"
+# What Kubernetes and Docker say of a Service called `sentiment` in SENTIMENT_PORT, and of one
+# called `sentiment-metrics` in SENTIMENT_METRICS_PORT: tcp://10.43.0.9:80.
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 class Settings(CheckpointOptions, BaseSettings):
@@ -35,7 +45,7 @@ class Settings(CheckpointOptions, BaseSettings):
     as digests.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SENTIMENT_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True)
 
     model: Paths = Field(
         default=(),
@@ -167,12 +177,12 @@ class Settings(CheckpointOptions, BaseSettings):
         description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
         "them in the environment; without keys, only the signal SIGHUP reloads models",
     )
-    api_keys_file: KeysFile = Field(
+    api_keys_file: SecretFile = Field(
         default=None,
         description="file with more keys for --api-keys, one a line, or a directory of such files, "
         "such as a mounted secret; SIGHUP reads it again",
     )
-    admin_keys_file: KeysFile = Field(
+    admin_keys_file: SecretFile = Field(
         default=None, description="file or directory with more keys for --admin-keys"
     )
     rate_limit: Rate = Field(
@@ -196,14 +206,13 @@ class Settings(CheckpointOptions, BaseSettings):
         description="path that a proxy puts in front of the service's own, such as '/sentiment'; "
         "needed only if the proxy does not remove it",
     )
-    tls_cert: OptionalPath = Field(
+    tls_cert: SecretFile = Field(
         default=None,
         description="file with the certificate and its chain (PEM), for HTTPS and gRPC on the "
         "service's ports; a port of the metrics stays without; SIGHUP reads it again",
     )
-    tls_key: OptionalPath = Field(
+    tls_key: SecretFile = Field(
         default=None,
-        validate_default=True,
         description="file with the certificate's private key (PEM), not encrypted",
     )
     docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
@@ -236,6 +245,22 @@ class Settings(CheckpointOptions, BaseSettings):
         default="info", description="lowest level that is logged"
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given, then the environment, without what ``service_links`` names."""
+        if isinstance(env_settings, EnvSettingsSource):
+            links = set(map(str.lower, service_links(os.environ)))
+            found = env_settings.env_vars.items()
+            env_settings.env_vars = {name: value for name, value in found if name not in links}
+        return init_settings, env_settings
+
     @field_validator("host", mode="before")
     @classmethod
     def _default_host(cls, value: Any) -> Any:
@@ -251,13 +276,6 @@ class Settings(CheckpointOptions, BaseSettings):
                 "for each layer; give fp16, fp32 or auto, or the device cpu"
             )
         return precision
-
-    @field_validator("tls_key")
-    @classmethod
-    def _suits_the_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
-        if (certificate := info.data.get("tls_cert")) or key:
-            tls_context(certificate, key)
-        return key
 
     @field_validator("max_inflight_bytes")
     @classmethod
@@ -292,18 +310,6 @@ class Settings(CheckpointOptions, BaseSettings):
         """Whether requests need a key."""
         return bool(self.api_keys or self.api_keys_file)
 
-    def all_keys(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """The digests of keys and admin keys, those of their files included.
-
-        Raises:
-            ValueError: a file cannot be read, or has no keys.
-        """
-        api, admin = self.api_keys_file, self.admin_keys_file
-        return (
-            self.api_keys + (read_keys(api) if api else ()),
-            self.admin_keys + (read_keys(admin) if admin else ()),
-        )
-
     def engine_config(self, gpu_workers: int = 1) -> EngineConfig:
         """What the engine needs of these settings, where ``gpu_workers`` processes share a GPU."""
         return EngineConfig(
@@ -325,12 +331,26 @@ class Settings(CheckpointOptions, BaseSettings):
         )
 
 
+def service_links(environment: Mapping[str, str]) -> list[str]:
+    """The variables that are named like a port of ours, but have the address of a Service."""
+    return [
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX)
+        and name.upper().endswith("PORT")
+        and SERVICE_LINK.match(value)
+    ]
+
+
 def cache_directory(settings: Settings) -> Path | None:
     """The directory for measurements and exported models; None if the system has no such place."""
     if settings.cache_dir is not None:
         return settings.cache_dir
-    directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
-    return directory if directory.is_absolute() else None  # a user without a home directory
+    try:
+        directory = platformdirs.user_cache_path("sentiment-service", appauthor=False)
+    except RuntimeError:  # a user without a home directory; earlier platformdirs give "~"
+        return None
+    return directory if directory.is_absolute() else None
 
 
 def flag(name: str) -> str:

@@ -14,9 +14,8 @@ from sentiment_service.engine.cache import ResultCache
 from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.health import Health
 from sentiment_service.engine.lifecycle import Lifecycle, Phase
-from sentiment_service.engine.model.model import Model, Scored
+from sentiment_service.engine.model.model import Model, Scored, outcomes_of
 from sentiment_service.engine.observer import STAGES, Observer
-from sentiment_service.engine.predictions import Outcome, outcomes_of
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.text.encoding import (
     DEFAULTS,
@@ -26,9 +25,10 @@ from sentiment_service.engine.text.encoding import (
     encodings,
 )
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.engine.text.steps import CHARS_PER_TEXT, encode_steps
+from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
 from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import DeadlineExceeded, ServiceError
+from sentiment_service.results import Outcome
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
@@ -121,34 +121,13 @@ class Classifier:
         batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
         return min(batches * self.plan.budget.tokens, self.request_tokens)
 
-    async def classify(
-        self, texts: Sequence[Text], options: TextOptions = DEFAULTS, *, deadline: float
-    ) -> Classification:
-        """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
-
-        Raises:
-            Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
-            DeadlineExceeded: the deadline passed before the texts were tokenised.
-        """
-        try:
-            done = await self.attempt(texts, options, deadline=deadline)
-        except BaseException as error:
-            self.observer.failure(error, len(texts))
-            raise
-        self.observer.predictions(done.outcomes)
-        return done
-
     def check_admission(self, *, timeout_s: float) -> None:
         """Return if the queue would admit one more token.
 
         Raises:
             Overloaded, ShuttingDown: it would not.
         """
-        try:
-            self._batcher.check_admission(1, timeout_s=timeout_s)
-        except ServiceError as error:
-            self.observer.failure(error, texts=0)
-            raise
+        self._batcher.check_admission(1, timeout_s=timeout_s)
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
@@ -169,18 +148,23 @@ class Classifier:
         """Whether a runner's thread still runs. It may run longer than the time that it had."""
         return self._batcher.runners.running
 
-    async def attempt(
+    async def classify(
         self,
-        texts: Sequence[Text],
-        options: TextOptions,
+        texts: Sequence[Text | ServiceError],
+        options: TextOptions = DEFAULTS,
         *,
         deadline: float,
         admitted: asyncio.Event | None = None,
     ) -> Classification:
-        """Do the same as ``classify``, but do not count the texts.
+        """Classify the texts of one request. ``deadline`` is a time on the event loop's clock.
 
-        If ``admitted`` is given, the texts wait at the stream gate for room in the queue, where
-        other requests are refused. It is set when they have passed.
+        A text that could not be read is the error that says so, and stays in its place. If
+        ``admitted`` is given, the texts wait at the stream gate for room in the queue, where other
+        requests are refused. It is set when they have passed.
+
+        Raises:
+            Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
+            DeadlineExceeded: the deadline passed before the texts were tokenised.
         """
         if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
@@ -213,13 +197,18 @@ class Classifier:
                 self._unused.set()
 
     async def _encode(
-        self, texts: Sequence[Text], options: TextOptions, deadline: float, *, refuse: bool
+        self,
+        texts: Sequence[Text | ServiceError],
+        options: TextOptions,
+        deadline: float,
+        *,
+        refuse: bool,
     ) -> list[EncodedText | ServiceError]:
         """Tokenise the texts; with ``refuse``, long ones only while the queue has room for them."""
         if deadline <= self._loop.time():
             raise DeadlineExceeded("the time allowed was over when the request was read")
         tokenizer, max_chars = self.model.tokenizer, self._config.max_text_chars
-        cost = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
+        cost = sum(map(chars_of, texts)) + CHARS_PER_TEXT * len(texts)
         if cost <= INLINE_CHARS and not options.split:
             return tokenizer.encode_texts(texts, options, max_chars=max_chars)
         # Streams wait for room. A cache may know the texts, and knows so only of their token ids.

@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.config import EngineConfig
@@ -84,18 +85,22 @@ class ModelRegistry:
     def check_admission(self, *, timeout_s: float) -> None:
         """Return if any model admits work that must be done within ``timeout_s`` seconds.
 
+        If none does, it is counted as refused once, by the last of them.
+
         Raises:
-            Overloaded, ShuttingDown: no model does.
+            Overloaded, NotReady, ShuttingDown: no model does.
         """
-        refusal: ServiceError | None = None
-        for classifier in self.classifiers.values():
-            try:
+        self.classifier(None)  # raises while there is none
+        *others, last = self.classifiers.values()
+        for classifier in others:
+            with suppress(ServiceError):
                 classifier.check_admission(timeout_s=timeout_s)
                 return
-            except ServiceError as error:
-                refusal = error
-        if refusal is not None:
-            raise refusal
+        try:
+            last.check_admission(timeout_s=timeout_s)
+        except ServiceError as error:
+            last.observer.failure(error, texts=0)
+            raise
 
     def check_live(self) -> None:
         """Return if every model can answer, or will probably recover by itself.
@@ -169,7 +174,7 @@ class ModelRegistry:
         try:
             model, plan = self._prepared.pop(name)
             old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
-            logger.info("%s was loaded again: %s", name, plan.summary())
+            logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
             # Reloads of other models need not wait until the old model has finished.
             longest_ms = self._config.retire_ms
             self._retiring.add(old)
@@ -242,6 +247,9 @@ class ModelRegistry:
         self.classifiers.clear()
 
     def summary(self) -> str:
-        """The models, each with its precision and its provider, in one line."""
+        """The models, each with precision, provider and the digest's beginning, in one line."""
         models = (classifier.model for classifier in self.classifiers.values())
-        return ", ".join(f"{model.name} ({model.precision}, {model.provider})" for model in models)
+        return ", ".join(
+            f"{model.name} ({model.precision}, {model.provider}, {model.short_digest})"
+            for model in models
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from sentiment_service.engine.batching.runners import BatchObserver
-from sentiment_service.engine.predictions import Outcome
+from sentiment_service.results import Outcome
 
 # The stages of a request in the engine, in their order.
 STAGES = ("tokenize", "queue", "inference")

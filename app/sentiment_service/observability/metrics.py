@@ -153,7 +153,7 @@ class Metrics:
         self.model_info = InfoGauge(
             "sentiment_model_info",
             "Always 1: what the labels say is served.",
-            ["model", "revision", "precision", "provider", "version"],
+            ["model", "revision", "precision", "digest", "provider", "version"],
             self.registry,
         )
         self._shown_models: dict[str, tuple[str, ...]] = {}

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from sentiment_service.engine.batching.batches import BatchReport
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.observer import STAGES
-from sentiment_service.engine.predictions import Outcome
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
 from sentiment_service.observability.traces import Tracer, current_tag
+from sentiment_service.results import Outcome
 
 
 @dataclass(slots=True)
@@ -70,7 +70,8 @@ class ModelObserver:
         self._out_of_memory = metrics.out_of_memory.labels(name)
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
-        self._facts = (model.revision or "", model.precision, model.provider, version)
+        revision = model.revision or ""
+        self._facts = (revision, model.precision, model.digest, model.provider, version)
 
     def watch(self, **gauges: Callable[[], float]) -> None:
         self._metrics.show_model(self._name, *self._facts)

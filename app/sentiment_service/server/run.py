@@ -8,6 +8,7 @@ import socket
 from contextlib import ExitStack
 
 from sentiment_service import main
+from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.observability import logs
 from sentiment_service.server import signals
@@ -25,7 +26,7 @@ COLLECTOR_THRESHOLDS = (100_000, 5, 10)
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings, assignment: Assignment | None = None) -> int:
+def run(settings: Settings, credentials: Credentials, assignment: Assignment | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then finish the accepted requests.
 
     With an ``assignment``, this process is one of the workers of a service. Returns the exit code:
@@ -48,7 +49,9 @@ def run(settings: Settings, assignment: Assignment | None = None) -> int:
             )
         for site in sites:
             sockets.enter_context(site)
-        app = main.create_app(settings, board, cpus, gpu_workers)
+        app = main.create_app(
+            settings, credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
+        )
         service: Service = app.state.service
         lifecycle = service.lifecycle
         apps = [app, main.create_metrics_app(service)]

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from sentiment_service.adapter import SideServer
-from sentiment_service.config.formats import tls_context
+from sentiment_service.config.credentials import Credentials, read_again
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.server import signals
 from sentiment_service.server.addresses import announce
@@ -103,7 +102,7 @@ class Server(uvicorn.Server):
     def _listen(self) -> None:
         turns = Turns(self._service.often_asked)
         note_end = self._note_end if self._assignment else None  # only the supervisor counts
-        tls = self._tls()
+        tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
                 config.load()
@@ -126,7 +125,7 @@ class Server(uvicorn.Server):
             socket.socket(fileno=assignment.control),
             self._service.models,
             hang_up=self._hangup.set,
-            read_files=self._read_files,
+            take=self._take,
             stop=lambda: self.handle_exit(signal.SIGTERM, None),
         )
         self._service.reload = self._member.reload
@@ -151,20 +150,15 @@ class Server(uvicorn.Server):
         while await self._hangup.wait():
             # Those that come from here on cause one more reload together.
             self._hangup.clear()
-            self._read_files()
+            # Of several workers, the supervisor reads the files.
+            if self._assignment is None and (read := read_again(self._service.settings)):
+                self._take(read)
             await asyncio.gather(*map(self._reload, self._service.models.classifiers))
 
-    def _tls(self) -> ssl.SSLContext | None:
-        settings = self._service.settings
-        return tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
-
-    def _read_files(self) -> None:
-        """Read keys and certificate again. If that fails, they stay as they are."""
-        try:
-            self._service.access.read_keys()
-            self._listeners[0].tls = self._tls()
-        except ValueError as error:
-            logger.error("keys or certificate stay as they are: %s", error)
+    def _take(self, credentials: Credentials) -> None:
+        """Let these keys and this certificate be in force from now on."""
+        self._service.access.credentials = credentials
+        self._listeners[0].tls = credentials.tls_context()
 
     async def _reload(self, name: str) -> None:
         try:

@@ -4,6 +4,15 @@ const KEY = "sentiment-api-key";
 // Fewer texts per request than the service allows: the first rows appear sooner, Cancel wastes less
 // work, and a slow model stays within its deadline.
 const MOST_TEXTS = 200;
+// The members that the service's answers have. Others are those of a proxy.
+const ANSWERS = {
+  classify: ["results", "labels", "model"],
+  explain: ["words", "label"],
+  tokenize: ["results"],
+  info: ["limits"],
+  models: ["models"],
+};
+const NOT_OURS = ["No readable answer", "The answer did not come from the service. A proxy may have sent it."];
 
 // The key is kept until the tab is closed.
 export const apiKey = {
@@ -13,7 +22,7 @@ export const apiKey = {
 
 // An error with a message for the user.
 export class Problem extends Error {
-  constructor(title, message, { status = 0, requestId = "", retryAfter = "" } = {}) {
+  constructor(title, message, { status = 0, requestId = "", retryAfter = 0 } = {}) {
     super(message);
     Object.assign(this, { title, status, requestId, retryAfter });
   }
@@ -26,9 +35,8 @@ export async function call(path, body, signal) {
   const response = await send(path, body, signal);
   const answer = await response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
-    return {}; // not JSON: perhaps a proxy answered
   });
-  if (!response.ok || !Object.keys(answer).length) throw problem(response, answer);
+  if (!response.ok || !ANSWERS[path].every((name) => answer?.[name])) throw problem(response, answer);
   return { answer, stages: stages(response), roundTrip: performance.now() - started };
 }
 
@@ -44,12 +52,14 @@ async function send(path, body, signal) {
   }
 }
 
-function problem(response, { title, detail, request_id: requestId }) {
+function problem(response, answer) {
   const { status, headers } = response;
-  return new Problem(title ?? "No readable answer", detail ?? "The answer did not come from the service. A proxy may have sent it.", {
+  const ours = !response.ok && answer?.code && answer.title && answer.detail;
+  const [title, detail] = ours ? [answer.title, answer.detail] : NOT_OURS;
+  return new Problem(title, detail, {
     status,
-    requestId: requestId ?? headers.get("x-request-id") ?? "",
-    retryAfter: headers.get("retry-after") ?? "",
+    requestId: headers.get("x-request-id") ?? "",
+    retryAfter: Number(headers.get("retry-after")) || 0, // a proxy may send a date
   });
 }
 

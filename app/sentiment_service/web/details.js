@@ -15,8 +15,10 @@ const WARNINGS = {
     `${subject} not consist of words that the model knows: it sees more than a fifth of the tokens as unknown.`,
 };
 
+const UNKNOWN = (warning) => (subject) => `${subject} have the warning “${warning}”.`;
+
 export const hint = (warning, subject) =>
-  element("p", { className: "warning", textContent: WARNINGS[warning](subject) });
+  element("p", { className: "warning", textContent: (WARNINGS[warning] ?? UNKNOWN(warning))(subject) });
 
 // The details of a result: the score of every class, the words, the sentences and the number of
 // tokens.

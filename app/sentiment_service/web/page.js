@@ -4,7 +4,7 @@ import { apiKey, call, requests } from "./api.js";
 import { code } from "./code.js";
 import { details, hint } from "./details.js";
 import { Table } from "./table.js";
-import { MANY, count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
+import { MANY, asSentence, count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -161,19 +161,16 @@ function fail(error) {
   }
   const { title, status, requestId, retryAfter } = error;
   const message = status === 401 ? "Enter an API key for this service, below the text" : error.message;
-  const wait = retryAfter && ` Try again in ${count(Number(retryAfter), "second")}.`;
+  const wait = retryAfter ? ` Try again in ${count(retryAfter, "second")}.` : "";
   const reference = [status && `HTTP ${status}`, requestId && `request ${requestId}`];
   $("problem").replaceChildren(
     element("strong", { textContent: title ?? "The page has an error" }),
-    element("p", {}, sentence(message), wait),
+    element("p", {}, asSentence(message), wait),
     element("p", { className: "note" }, reference.filter(Boolean).join(" · ")),
   );
   reveal();
   if (status === 401) askForKey();
 }
-
-const sentence = (words) =>
-  words[0].toUpperCase() + words.slice(1) + (/[.?!…]$/.test(words) ? "" : ".");
 
 function askForKey() {
   $("key-field").hidden = false;

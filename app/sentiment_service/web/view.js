@@ -22,6 +22,10 @@ export const polarity = (value) => plusMinus(value, hundredths);
 const plusMinus = (value, format) => format.format(value).replace("-", "−");
 export const count = (amount, noun) => `${number.format(amount)} ${noun}${amount === 1 ? "" : "s"}`;
 
+// The service's words as a sentence.
+export const asSentence = (words) =>
+  words[0].toUpperCase() + words.slice(1) + (/[.?!…]$/.test(words) ? "" : ".");
+
 export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
@@ -46,13 +50,19 @@ export function verdict({ label, score, labels: chosen }, labels) {
     element(
       "div",
       { className: "verdict" },
-      element("h2", { textContent: chosen ? chosen.join(", ") || "no label" : label }),
+      element("h2", { textContent: chosen ? named(chosen) : label }),
       element("strong", { textContent: chosen ? "" : percent(score) }),
     ),
     label,
     labels,
   );
 }
+
+// The same in one line.
+const heading = ({ label, score, labels: chosen }) =>
+  chosen ? named(chosen) : `${label} ${percent(score)}`;
+
+const named = (labels) => labels.join(", ") || "no label";
 
 // A bar for the score of each class. If there are many, the highest scores come first.
 export function bars({ label: best, scores, labels: chosen = [best] }, labels) {
@@ -114,21 +124,16 @@ export function cutOff({ text, offsets, sequence_ids: sequences }) {
   return words(grey(0, start), points.slice(start, end).join(""), grey(end));
 }
 
-// The sentences of a text, each with its label and score.
+// The sentences of a text, each with its label and score, or with its error.
 export function sentenceList(text, sentences, labels) {
   const points = Array.from(text); // offsets count code points
-  const items = sentences.map(({ start, end, label, score }) =>
-    toned(
-      element(
-        "li",
-        {},
-        element("strong", { textContent: `${label} ${percent(score)}` }),
-        element("span", { dir: "auto", textContent: points.slice(start, end).join("") }),
-      ),
-      label,
-      labels,
-    ),
-  );
+  const items = sentences.map(({ start, end, error, ...result }) => {
+    const words = element("span", { dir: "auto", textContent: points.slice(start, end).join("") });
+    const found = element("strong", { textContent: error ? "error" : heading(result) });
+    if (!error) return toned(element("li", {}, found, words), result.label, labels);
+    const why = element("small", { textContent: asSentence(error.message) });
+    return element("li", { className: "failed" }, found, why, words);
+  });
   return element("ol", { className: "sentences", ariaLabel: "Sentences" }, ...items);
 }
 

@@ -14,10 +14,11 @@ from sentiment_service.cli.bench.texts import tweet_lengths
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.load import load_model
-from sentiment_service.engine.predictions import Outcome, Prediction, item, outcomes_of
+from sentiment_service.engine.model.model import outcomes_of
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions, encodings
 from sentiment_service.engine.text.steps import encode_steps
+from sentiment_service.results import Outcome, Prediction, item
 
 from benchmarks.texts import texts_of
 

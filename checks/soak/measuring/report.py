@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,6 @@ def tables(outcomes: Sequence[Mapping[str, Any]]) -> str:
     columns = ["", "after warm-up", "at the end", "change an hour", "at rest"]
     for server, outcome in zip(servers, outcomes, strict=True):
         parts.append(_table([server, *columns[1:]], _processes(outcome)))
-    for title, of in (("route", "requests"), ("fault", "faults")):
-        counters = [outcome[of] for outcome in outcomes]
-        parts.append(_table([title, *servers], _counted(counters)))
     return "\n\n".join(parts)
 
 
@@ -71,15 +67,6 @@ def _processes(outcome: Mapping[str, Any]) -> Iterable[Sequence[object]]:
     for what, name in MEASURES.items():
         moments = [outcome[when][what] for when in ("after_warm_up", "at_the_end")]
         yield name, *moments, f"{outcome['per_hour'][what]:+.1f}", outcome["at_rest"][what]
-
-
-def _counted(
-    servers: Sequence[Mapping[str, Mapping[str, int]]],
-) -> Iterable[Sequence[object]]:
-    """What was seen, by name, at each server."""
-    for name in sorted(set().union(*servers)):
-        ranked = [Counter(counters.get(name, {})).most_common() for counters in servers]
-        yield name, *(", ".join(f"{what}: {n:,}" for what, n in counts) for counts in ranked)
 
 
 def _total(counters: Mapping[str, Mapping[str, int]]) -> int:

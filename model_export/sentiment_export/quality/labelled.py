@@ -9,9 +9,10 @@ from typing import Any, Self
 from sentiment_service.cli.sources import nearest
 from sentiment_service.engine.text.input_tokenizer import VISIBLE
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.run.arguments import READ
+from sentiment_service.files.tables.csv_table import rows_without_header
 from sentiment_service.files.tables.formats import open_table
-from sentiment_service.files.tables.table import TextOrError, check_is_file, column_index
+from sentiment_service.files.tables.table import READ, TextOrError, check_is_file, column_index
+from sentiment_service.files.tables.unicode import NOT_UTF8
 
 from sentiment_export.checkpoint.labels import known_spellings
 
@@ -109,21 +110,20 @@ def _rows(path: Path, columns: Columns | None) -> Iterator[Row]:
     is_table = path.name.lower().endswith(TABLES)
     if columns and not is_table:
         raise UserError(f"{path} has no named columns: it does not end in {' '.join(TABLES)}")
+    check_is_file(path)
     if columns or (is_table and ".tsv" not in path.name.lower()):
         return _rows_of_table(path, columns or Columns())
     return _rows_of_tsv(path)
 
 
 def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
-    check_is_file(path)
     table = open_table(path, columns.text)
-    if not table.columns:  # of JSONL without a line
-        return
-    column_index(columns.label, table.columns, path, "--label-column")
-    if columns.group is not None:
-        column_index(columns.group, table.columns, path, "--group-column")
     number = 0
     for chunk in table.chunks():
+        if not number:
+            column_index(columns.label, table.columns, path, "--label-column")
+            if columns.group is not None:
+                column_index(columns.group, table.columns, path, "--group-column")
         for record, text in zip(table.records(chunk.rows), chunk.texts, strict=True):
             number += 1
             group = "" if columns.group is None else str(record.get(columns.group) or "")
@@ -131,25 +131,14 @@ def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def _rows_of_tsv(path: Path) -> Iterator[Row]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"cannot read {path} as UTF-8 text: {error}") from error
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}; give a file of labelled texts"
-        ) from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        columns = line.rstrip("\r").split("\t")
-        if len(columns) != 3:
+    for row in rows_without_header(path, width=3):
+        if len(row.cells) != 3:
             raise UserError(
-                f"{path}:{number}: expected group<TAB>label<TAB>text, found {len(columns)} columns"
-                "; of TSV with a header, name the columns (--column, --label-column)"
+                f"{path}:{row.number}: expected group<TAB>label<TAB>text, found {len(row.cells)} "
+                "columns; of TSV with a header, name the columns (--column, --label-column)"
             )
-        group, written, text = columns
-        yield f"{path}:{number}", group, written, text
+        group, written, text = row.cells
+        yield f"{path}:{row.number}", group, written, text
 
 
 def _checked(text: TextOrError) -> str:
@@ -157,6 +146,8 @@ def _checked(text: TextOrError) -> str:
         raise UserError(text.detail)
     if "\0" in text or not VISIBLE.search(text):  # the service refuses it
         raise UserError("the text is blank or holds a NUL character")
+    if NOT_UTF8.search(text):
+        raise UserError("the text is not UTF-8")
     return text
 
 

@@ -15,10 +15,17 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
-from sentiment_service.adapters.grpc.aio_server import AT_ONCE, UNKNOWN, AioServer
+from sentiment_service.adapters.grpc.call import CallLimits
 from sentiment_service.adapters.grpc.messages import METHODS, more_fields
-from sentiment_service.adapters.grpc.open_inference import _document
-from sentiment_service.adapters.grpc.server import STREAMS, _options
+from sentiment_service.adapters.grpc.methods import HANDLERS, _document
+from sentiment_service.adapters.grpc.server import (
+    AT_ONCE,
+    STREAMS,
+    UNKNOWN,
+    AioServer,
+    _options,
+    rpc_handler,
+)
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import TooManyTexts
 from sentiment_service.limits import Paths
@@ -27,7 +34,9 @@ from sentiment_service.service import Service
 from benchmarks.service import free_port
 from checks.support.http2 import (
     INFER,
+    LIVE,
     NOT_TEXT,
+    REFLECT,
     WATCH,
     Connection,
     hold_back,
@@ -35,17 +44,24 @@ from checks.support.http2 import (
     status_of,
 )
 from tests.adapters.grpc_api.conftest import serving
-from tests.support.serving import Process, eventually
+from tests.support.serving import Process, eventually, metric
 
 MB = 1 << 20
 KEY = b"Bearer the-key-of-the-tests"
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1]}
-# A message of INFER.
-ASKED = (
-    METHODS[INFER.decode()]
-    .request(model_name="tiny", inputs=[{**TENSOR, "contents": {"bytes_contents": [b"good"]}}])
-    .SerializeToString()
-)
+
+
+def asked(request_id: str = "") -> bytes:
+    """A message of INFER; the answer has the same id."""
+    tensor = {**TENSOR, "contents": {"bytes_contents": [b"good"]}}
+    request = METHODS[INFER.decode()].request(model_name="tiny", id=request_id, inputs=[tensor])
+    return bytes(request.SerializeToString())
+
+
+ASKED = asked()
+
+# A question of REFLECT: list_services.
+ASKED_SERVICES = b"\x3a\x01*"
 
 
 def predicted(port: int) -> bool:
@@ -82,7 +98,7 @@ def test_a_path_that_is_no_text_ends_only_its_call(served: tuple[Process, int]) 
 UNGUARDED = """
 import asyncio, sys
 from sentiment_service.cli.command import main
-from sentiment_service.adapters.grpc.aio_server import AioServer
+from sentiment_service.adapters.grpc.server import AioServer
 from grpc._cython import cygrpc
 guarded = AioServer._make_request_call_future
 def unguarded(self, method):
@@ -122,6 +138,63 @@ def test_messages_that_are_held_back_take_little_memory(served: tuple[Process, i
     assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
     for connection in connections:
         connection.socket.close()
+
+
+def test_answers_that_are_not_taken_hold_up_nobody(bundle: Path) -> None:
+    """Of 500 calls whose clients give no room for an answer, the oldest are ended.
+
+    They hold neither the places of other calls nor the bytes of other requests.
+    """
+    limits = ["--max-body-bytes", "100000", "--max-inflight-bytes", str(16 * MB)]
+    with serving(bundle, *limits) as (process, port), ExitStack() as connections:
+        for _ in range(4):
+            hostile = connections.enter_context(Connection(port, window=0))
+            calls = [(LIVE, b""), (WATCH, b""), (REFLECT, ASKED_SERVICES)] * 35
+            calls += [(INFER, asked("a" * 60_000))] * 20
+            for path, content in calls:
+                hostile.send(hostile.begin(path), message(content), end=True)
+            assert predicted(port)
+            body = {"inputs": "good " * 9_000}
+            assert process.client.post("/classify", json=body).status_code == 200
+        for path in (LIVE, INFER):
+            labels = {"route": path.decode(), "method": "GRPC", "status": "499"}
+            assert metric(process.client, "sentiment_http_requests_total", **labels) > 10
+
+
+def test_a_call_whose_client_takes_nothing_ends_in_time() -> None:
+    """No other client must come for that."""
+
+    async def status() -> int | None:
+        port, service = free_port(), Service(Settings(), Paths())
+        limits = CallLimits(service, lambda task: server.drop(task), untaken_s=0.2)
+        handlers = {
+            path: rpc_handler(limits, path, HANDLERS.get(path)) for path in (LIVE.decode(), UNKNOWN)
+        }
+        server = AioServer([], handlers, crashed=print)
+        server.add_insecure_port(f"127.0.0.1:{port}".encode())
+        await server.start()
+        with Connection(port, window=0) as hostile, Connection(port) as other:
+            stream = hostile.begin(LIVE)
+            hostile.send(stream, message(b""), end=True)
+            ended = asyncio.create_task(asyncio.to_thread(status_of, hostile, stream))
+            while not ended.done():  # grpc.aio refers to a call until another one comes
+                other.send(other.begin(LIVE), message(b""), end=True)
+                await asyncio.wait([ended], timeout=0.1)
+        await server.shutdown(None)
+        return ended.result()
+
+    assert asyncio.run(status()) == grpc.StatusCode.CANCELLED.value[0]
+
+
+def test_only_a_message_with_texts_may_be_long(served: tuple[Process, int]) -> None:
+    """Other methods take 4 kB, because what they get may stay in memory as long as their calls."""
+    _, port = served
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for path in (path for path in METHODS if path != INFER.decode()):
+            method = channel.stream_stream(path)
+            with pytest.raises(grpc.RpcError, match="at most 4096") as refused:
+                list(method(iter([b"\x0a\x88\x27" + b"a" * 5_000]), timeout=20))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @contextmanager
@@ -173,13 +246,13 @@ def test_the_log_has_only_our_lines_and_nothing_of_what_clients_send(bundle: Pat
 
 def test_calls_that_watch_are_limited(bundle: Path) -> None:
     """They need no key, so they cannot take the places of all calls; and each is told the end."""
-    # Room for 16 calls, of which 8 may watch, and for ten messages that have not arrived yet.
+    # Room for 16 calls, of which 4 may watch.
     small = ["--max-body-bytes", "1000", "--max-inflight-bytes", "20000"]
     with serving(bundle, *small) as (process, port), Connection(port) as client:
-        for stream in [client.begin(WATCH) for _ in range(8)]:
+        for stream in [client.begin(WATCH) for _ in range(4)]:
             client.send(stream, message(b""), end=True)
         begun = 0
-        while begun < 8 and (frame := client.read()):
+        while begun < 4 and (frame := client.read()):
             begun += frame.content == message(b"\x08\x01")  # SERVING
         refused = client.begin(WATCH)
         client.send(refused, message(b""), end=True)
@@ -189,7 +262,7 @@ def test_calls_that_watch_are_limited(bundle: Path) -> None:
         told = 0
         while frame := client.read():
             told += frame.content == message(b"\x08\x02")  # NOT_SERVING
-        assert told == 8
+        assert told == 4
         assert process.wait()[0] == 0
 
 

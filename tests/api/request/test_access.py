@@ -9,6 +9,7 @@ import pytest
 from sentiment_service import limits as access
 from sentiment_service.cli.command import main
 from sentiment_service.cli.sources import load_settings
+from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import RateLimited
 from sentiment_service.shared_memory import moving_window
@@ -125,7 +126,8 @@ def test_wrong_keys_lock_nobody_out(serve: Serve, method: str, path: str) -> Non
 
 def test_an_ipv6_network_is_one_client() -> None:
     """Whoever has a network of 64 bits has one rate limit, not one for each address."""
-    limits = access.Access(Settings(rate_limit="1/minute"), access.Paths(), Board.alone())
+    settings = Settings(rate_limit="1/minute")
+    limits = access.Access(settings, access.Paths(), Board.alone(), Credentials.read(settings))
 
     def passes(address: str) -> bool:
         asked = SimpleNamespace(verb="POST", path="/classify", headers={}, client=address)

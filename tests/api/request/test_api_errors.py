@@ -2,8 +2,8 @@
 
 import pytest
 from fastapi.testclient import TestClient
-from sentiment_service.engine.predictions import every_prediction
 from sentiment_service.errors import DeadlineExceeded
+from sentiment_service.results import every_prediction
 
 from tests.conftest import Listen
 from tests.support.raw_http import HEAD, connect, exchange, port_of

@@ -1,19 +1,38 @@
 """Keys from files, as orchestrators mount secrets; SIGHUP reads them again."""
 
+import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
-from sentiment_service.cli.sources import load_settings
+from sentiment_service.cli.sources import load_settings, read_credentials
 
 from tests.conftest import Start
-from tests.support.serving import Process, eventually
+from tests.support.serving import COMMAND, Process, eventually, run_program
 
 BOTH = pytest.mark.parametrize("workers", [1, 2])
 
 
+KEYS = ("first-key-1", "second-key-2")
+
+
+def _head(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
 def _status(process: Process, key: str) -> int:
-    return process.client.get("/info", headers={"authorization": f"Bearer {key}"}).status_code
+    return process.client.get("/info", headers=_head(key)).status_code
+
+
+def _fresh(process: Process, key: str) -> int:
+    """The status on a new connection, which goes to the worker with the fewest."""
+    return httpx2.get(f"{process.url}/info", headers=_head(key)).status_code
+
+
+def _all_ready(workers: list[dict[str, Any]]) -> bool:
+    return {worker["stage"] for worker in workers} == {"ready"}
 
 
 @BOTH
@@ -71,6 +90,64 @@ def test_a_wrong_file_ends_the_start(
     file = tmp_path / "secret"
     if content is not None:
         file.write_text(content, encoding="utf-8")
+    flags = {name: str(file)}
     with pytest.raises(ValueError, match=f"^--{name.replace('_', '-')}: {words}") as caught:
-        load_settings({name: str(file)})
+        read_credentials(load_settings(flags), flags)
     assert "secret" not in str(caught.value)
+
+
+@BOTH
+def test_a_file_may_be_a_pipe(start: Start, workers: int) -> None:
+    """Process substitution gives keys that can be read once; SIGHUP changes nothing then."""
+    script = 'exec "$0" "$@" --api-keys-file <(echo first-key-1)'
+    command = ["bash", "-c", script, *COMMAND]
+    process = start("--workers", str(workers), command=command)
+    assert [_status(process, key) for key in ("first-key-1", "wrong-key-4")] == [200, 401]
+    process.signal(signal.SIGHUP)
+    process.read_until("stay as they are")
+    assert all(_status(process, "first-key-1") == 200 for _ in range(4))
+
+
+def test_a_file_may_have_a_hidden_name(start: Start, tmp_path: Path) -> None:
+    """Only in a directory are such files left out."""
+    (tmp_path / ".keys").write_text("first-key-1", encoding="utf-8")
+    process = start("--api-keys-file", str(tmp_path / ".keys"))
+    assert [_status(process, key) for key in ("first-key-1", "wrong-key-4")] == [200, 401]
+
+
+@pytest.mark.parametrize("name", ["API_KEYS_FILE", "ADMIN_KEYS_FILE", "TLS_CERT", "TLS_KEY"])
+def test_an_empty_name_of_a_file_ends_the_start(name: str) -> None:
+    """A variable that a script left empty neither opens the service nor ends its encryption."""
+    # Nobody has this address, so a service that does not end at once ends with exit code 1.
+    command = [*COMMAND, "serve", "--host", "192.0.2.1"]
+    done = run_program(*command, **{f"SENTIMENT_{name}": "", "SENTIMENT_LOG_FORMAT": "human"})
+    assert done.stderr.startswith(f"sentiment: SENTIMENT_{name}: give a file, or leave this out")
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("content", ["second-key-2", "", None], ids=["other", "empty", "no file"])
+def test_a_new_worker_has_the_keys_that_are_in_force(
+    start: Start, tmp_path: Path, content: str | None
+) -> None:
+    """The file has changed, and nobody has said so yet: the others have the old keys, too."""
+    file = tmp_path / "keys"
+    file.write_text("first-key-1", encoding="utf-8")
+    process = start("--api-keys-file", str(file), "--workers", "2")
+    before = process.children()
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content, encoding="utf-8")
+    os.kill(before[0], signal.SIGKILL)
+
+    def replaced() -> bool:
+        told = httpx2.get(f"{process.url}/info", headers=_head("first-key-1")).json()["workers"]
+        return before[0] not in (one["pid"] for one in told) and _all_ready(told)
+
+    eventually(replaced)
+    answers = [httpx2.get(f"{process.url}/info", headers=_head(KEYS[n % 2])) for n in range(8)]
+    assert [answer.status_code for answer in answers] == [200, 401] * 4
+    file.write_text("second-key-2", encoding="utf-8")
+    process.signal(signal.SIGHUP)
+    eventually(lambda: all(_fresh(process, "second-key-2") == 200 for _ in range(6)))
+    assert all(_fresh(process, "first-key-1") == 401 for _ in range(6))

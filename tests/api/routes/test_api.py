@@ -11,10 +11,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.engine.machine.gpu import CUDA
-from sentiment_service.engine.model.bundle import MANIFEST
+from sentiment_service.engine.model.bundle import MANIFEST, sha256
 
 from tests.conftest import Serve
-from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
+from tests.support.reloads import reload
+from tests.support.tiny_bundle import LABELS, calibrate, make_bundle, write_manifest
 
 
 def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
@@ -22,7 +23,9 @@ def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
     answer = client.post("/classify", json={"inputs": ["I love this!", "worst", "at 3pm"]})
     assert answer.status_code == 200
     document = answer.json()
+    digest = document["model"].pop("digest")
     assert document["model"] == {"name": "tiny", "revision": "0123abc", "precision": "fp32"}
+    assert re.fullmatch("[0-9a-f]{64}", digest)
     assert document["labels"] == LABELS
     assert [result["label"] for result in document["results"]] == [
         "positive",
@@ -40,6 +43,50 @@ def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
     assert answer.headers["content-type"] == "application/json"
     timing = r"tokenize;dur=\d+\.\d+, queue;dur=\d+\.\d+, inference;dur=\d+\.\d+"
     assert re.fullmatch(timing, answer.headers["server-timing"])
+
+
+def _digests(client: TestClient) -> dict[str, str]:
+    """What each place says of the model that is served."""
+    love = {"inputs": "love"}
+    line = b'{"id": 1, "text": "love"}'
+    lines = {"content-type": "application/x-ndjson"}
+    posts = {
+        path: client.post(path, json=love | more).json()["model"]["digest"]
+        for path, more in {
+            "/classify": {},
+            "/explain": {},
+            "/tokenize": {},
+            "/invocations": {"split": "sentences"},
+        }.items()
+    }
+    shown = re.search('sentiment_model_info{.*digest="([^"]*)"', client.get("/metrics").text)
+    stream = client.post("/classify/stream", content=line, headers=lines)
+    return posts | {
+        "/models": client.get("/models").json()["models"][0]["digest"],
+        "/info": client.get("/info").json()["digest"],
+        "/classify/stream": stream.headers["x-model-digest"],
+        "/metrics": shown[1] if shown else "",
+    }
+
+
+def test_the_digest_of_the_manifest_names_the_model_everywhere(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before and after a reload of a bundle in which only a temperature has changed.
+
+    Name and revision stay, so only the digest shows that other scores are served.
+    """
+    caplog.set_level("INFO")
+    bundle = make_bundle(tmp_path / "changing")
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    before = sha256(bundle / MANIFEST)
+    assert {*_digests(client).values()} == {before}
+    calibrate(bundle, temperature=2.0)
+    after = sha256(bundle / MANIFEST)
+    assert {*_digests(client).values()} == {before}
+    assert reload(client).json() == {"status": "reloaded", "digest": after}
+    assert {*_digests(client).values()} == {after} != {before}
+    assert f"tiny was loaded again: digest {after[:12]}, " in caplog.text
 
 
 def test_texts_beyond_the_inline_limit_are_answered_alike(client: TestClient) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import time
+from collections.abc import Iterator
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from sentiment_service.api.routes import metrics
+
+from tests.support.virtual_time import Simulation
 
 
 @pytest.mark.parametrize(
@@ -85,75 +89,92 @@ def test_the_openapi_document_is_made_once(
     assert client.get("/openapi.json").content == first.content
 
 
-def test_scrapes_that_come_together_share_a_rendering(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fifty scrapes at once take a few renderings, each as new as the scrape that it answers."""
-    renderings = 0
+class Registry(CollectorRegistry):
+    """One gauge, which counts the renderings."""
 
-    def choose(accept: str) -> Any:
-        encode, content_type = choose_encoder(accept)
+    def __init__(self) -> None:
+        super().__init__()
+        self.renderings = 0
 
-        def count(registry: Any) -> bytes:
-            nonlocal renderings
-            renderings += 1
-            return encode(registry)
+    def collect(self) -> Iterator[Metric]:
+        self.renderings += 1
+        yield GaugeMetricFamily("renderings", "How many.", self.renderings)
 
-        return count, content_type
 
-    monkeypatch.setattr(metrics, "choose_encoder", choose)
+class Gpus:
+    async def refresh(self) -> None:
+        pass
 
-    async def scrape_fifty_times() -> list[httpx2.Response]:
-        transport = httpx2.ASGITransport(client.app)
-        headers = {"accept-encoding": "gzip"}
-        async with httpx2.AsyncClient(
-            transport=transport, base_url="http://x", headers=headers
-        ) as scraper:
-            return await asyncio.gather(*[scraper.get("/metrics") for _ in range(50)])
 
-    assert client.portal is not None
-    answers = client.portal.call(scrape_fifty_times)
-    assert {answer.headers["content-encoding"] for answer in answers} == {"gzip"}
-    assert all("sentiment_http_requests_total" in answer.text for answer in answers)
-    assert 1 <= renderings <= 3
-    assert client.get("/metrics").text != answers[0].text
+class Scraper:
+    """Scrapes, on an event loop whose time is virtual, that take ``took_s`` of CPU time."""
+
+    def __init__(self, took_s: float = 0.0) -> None:
+        self.registry = Registry()
+        served: Any = SimpleNamespace(registry=self.registry, gpus=Gpus())
+        self._scrapes = metrics.Scrapes(served, cpu_time=count(0, took_s).__next__)
+
+    async def scrape(self, accept: str = "") -> httpx2.Response:
+        request: Any = SimpleNamespace(headers={"accept": accept})
+        answer = await self._scrapes.answer(request)
+        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.body)
+
+
+ACCEPTED = [
+    "",
+    "*/*",
+    "text/plain; version=1.0.0; escaping=dots",
+    "text/html, text/plain; version=0.0.4, application/openmetrics-text",
+    "application/openmetrics-text",
+    "application/openmetrics-text; version=x",
+    "application/openmetrics-text; version=1.0.0; escaping=allow-utf-8; q=0.6, text/plain; q=0.5",
+    *(f"application/openmetrics-text; version={version}.0" for version in range(1, 200)),
+]
+
+
+def test_scrapes_that_come_together_share_a_rendering() -> None:
+    """Whatever 206 of them accept, there is one rendering of each of two forms."""
+    scraper = Scraper()
+
+    async def scrape_all() -> list[httpx2.Response]:
+        return await asyncio.gather(*map(scraper.scrape, ACCEPTED))
+
+    answers = Simulation().run(scrape_all())
+    assert {answer.status_code for answer in answers} == {200}
+    kinds = [answer.headers["content-type"].partition(";")[0] for answer in answers]
+    assert kinds == ["text/plain"] * 4 + ["application/openmetrics-text"] * 202
+    assert len({answer.content for answer in answers}) == scraper.registry.renderings == 2
 
 
 @pytest.mark.parametrize(
-    ("took_s", "formats", "waits_s"), [(0.003, 1, 0.03), (0.02, 1, 0.05), (0.003, 4, 0.12)]
+    ("took_s", "formats", "waits_s"), [(0.003, 1, 0.03), (0.02, 1, 0.05), (0.003, 2, 0.06)]
 )
 def test_scrapes_take_a_small_share_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, took_s: float, formats: int, waits_s: float
+    took_s: float, formats: int, waits_s: float
 ) -> None:
     """After a rendering, ten times as long is none, 50 ms at most; each scrape is new.
 
-    This holds for all formats together: a flood cannot take more by asking for each of them.
+    This holds for both formats together: a flood cannot take more by asking for each of them.
     """
-    cpu, now, waits = count(0, took_s), 100.0, []
-    sleep = asyncio.sleep
+    scraper = Scraper(took_s)
 
-    async def note(seconds: float) -> None:
-        nonlocal now
-        waits.append(seconds)
-        await sleep(0)
-        now += max(0.0, seconds)
+    async def scrape() -> list[float]:
+        now = asyncio.get_running_loop().time
+        began, waited = now(), []
+        await asyncio.gather(*map(scraper.scrape, ["", "application/openmetrics-text"][:formats]))
+        for number in range(formats + 1, formats + 4):
+            assert f"renderings {number}.0" in (await scraper.scrape()).text
+            waited.append(now() - began)
+            began = now()
+        return waited
 
-    async def refresh() -> None:
-        pass
-
-    async def scrape() -> list[bytes]:
-        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
-        scrapes = metrics.Scrapes(served)
-        requests: list[Any] = [SimpleNamespace(headers={"accept": str(n)}) for n in range(formats)]
-        await asyncio.gather(*map(scrapes.answer, requests))
-        return [bytes((await scrapes.answer(requests[0])).body) for _ in range(3)]
-
-    monkeypatch.setattr(time, "thread_time", lambda: next(cpu))
-    monkeypatch.setattr(asyncio, "sleep", note)
-    monkeypatch.setattr(
-        metrics, "choose_encoder", lambda accept: (lambda registry: b"%d" % len(waits), accept)
-    )
-    served: Any = SimpleNamespace(registry=None, gpus=SimpleNamespace(refresh=refresh))
-    assert asyncio.run(scrape()) == [b"%d" % (formats + n) for n in (1, 2, 3)]
     rest_s = waits_s / formats
-    assert waits[formats:] == pytest.approx([waits_s, rest_s, rest_s])
+    assert Simulation().run(scrape()) == pytest.approx([waits_s, rest_s, rest_s])
+
+
+def test_metrics_are_answered_whatever_the_year_is(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is wrong, or beyond 2106, has no place in a gzip file."""
+    monkeypatch.setattr(time, "time", lambda: 2.0**33)
+    assert client.get("/metrics").status_code == 200

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.conftest import FLAGS, Start
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process, run_program
@@ -472,6 +472,34 @@ def test_sentences(page: Page) -> None:
     expect(page.locator("table")).to_have_count(0)
 
 
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_sentence_that_fails(page: Page, width: int) -> None:
+    """It has its error in its place, and the other sentences have their labels."""
+    page.set_viewport_size({"width": width, "height": 740})
+    page.get_by_label("Each line is a text").uncheck()
+    page.get_by_label("Classify each sentence").check()
+    classify(page, "I love this!", "", "\u200b", "", "Good day.")
+    sentences = page.get_by_role("list", name="Sentences").get_by_role("listitem")
+    expect(sentences).to_have_count(3)
+    expect(sentences.nth(0)).to_contain_text("I love this!")
+    expect(sentences.nth(1)).to_contain_text("errorThe text is empty or blank")
+    expect(sentences.nth(2)).to_contain_text("Good day.")
+    expect(page.get_by_role("alert")).to_be_empty()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_sentence_that_fails_in_a_row(page: Page) -> None:
+    """An open row of several texts shows the failed sentence of its text."""
+    page.get_by_label("Classify each sentence").check()
+    page.get_by_label("Read long texts in windows").check()
+    classify(page, "worst day. love it! \u200b", "love")
+    page.get_by_role("button", name="worst day.").click()
+    sentences = page.get_by_role("list", name="Sentences").get_by_role("listitem")
+    expect(sentences).to_have_count(3)
+    expect(sentences.last).to_contain_text("errorThe text is empty or blank")
+    expect(page.get_by_role("alert")).to_be_empty()
+
+
 def test_rows_are_sorted_and_filtered(page: Page) -> None:
     """A column's title sorts, reverses and restores; a label or a word chooses; CSV saves it."""
     classify(page, "love", 'worst , " day "', "so so", TOO_LONG)
@@ -703,15 +731,73 @@ def test_a_multi_label_model(tmp_path: Path, visits: Visits) -> None:
             assert [row["labels"] for row in csv.DictReader(file)] == ["joy,love", "anger,joy"]
 
 
-def test_an_answer_of_a_proxy(page: Page) -> None:
-    """If a proxy answers with HTML, the page says so and does not show the HTML."""
+def answer_with(page: Page, **answer: Any) -> None:
+    """Give this answer to each request to classify."""
+    page.unroute("**/classify")
+    page.route("**/classify", lambda route: route.fulfill(**answer))
 
-    def bad_gateway(route: Route) -> None:
-        route.fulfill(status=502, content_type="text/html", body="<h1>Bad gateway</h1>")
 
-    page.route("**/classify", bad_gateway)
-    classify(page, "love")
-    expect(page.get_by_role("alert")).to_contain_text("A proxy may have sent it.")
+FOREIGN_BODIES = [
+    "<h1>Bad gateway</h1>",
+    "",
+    "null",
+    "{}",
+    "[]",
+    '["sorry"]',
+    '"sorry"',
+    "0",
+    '{"message": "sorry"}',
+    '{"title": ["sorry"], "detail": [{"msg": "sorry"}]}',
+    '{"title": "", "detail": "", "results": null}',
+]
+
+
+@pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
+def test_an_answer_of_a_proxy(page: Page, texts: list[str]) -> None:
+    """If a proxy answers, in whatever form, the page says so and does not show the answer."""
+    alert = page.get_by_role("alert")
+    headers = {"content-type": "text/html", "retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}
+    for status in (200, 502):
+        for body in FOREIGN_BODIES:
+            answer_with(page, status=status, headers=headers, body=body)
+            with page.expect_response("**/classify"):
+                classify(page, *texts)
+            expect(alert).to_contain_text("No readable answer")
+            expect(alert).to_contain_text("A proxy may have sent it.")
+            for never in ("sorry", "gateway", "NaN", "object"):
+                assert never not in alert.inner_text(), (status, body)
+
+
+RESULTS: list[dict[str, object]] = [
+    {"warnings": ["of_a_later_version", "other_language"]},
+    {"polarity": -1.0, "truncated": True, "windows": 2, "sentences": []},
+    {"labels": []},
+    {"labels": ["joy"], "sentences": [{"start": 0, "end": 4, "error": {"message": "no"}}]},
+    {"score": 0.0, "scores": {"joy": 0.0, "anger": 1e-30, "error": 0.0}},
+    {"label": "error"},
+]
+
+
+@pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
+def test_every_form_of_a_result(page: Page, texts: list[str]) -> None:
+    """The page shows each member that a result may have, alone or in the open row of a table."""
+    scores = {"joy": 1.0, "anger": 0.0, "error": 0.0}
+    made = {"label": "joy", "score": 1.0, "scores": scores, "tokens": 3, "truncated": False}
+    failed = {"error": {"code": "empty_text", "message": "it is blank"}}
+    for result in RESULTS:
+        answer = {
+            "model": {"name": "tiny", "revision": None, "precision": "int8"},
+            "labels": [*scores],
+            "results": [{**made, **result}, failed][: len(texts)],
+        }
+
+        answer_with(page, json=answer)
+        with page.expect_response("**/classify"):
+            classify(page, *texts)
+        if len(texts) > 1:
+            page.get_by_role("button", name="love").click()
+        expect(page.get_by_text("Tokens as the model sees them")).to_be_visible()
+        expect(page.get_by_role("alert")).to_be_empty()
 
 
 @pytest.mark.parametrize("path", ["/", "/web/page.js", "/web/style.css", "/web/icon.svg"])

@@ -15,7 +15,7 @@ from sentiment_service.engine.model.device import CONTEXT_MB, CPU, Device
 from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
-from sentiment_service.files.run.local import LocalClassifier
+from sentiment_service.files.local import LocalClassifier
 
 TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30, (8, 0)), CudaGpu("L4", 24 << 30, (8, 9))))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sentiment_service.engine.model.bundle import Bundle
-from sentiment_service.engine.model.model import Model, Scored
-from sentiment_service.engine.predictions import outcomes_of
+from sentiment_service.engine.model.model import Model, Scored, outcomes_of
 from sentiment_service.engine.text.encoding import DEFAULTS, EncodedText, Encoding
 from sentiment_service.errors import ServiceError, UserError
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 from sentiment_service.server.workers import group_reload
+from sentiment_service.server.workers.channels import Done, Fault, Message, Reload, Reloaded
 from sentiment_service.server.workers.group_reload import GroupReload
 from sentiment_service.server.workers.worker_process import WorkerProcess
 from sentiment_service.shared_memory.worker_status import WorkerPhase
@@ -17,16 +18,16 @@ class FakeWorker:
     def __init__(self, phase: WorkerPhase) -> None:
         self.phase = phase
         self.fault = ""
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[Any] = []
 
-    def send(self, **message: Any) -> None:
+    def send(self, message: Message) -> None:
         """The supervisor sends this."""
         self.messages.append(message)
 
     @property
     def kinds(self) -> list[str]:
         """What it was told to do."""
-        return [message["kind"] for message in self.messages]
+        return [type(message).__name__.lower() for message in self.messages]
 
 
 class Reloads:
@@ -45,13 +46,13 @@ class Reloads:
 
     async def ask(self) -> None:
         """Ask for a reload."""
-        await self.tell(self.asker, kind="reload", model="tiny", request=0)
+        await self.tell(self.asker, Reload("tiny", "first"))
 
     async def done(self, worker: FakeWorker) -> None:
         """The worker has done what it was told last."""
-        await self.tell(worker, kind="done", reload=worker.messages[-1]["reload"], error=None)
+        await self.tell(worker, Done(worker.messages[-1].reload, None))
 
-    async def tell(self, worker: FakeWorker, **message: Any) -> None:
+    async def tell(self, worker: FakeWorker, message: Message) -> None:
         """Let the supervisor get this message from the worker."""
         self.group.on_message(cast(WorkerProcess, worker), message)
         await asyncio.sleep(0.01)
@@ -74,7 +75,7 @@ def test_a_worker_that_ends_between_the_two_steps_holds_up_nobody() -> None:
         await reloads.done(second)
         assert (first.kinds, second.kinds) == (["prepare"], ["prepare", "switch"])
         await reloads.done(second)
-        assert reloads.asker.messages == [{"kind": "reloaded", "request": 0, "error": None}]
+        assert reloads.asker.messages == [Reloaded("first", None)]
         await reloads.ask()  # its successor takes part again
         assert first.kinds == ["prepare", "prepare"]
 
@@ -93,7 +94,7 @@ def test_a_reload_whose_workers_all_end_has_failed() -> None:
             assert worker.kinds == ["prepare", "switch"]
             await reloads.end(worker)
         (answer,) = reloads.asker.messages
-        assert answer["error"] == ["not_ready", "no worker could load the model"]
+        assert answer.fault == Fault("not_ready", "no worker could load the model")
 
     asyncio.run(reloads.meanwhile(happen()))
 
@@ -110,7 +111,7 @@ def test_a_worker_that_hangs_at_a_reload_is_replaced(monkeypatch: pytest.MonkeyP
         await until(lambda: first.kinds == ["prepare", "switch"])
         assert hangs.fault
         await reloads.done(first)
-        assert [answer["error"] for answer in reloads.asker.messages] == [None]
+        assert [answer.fault for answer in reloads.asker.messages] == [None]
         await reloads.end(hangs)
         await reloads.ask()
         assert first.kinds == ["prepare", "switch", "prepare"]
@@ -127,7 +128,7 @@ def test_workers_that_all_hang_at_a_reload_go_on(monkeypatch: pytest.MonkeyPatch
         await reloads.ask()
         await until(lambda: bool(reloads.asker.messages))
         (answer,) = reloads.asker.messages
-        assert answer["error"] == ["not_ready", "no worker loaded the model in the time allowed"]
+        assert answer.fault == group_reload.LATE
         for worker in reloads.workers:
             assert (worker.kinds, worker.fault) == (["prepare", "drop"], "")
 

@@ -1,17 +1,24 @@
 """What the supervisor and its workers send each other over their sockets."""
 
 import asyncio
-import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import InvalidBundle
-from sentiment_service.server.workers.channels import Control
+from sentiment_service.server.workers.channels import (
+    DECODER,
+    Control,
+    Fault,
+    Reload,
+    Reloaded,
+    Switch,
+)
 from sentiment_service.server.workers.member import Member
 
 MESSAGES = 2_000  # more than a socket holds
@@ -40,12 +47,12 @@ def test_messages_to_one_that_hangs_or_has_ended_are_given_up(pair: Pair) -> Non
     async def run() -> None:
         own_end, other_end = pair()
         ended = asyncio.Event()
-        sender = Control(own_end, lambda _: None, ended.set)
+        sender = Control(own_end, lambda *_: None, ended.set)
         for number in range(MESSAGES):
-            sender.send(number=number)
+            sender.send(Switch(number))
         other_end.close()
         await asyncio.wait_for(ended.wait(), 30)
-        sender.send(number=0)
+        sender.send(Switch(0))
 
     asyncio.run(run())
 
@@ -59,14 +66,16 @@ def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) -> None:
         for _ in range(2):
             own_end, other_end = pair()
             member = Member(
-                other_end, models, hang_up=lambda: None, read_files=lambda: None, stop=lambda: None
+                other_end, models, hang_up=lambda: None, take=lambda _: None, stop=lambda: None
             )
             asking = asyncio.create_task(member.reload("tiny"))
             await asyncio.sleep(0)
-            requests.append(json.loads(own_end.recv(1_000))["request"])
-        for request, error in zip(requests, (None, [InvalidBundle.code, "damaged"]), strict=True):
-            told = {"kind": "reloaded", "request": request, "error": error}
-            own_end.send(json.dumps(told).encode())
+            asked = DECODER.decode(own_end.recv(1_000))
+            assert isinstance(asked, Reload)
+            requests.append(asked.request)
+        damaged = Fault(InvalidBundle.code, "damaged")
+        for request, fault in zip(requests, (None, damaged), strict=True):
+            own_end.send(msgspec.json.encode(Reloaded(request, fault)))
         with pytest.raises(InvalidBundle):
             await asyncio.wait_for(asking, 30)
 

@@ -27,7 +27,9 @@ class Lives:
         monkeypatch.setattr(worker_process, "time", clock)
         process = SimpleNamespace(pid=1, poll=lambda: self._code)
         monkeypatch.setattr(WorkerProcess, "_spawn", lambda *_: process)
-        self._worker = WorkerProcess(0, Board.alone(), 0, 1, Settings(), _nothing, _nothing)
+        self._worker = WorkerProcess(
+            0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing
+        )
 
     def pause_after(self, *, ready_s: float | None) -> float:
         """The pause after a process that dies when it was ready for so long; None: never."""

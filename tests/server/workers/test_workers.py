@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from sentiment_service.cli import exported_models
 from sentiment_service.cli.sources import load_settings
+from sentiment_service.engine.model.bundle import MANIFEST, sha256
 
 from benchmarks.service import free_port
 from checks.support.load import constant_load
@@ -132,7 +133,8 @@ def test_a_reload_reaches_all_workers(
 ) -> None:
     """When POST …/reload has been answered, every worker answers with the new model."""
     release(changing_bundle, "aaaaaaa")
-    assert reload(client).json() == {"status": "reloaded"}
+    digest = sha256(changing_bundle / MANIFEST)
+    assert reload(client).json() == {"status": "reloaded", "digest": digest}
     assert _revisions(two) == {"aaaaaaa"}
 
 

@@ -8,9 +8,8 @@ from pydantic_core import PydanticCustomError
 
 from sentiment_service.adapters.forms.common import TextParameters
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer
-from sentiment_service.api.routes.classify import whole_failure
-from sentiment_service.engine.predictions import item
 from sentiment_service.engine.text.pairs import Text
+from sentiment_service.results import item, whole_failure
 from sentiment_service.validation import text_or_pair
 
 TEXT_FIELDS = ("text", "inputs", "content")

@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.predictions import Prediction
 from sentiment_service.engine.text.encoding import Overflow
 from sentiment_service.errors import InvalidRequest, ModelNotFound, TooManyTexts
+from sentiment_service.results import Prediction
 from sentiment_service.service import Service
 from sentiment_service.validation import whole
 

@@ -10,7 +10,7 @@ from sentiment_service.adapters.forms.common import INPUTS, AllTexts, LabelScore
 from sentiment_service.api.http_exchange import HttpRequest
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.predictions import Prediction, every_prediction
+from sentiment_service.results import Prediction, every_prediction
 from sentiment_service.validation import as_list, whole
 
 Function = Literal["softmax", "sigmoid", "none"]

@@ -13,10 +13,7 @@ PATHS = Paths(
             *(f"/inference.GRPCInferenceService/Server{what}" for what in ("Live", "Ready")),
         }
     ),
-    open=PathSet(
-        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-        for version in ("v1", "v1alpha")
-    ),
+    open=PathSet({"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"}),
 )
 
 

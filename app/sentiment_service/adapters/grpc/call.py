@@ -1,39 +1,57 @@
-"""One gRPC call, as the methods see it."""
+"""One gRPC call, as the methods see it, and what all calls may take: docs/grpc.md has the sums.
+
+Bytes that have arrived as a whole message are counted in ``Service.inflight``. gRPC does not say
+how many of a message have come or gone so far, so calls that wait for their clients are counted
+here, each for the most that it can take.
+"""
 
 import asyncio
+import ipaddress
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import Any, cast
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 
-from sentiment_service.adapters.grpc.limits import CallLimits
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
 from sentiment_service.engine.classifier import Classification
-from sentiment_service.engine.predictions import Outcome
 from sentiment_service.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     InvalidRequest,
     MethodNotAllowed,
+    Overloaded,
     PayloadTooLarge,
     ServiceError,
     ShuttingDown,
 )
 from sentiment_service.exchange import UNMATCHED, Arrival, Exchange
 from sentiment_service.limits import plain_address
+from sentiment_service.results import Outcome
+from sentiment_service.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
+Task = asyncio.Task[object]
 
+INFER = "/inference.GRPCInferenceService/ModelInfer"  # the method that takes texts
+SHORT_BYTES = 4_096  # the most of a message for any other method
 # Fields of a message, its parts' included, beside one for each text. Decoding a million of them
 # would hold the event loop.
 FIELDS = 1_000
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
-# A stream whose client is silent for this long is ended.
+# A stream whose client is silent for this long is ended ...
 IDLE_S = 300.0
+# ... and a call whose client does not take a message.
+UNTAKEN_S = 60.0
+# What a client may send on a stream before it is read: the window with which HTTP/2 begins. A
+# client that does not answer our settings may use all of it, so a shorter one would not hold.
+WINDOW_BYTES = 65_535
+# However few bytes are allowed: calls, and those of them that wait for their clients.
+LEAST_CALLS, LEAST_WAITING = 16, 4
 # By the errors' HTTP statuses.
 STATUS_CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -57,6 +75,126 @@ Handler = (
 Handlers = Mapping[str, Handler]
 
 
+class Waiting:
+    """Calls that wait for their clients. The one that has waited longest gives way to a new one.
+
+    Ordinary clients are done before many others come, so those that hold calls up lose.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        # With its bytes, and with what gives it up. The oldest comes first.
+        self._calls: dict[object, tuple[int, Callable[[], object]]] = {}
+
+    def add(self, call: object, size: int, give_up: Callable[[], object]) -> None:
+        """Count a call and its bytes until it is removed, or given up."""
+        while self._bytes + size > self._most_bytes and len(self._calls) >= LEAST_WAITING:
+            self._give_up(next(iter(self._calls)))
+        self._calls[call] = size, give_up
+        self._bytes += size
+
+    def remove(self, call: object) -> bool:
+        """Count the call no longer. Returns whether it was counted."""
+        size, known = self._calls.pop(call, (0, None))
+        self._bytes -= size
+        return known is not None
+
+    def give_up_all(self) -> None:
+        """Give up all of them, because the service is stopping."""
+        for call in [*self._calls]:
+            self._give_up(call)
+
+    def _give_up(self, call: object) -> None:
+        _, give_up = self._calls[call]
+        self.remove(call)
+        give_up()
+
+
+class CallLimits:
+    """The calls in progress, which are ``running``, and those of them that wait for their clients.
+
+    ``drop`` ends the call of a task at once, whatever its client has not taken.
+    """
+
+    def __init__(
+        self, service: Service, drop: Callable[[Task], object], *, untaken_s: float = UNTAKEN_S
+    ) -> None:
+        settings = service.settings
+        bytes_allowed = service.inflight.limit // 2 // service.board.workers
+        self.service = service
+        self.drop = drop
+        self.untaken_s = untaken_s
+        self.call_bytes = WINDOW_BYTES + settings.max_header_bytes
+        self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
+        self.running: set[Task] = set()
+        # A quarter of all calls at most is in each of these, so that others can be answered.
+        self.arriving = Waiting(bytes_allowed)
+        self.arriving_bytes = max(settings.max_body_bytes, 4 * self.call_bytes)
+        self._leaving = Waiting(bytes_allowed // 4)
+        self._watching = 0
+        self._proxies = _TrustedHosts([*settings.trusted_proxies])  # as over HTTP
+
+    def begin(self, task: Task) -> None:
+        """Count the call of a task until its end, with the status that its client must take."""
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+        task.add_done_callback(self._leaving.remove)
+
+    def check(self) -> None:
+        """Return if the calls in progress are not too many.
+
+        Raises:
+            Overloaded: they are.
+        """
+        if len(self.running) > self.most_calls:
+            raise self.overloaded(f"{self.most_calls} gRPC calls are in progress")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Wait for changes of the state in this context, for which a call needs no key.
+
+        Raises:
+            Overloaded: a quarter of all calls that are accepted do so already.
+        """
+        if self._watching >= self.most_calls // 4:
+            raise self.overloaded(f"{self._watching} calls of Watch are in progress")
+        self._watching += 1
+        try:
+            yield
+        finally:
+            self._watching -= 1
+
+    def leaves(self, task: Task, size: int = 0) -> None:
+        """Count a message of this size, or the status, that the client has not taken yet."""
+        self._leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
+
+    def taken(self, task: Task) -> None:
+        """Count the message no longer."""
+        self._leaving.remove(task)
+
+    def overloaded(self, detail: str) -> Overloaded:
+        """Count a call that is refused because there are too many; return its error."""
+        error = Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")
+        self.service.models.classifier(None).observer.failure(error, texts=0)
+        return error
+
+    def client(self, peer: str, forwarded: str) -> str:
+        """The address of a call's client, which a trusted proxy names.
+
+        ``peer`` is such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
+        """
+        host = unquote(peer).partition(":")[2].rpartition(":")[0]
+        client = plain_address(host.strip("[]"))
+        if not forwarded or client not in self._proxies:
+            return client
+        named, _ = self._proxies.get_trusted_client_address(forwarded)
+        try:
+            return plain_address(str(ipaddress.ip_address(named)))
+        except ValueError:
+            return client
+
+
 class Call(Exchange):
     """A call: its messages are read within the service's limits, and a method answers it."""
 
@@ -64,28 +202,28 @@ class Call(Exchange):
         self, limits: CallLimits, path: str, handler: Handler | None, context: Context
     ) -> None:
         """``handler`` is None if no method has this ``path``."""
-        # Such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000
-        host = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
-        client = plain_address(host.strip("[]"))
-        headers = {
-            name.encode(): value.encode() if isinstance(value, str) else value
-            for name, value in context.invocation_metadata() or ()
-        }
-        if (named := headers.get(b"x-forwarded-for")) and client in limits.proxies:
-            named_client, _ = limits.proxies.get_trusted_client_address(named.decode("latin-1"))
-            client = plain_address(named_client) or client
+        headers: dict[bytes, bytes] = {}
+        for name, value in context.invocation_metadata() or ():
+            key, content = name.encode(), value.encode() if isinstance(value, str) else value
+            if key == b"x-forwarded-for" and key in headers:  # each proxy may have added a line
+                content = b"%b, %b" % (headers[key], content)
+            elif key == b"authorization" and key in headers:  # the first one, as over HTTP
+                continue
+            headers[key] = content
+        forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
         super().__init__(
             limits.service,
             verb=GRPC,
             path=path,
             headers=headers,
-            client=client,
+            client=limits.client(context.peer(), forwarded),
             arrival=Arrival(asyncio.get_running_loop().time()),
         )
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
         self.limits = limits
         self._handler = handler
         self._context = context
+        self._task = cast(Task, asyncio.current_task())
         self._failure: ServiceError | None = None
         self.route = path if handler else UNMATCHED
         self.status = 200
@@ -107,11 +245,23 @@ class Call(Exchange):
         if self.method.streams:
             async with aclosing(handler(self)) as responses:
                 async for response in responses:
-                    await self._context.write(response.SerializeToString())
+                    await self._write(response)
         else:
-            response = await handler(self, await self.read())
-            await self._context.write(response.SerializeToString())
+            await self._write(await handler(self, await self.read()))
         self._set_trailing()
+
+    async def _write(self, response: Message) -> None:
+        """Send a message. A client that does not take it in time, or holds up others, is left."""
+        content = response.SerializeToString()
+        self.release()
+        self.limits.leaves(self._task, len(content))
+        try:
+            async with asyncio.timeout(self.limits.untaken_s):
+                await self._context.write(content)
+        except TimeoutError:
+            self.limits.drop(self._task)
+            raise asyncio.CancelledError from None
+        self.limits.taken(self._task)
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
         self._failure = error
@@ -165,10 +315,7 @@ class Call(Exchange):
             # answered it. No client that is made from a .proto file leaves out the message.
             most = self.service.settings.max_body_bytes
             raise PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
-        message = self._parsed(content)
-        if not self.method.streams:  # a stream may last for hours, and its messages are short
-            self.hold(len(content))
-        return message
+        return self._parsed(content)
 
     async def messages(self) -> AsyncGenerator[Message, None]:
         """The messages of a stream.
@@ -188,6 +335,8 @@ class Call(Exchange):
 
     async def _next(self, until: float, late: str) -> bytes:
         """The bytes of the next message, or EOF. ``late`` is the error if none comes in time."""
+        key = object()
+        arriving = self.limits.arriving
         try:
             async with asyncio.timeout_at(until) as timer:
 
@@ -195,10 +344,14 @@ class Call(Exchange):
                     if not timer.expired():
                         timer.reschedule(0)
 
-                with self.limits.arriving(give_up):
-                    content: bytes = await self._context.read()
+                arriving.add(key, self.limits.arriving_bytes, give_up)
+                content: bytes = await self._context.read()
         except TimeoutError:
             raise DeadlineExceeded(late) from None
+        finally:
+            if not arriving.remove(key):
+                self.service.lifecycle.check()
+                raise self.limits.overloaded("later gRPC messages are arriving")
         return content
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
@@ -207,6 +360,13 @@ class Call(Exchange):
         super().classified(done, outcomes)
 
     def _parsed(self, content: bytes) -> Message:
+        """The message, whose bytes are held until the call answers."""
+        if self.path == INFER:
+            self.hold(len(content))
+        elif len(content) > SHORT_BYTES:  # they count as what a call may send unread
+            raise PayloadTooLarge(
+                f"the message has {len(content)} bytes; this method takes at most {SHORT_BYTES}"
+            )
         kind, most = self.method.request, FIELDS + self.service.settings.max_texts
         try:
             if more_fields(content, kind.DESCRIPTOR, most):

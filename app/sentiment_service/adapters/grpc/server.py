@@ -3,33 +3,37 @@
 import asyncio
 import logging
 import os
+import secrets
 import time
-from typing import cast
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 # Its C library writes to standard error by itself, whoever reads it: a pipe that nobody empties
 # would stop all calls. Whoever looks for a fault in gRPC sets the variable.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
+from grpc._cython import cygrpc
 
-from sentiment_service.adapters.grpc import health, open_inference, reflection
-from sentiment_service.adapters.grpc.aio_server import UNKNOWN, AioServer
+from sentiment_service.adapters.grpc import methods
 from sentiment_service.adapters.grpc.call import (
     GRPC,
+    INFER,
     STATUS_CODES,
+    WINDOW_BYTES,
     Call,
+    CallLimits,
     Context,
     Handler,
-    Handlers,
+    Task,
 )
-from sentiment_service.adapters.grpc.limits import WINDOW_BYTES, CallLimits
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import MethodNotAllowed, UserError
+from sentiment_service.limits import Access
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.service import Service
 
-# The method that classifies. Its metric series exist before the first call, as those of HTTP's.
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 # A client that does nothing for this long is disconnected, as over HTTP.
 IDLE_MS = 75_000
 # Connections end after an hour, so that clients spread over replicas that came later. Calls in
@@ -50,7 +54,108 @@ STREAMS = 256
 WAITING = 16 * STREAMS
 TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
 
+# The key of the handler for all unknown methods.
+UNKNOWN = "unknown"
+# Calls of a busy method that are taken at the same time.
+AT_ONCE = 16
+
 logger = logging.getLogger(__name__)
+
+
+class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without types
+    """Answers calls by the handlers of their paths, and those of other paths by that of UNKNOWN.
+
+    grpc.aio decodes the path of an unknown method as UTF-8, and bytes that are not end the server
+    with all its calls. So all methods are registered, gRPC's C library compares their paths, and
+    the calls of no method are taken for those of one more.
+
+    grpc.aio takes several iterations of the event loop to take one call of a method. When these are
+    long, calls wait in the C library, which cancels them without an answer. So each method of
+    ``busy`` is registered several times.
+
+    The names of these additional methods cannot be guessed, because a client might call them.
+
+    grpc.aio cannot end a call whose client takes nothing: a status comes after the messages. The
+    C library ends a call that nobody refers to any more, so ``drop`` ends both of its tasks.
+
+    ``crashed`` is called with the error if the server ends by itself. This uses names that grpcio
+    keeps to itself. If a later version has others, a test fails.
+    """
+
+    def __init__(
+        self,
+        options: list[tuple[str, int]],
+        handlers: Mapping[str, grpc.RpcMethodHandler],
+        *,
+        busy: Collection[str] = (),
+        crashed: Callable[[BaseException], None],
+    ) -> None:
+        self._tasks = _Tasks()
+        super().__init__(self._tasks, None, (), (), options, None)
+        self._crashed = crashed
+        again = {secrets.token_hex(): path for path in busy for _ in range(AT_ONCE - 1)}
+        again[secrets.token_hex()] = UNKNOWN
+        named = {**handlers, **{name: handlers[path] for name, path in again.items()}}
+        del named[UNKNOWN]
+        self.add_registered_method_handlers(named)
+        # The method whose calls each additional method takes; None is all unknown ones.
+        self._takes = {
+            name.encode(): None if path == UNKNOWN else path.encode()
+            for name, path in again.items()
+        }
+
+    def drop(self, serving: Task) -> None:
+        """End the call that a task serves; what its client has not taken is freed."""
+        serving.cancel()
+        self._tasks.makers[serving].cancel()
+
+    async def _start_shutting_down(self) -> None:
+        # ``shutdown`` calls this and then closes the connections. grpc.aio's own waits in between;
+        # then calls that come in this time are cancelled, and look so to clients.
+        closing_the_port = super()._start_shutting_down()
+        with suppress(Exception):  # what has ended the server: see ``crashed``
+            closing_the_port.send(None)
+        closing_the_port.close()
+
+    def _make_request_call_future(self, method: bytes | None) -> Any:
+        """A future that is done when a call of the method has come, or with None of no method."""
+        if method is None:
+            return asyncio.get_running_loop().create_future()  # see _takes
+        taking = super()._make_request_call_future(self._takes.get(method, method))
+        # grpc.aio cancels these futures when the server ends. Without the shield, this would free
+        # what the C library still writes to when it gives them up.
+        taking.add_done_callback(_given_up)
+        return asyncio.shield(taking)
+
+    def _serving_task_crash_handler(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._crashed(error)
+
+
+class _Tasks:
+    """The event loop as grpc.aio uses it, with the task that has made each task.
+
+    A task of grpc.aio waits for the end of each call, and makes the one that serves it.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.makers = WeakKeyDictionary[Task, Task]()
+        self.create_future = self._loop.create_future
+
+    def create_task(self, work: Coroutine[Any, Any, object], *, name: str | None = None) -> Task:
+        task = self._loop.create_task(work, name=name)
+        self.makers[task] = cast(Task, asyncio.current_task())
+        return task
+
+    def call_soon_threadsafe(self, function: Callable[..., None], *args: object) -> None:
+        function(*args)  # grpc.aio takes its events on this event loop already
+
+
+def _given_up(taking: asyncio.Task[object]) -> None:
+    """Read the error with which each ends when the server does, so that asyncio does not log it."""
+    if not taking.cancelled():
+        taking.exception()
 
 
 def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.RpcMethodHandler:
@@ -61,10 +166,10 @@ def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.
     """
 
     async def handle(requests: object, context: Context) -> None:
-        task = cast("asyncio.Task[object]", asyncio.current_task())
-        limits.running.add(task)
-        task.add_done_callback(limits.running.discard)
+        task = cast(Task, asyncio.current_task())
+        limits.begin(task)
         await Call(limits, path, handler, context).run()
+        limits.leaves(task)
 
     return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -87,18 +192,18 @@ class GrpcServer:
         # logged here and by ``Call``.
         logging.getLogger("grpc._cython.cygrpc").disabled = True
         settings = service.settings
-        handlers: Handlers = {**health.HANDLERS, **open_inference.HANDLERS}
+        handlers = methods.HANDLERS
         if settings.docs == "on":
-            handlers = {**handlers, **reflection.HANDLERS}
+            handlers = {**handlers, methods.REFLECT: methods.reflect}
         self._service = service
-        self._limits = CallLimits(service)
+        self._limits = CallLimits(service, lambda task: self._server.drop(task))
         by_path = {path: rpc_handler(self._limits, path, one) for path, one in handlers.items()}
         by_path[UNKNOWN] = rpc_handler(self._limits, UNKNOWN, None)
         self._server = AioServer(_options(service), by_path, busy=[INFER], crashed=self._crashed)
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         where = self._address.encode()
-        if credentials := _credentials(settings):
+        if credentials := _credentials(service.access):
             bound = self._server.add_secure_port(where, credentials)
         else:
             bound = self._server.add_insecure_port(where)
@@ -124,20 +229,19 @@ class GrpcServer:
         Later calls, and those whose message has not arrived, get UNAVAILABLE. ``stop_by`` is on the
         clock ``time.monotonic``.
         """
-        self._limits.give_up_all()
+        self._limits.arriving.give_up_all()
         if running := set(self._limits.running):
             await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))
         await self._server.shutdown(None)
 
 
-def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    """The service's certificate, which gRPC looks for again at each handshake."""
-    if not (settings.tls_cert and settings.tls_key):
+def _credentials(access: Access) -> grpc.ServerCredentials | None:
+    """The certificate in force, which gRPC asks for again at each handshake."""
+    if not access.credentials.certificate:
         return None
-    certificate, key = settings.tls_cert, settings.tls_key
 
     def read() -> object:
-        pair = (key.read_bytes(), certificate.read_bytes())
+        pair = (access.credentials.private_key, access.credentials.certificate)
         return grpc.ssl_server_certificate_configuration([pair])
 
     return grpc.dynamic_ssl_server_credentials(read(), read)

@@ -5,13 +5,12 @@ import math
 from collections.abc import Sequence
 
 from sentiment_service.adapters.stream.ndjson import Line, answer_line
-from sentiment_service.api.routes.classify import in_places
-from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.predictions import Outcome
+from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import ServiceError, ShuttingDown, TooManyTexts
 from sentiment_service.exchange import Exchange
+from sentiment_service.results import Outcome
 
 
 class StreamGroup:
@@ -38,15 +37,12 @@ class StreamGroup:
         """The answers, in the order of the lines: a result or an error for each line."""
         texts = [line.text for line in self.lines]
         try:
-            results = await self._outcomes([t for t in texts if not isinstance(t, ServiceError)])
+            work = self._classified(texts)
+            outcomes = (await self._exchange.counted(self._classifier, len(texts), work)).outcomes
+        except ServiceError as error:
+            outcomes = [text if isinstance(text, ServiceError) else error for text in texts]
         finally:
             self.admitted.set()
-        self._classifier.observer.predictions(
-            text for text in texts if isinstance(text, ServiceError)
-        )
-        outcomes = in_places(texts, results)
-        self._exchange.asks(self._classifier.model.name, len(texts))
-        self._exchange.add_tokens(outcomes)
         return b"".join(map(answer_line, self.lines, outcomes))
 
     @property
@@ -54,21 +50,11 @@ class StreamGroup:
         """Looked up at every use, because a reload may have replaced it."""
         return self._service.models.classifier(self._model)
 
-    async def _outcomes(self, texts: Sequence[Text]) -> Sequence[Outcome]:
-        if not texts:
-            return []
-        observer = self._classifier.observer
-        try:
-            outcomes = await self._across_reloads(texts)
-        except BaseException as error:
-            observer.failure(error, len(texts))
-            if isinstance(error, ServiceError):
-                return [error] * len(texts)
-            raise
-        self._classifier.observer.predictions(outcomes)
-        return outcomes
+    async def _classified(self, texts: Sequence[Text | ServiceError]) -> Classification:
+        outcomes = await self._across_reloads(texts)
+        return Classification(self._classifier.model, outcomes, stages={})
 
-    async def _across_reloads(self, texts: Sequence[Text]) -> Sequence[Outcome]:
+    async def _across_reloads(self, texts: Sequence[Text | ServiceError]) -> list[Outcome]:
         """The outcome of each text. Texts that a replaced model left undone go to the new one."""
         outcomes = await self._attempt(texts)
         if self._service.lifecycle.stopping:
@@ -80,8 +66,8 @@ class StreamGroup:
         by_number = dict(zip(undone, again, strict=True))
         return [by_number.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
-    async def _attempt(self, texts: Sequence[Text]) -> Sequence[Outcome]:
-        attempt = self._classifier.attempt(
+    async def _attempt(self, texts: Sequence[Text | ServiceError]) -> list[Outcome]:
+        attempt = self._classifier.classify(
             texts, self._options, deadline=math.inf, admitted=self.admitted
         )
         try:

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from sentiment_service.api.body import parse
-from sentiment_service.engine.predictions import Outcome, item
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 from sentiment_service.limits import InflightBytes
+from sentiment_service.results import Outcome, item
 from sentiment_service.validation import text_or_pair
 
 # The most lines that are classified together.

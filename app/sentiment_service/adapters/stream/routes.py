@@ -122,7 +122,9 @@ async def classify_stream(request: HttpRequest) -> Response:
     model = exchange.service.models.classifier(name).model
     model.check(options)
     exchange.asks(model.name, 0)
-    return StreamedAnswers(exchange, name, options, body)
+    answers = StreamedAnswers(exchange, name, options, body)
+    answers.headers["x-model-digest"] = model.digest  # of its first lines: a reload may follow
+    return answers
 
 
 class StreamedAnswers(Response):

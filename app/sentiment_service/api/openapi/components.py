@@ -10,39 +10,6 @@ JSON = "application/json"
 
 Schema = dict[str, Any]
 
-_SPAN = {
-    "start": "position of the first character, from 0",
-    "end": "position of the character after the last one",
-}
-_FAILED = {"error": "why there is no prediction"}
-_LABEL_SCORES = {
-    "label": "the label with the highest score",
-    "score": "its score",
-    "scores": "softmax of the logits (sigmoid for a multi-label checkpoint); the logits of a "
-    "calibrated model are divided by its temperature first",
-    "logits": "what the model computed, never calibrated",
-    "tokens": "tokens of the text, special ones included, before truncation",
-    "truncated": "whether the end of the text was cut off",
-    "polarity": "the score of positive less that of negative, from -1 to 1; only of models with "
-    "these labels, with or without neutral",
-    "labels": "those at or above their threshold; only of multi-label models",
-    "warnings": "why the model may be wrong about the text. other_language: by its script and "
-    "frequent words, it is not in the model's language (only of models of English); "
-    "unknown_tokens: more than a fifth of its tokens stand for what the model does not know",
-    "windows": "number of classified windows, if overflow is window",
-}
-# Of the engine's results, whose types have no descriptions: the members of each component.
-_RESULTS = {
-    "ItemError": {
-        "code": "the kind of error, for programs",
-        "message": "what was wrong, and what is accepted",
-    },
-    "FailedItem": _FAILED,
-    "FailedSentence": _SPAN | _FAILED,
-    "Sentence": _SPAN | _LABEL_SCORES,
-    "Prediction": _LABEL_SCORES | {"sentences": "the sentences in order, if split is set"},
-}
-
 
 def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str, Any]:
     """The document, which is changed, with its object schemas and its errors under ``components``.
@@ -75,9 +42,6 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
                 name = ".".join([kind, *error["examples"]])
                 _add(name, answer, errors)
                 answers[status] = {"$ref": f"#/components/responses/{name}"}
-    for name in _RESULTS.keys() & schemas.keys():
-        for member, description in _RESULTS[name].items():
-            schemas[name]["properties"][member]["description"] = description
     document["paths"] = _plain(document["paths"])
     components["schemas"] = dict(sorted(_plain(schemas).items()))
     return document

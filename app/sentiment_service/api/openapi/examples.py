@@ -5,7 +5,8 @@ Those of an adapter stand with its routes.
 
 MODEL = "minilm-l6-tweet-sentiment"
 LABELS = ["negative", "neutral", "positive"]
-VERSION = {"name": MODEL, "revision": None, "precision": "int8"}
+DIGEST = "287507e5cc7e7720c9458bc22fb83141d70e1fde2a9f9565b17bfba3cab79099"
+VERSION = {"name": MODEL, "revision": None, "precision": "int8", "digest": DIGEST}
 PREDICTION = {
     "label": "positive",
     "score": 0.899,

@@ -5,20 +5,10 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from sentiment_service.engine.model.bundle import Calibration, Parity, Precision
-from sentiment_service.engine.predictions import FailedItem, Prediction
+from sentiment_service.engine.model.bundle import Calibration, Parity
+from sentiment_service.engine.model.model import ModelVersion
 from sentiment_service.engine.text.encoding import Preprocessing
-
-
-class ModelVersion(TypedDict):
-    """The model that answered."""
-
-    name: Annotated[str, Field(description="what requests may send as `model`")]
-    revision: Annotated[
-        str | None, Field(description="resolved commit of the checkpoint, if it came from a hub")
-    ]
-    precision: Annotated[Precision, Field(description="number format of its weights")]
-
+from sentiment_service.results import FailedItem, Prediction
 
 Answered = Annotated[ModelVersion, Field(description="the model that answered")]
 
@@ -40,6 +30,12 @@ class Status(TypedDict):
     """The answer when all is well; otherwise the answer is a problem."""
 
     status: Annotated[str, Field(description="one word: live, ready or reloaded")]
+
+
+class Reloaded(Status):
+    """The answer when a model was loaded again."""
+
+    digest: Annotated[str, Field(description="SHA-256 of the manifest.json that is served now")]
 
 
 class Limits(TypedDict):
@@ -90,6 +86,7 @@ class Info(TypedDict):
     version: Annotated[str, Field(description="of the service")]
     python: Annotated[str, Field(description="its version of Python")]
     onnxruntime: Annotated[str, Field(description="its version of ONNX Runtime")]
+    digest: Annotated[str, Field(description="SHA-256 of the default model's manifest.json")]
     device: UsedDevice
     provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
     provider_options: ProviderOptions

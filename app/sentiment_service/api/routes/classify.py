@@ -1,18 +1,13 @@
 """POST /classify, and what other routes that classify share with it."""
 
-from collections.abc import Iterable, Sequence
-
 from fastapi import APIRouter, Response
 
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi import examples
 from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.api.openapi.schemas import ClassifyResponse, ModelVersion
-from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.predictions import Outcome, item
-from sentiment_service.engine.text.pairs import Text
-from sentiment_service.errors import ServiceError
+from sentiment_service.api.openapi.schemas import ClassifyResponse
+from sentiment_service.results import item, whole_failure
 from sentiment_service.validation import ClassifyRequest
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
@@ -47,32 +42,8 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     if error := whole_failure(done.outcomes, single=single):
         raise error
     response: ClassifyResponse = {
-        "model": version(done.model),
+        "model": done.model.version,
         "labels": done.model.labels,
         "results": [item(outcome) for outcome in done.outcomes],
     }
     return JsonAnswer(response, done.server_timing)
-
-
-def in_places(texts: Sequence[Text | ServiceError], outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The outcome of each text. ``outcomes`` has one for each that is not an error itself."""
-    left = iter(outcomes)
-    return [text if isinstance(text, ServiceError) else next(left) for text in texts]
-
-
-def whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
-    """The error of the whole request, if no text has a result.
-
-    It is the error of a single text, or in a list the first server error (5xx).
-    """
-    if not isinstance(outcomes[0], ServiceError):  # nearly always
-        return None
-    errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
-    if len(errors) < len(outcomes):
-        return None
-    return errors[0] if single else next((e for e in errors if e.status >= 500), None)
-
-
-def version(model: Model) -> ModelVersion:
-    """The model that answered."""
-    return {"name": model.name, "revision": model.revision, "precision": model.precision}

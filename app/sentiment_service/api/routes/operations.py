@@ -7,7 +7,8 @@ from fastapi import APIRouter
 
 from sentiment_service.api.http_exchange import HttpRequest, Route
 from sentiment_service.api.openapi.document import NAME_IN_PATH, documented, example
-from sentiment_service.api.openapi.schemas import Info, ModelInfo, Models, Status
+from sentiment_service.api.openapi.examples import DIGEST
+from sentiment_service.api.openapi.schemas import Info, ModelInfo, Models, Reloaded, Status
 from sentiment_service.engine.machine.cpu import cpu_name, vector_flags
 from sentiment_service.errors import (
     InvalidBundle,
@@ -66,6 +67,7 @@ async def info(request: HttpRequest) -> Info:
         "version": service.version,
         "python": platform.python_version(),
         "onnxruntime": onnxruntime.__version__,
+        "digest": default.model.digest,
         "device": str(default.model.device),
         "provider": default.model.provider,
         "provider_options": default.model.provider_options,
@@ -113,9 +115,7 @@ async def models(request: HttpRequest) -> Models:
     return {
         "models": [
             ModelInfo(
-                name=model.name,
-                revision=model.revision,
-                precision=model.precision,
+                **model.version,
                 labels=model.labels,
                 max_tokens=model.max_tokens,
                 multi_label=model.multi_label,
@@ -139,17 +139,19 @@ async def models(request: HttpRequest) -> Models:
     "/models/{name}/reload",
     operation_id="reloadModel",
     responses={
-        **example({"status": "reloaded"}),
+        **example({"status": "reloaded", "digest": DIGEST}),
         **documented(
             Unauthorized, ModelNotFound, InvalidBundle, OutOfMemory, NotReady, ShuttingDown
         ),
     },
     openapi_extra=NAME_IN_PATH,
 )
-async def reload(request: HttpRequest) -> Status:
+async def reload(request: HttpRequest) -> Reloaded:
     """Load a model's bundle again. Needs an admin key.
 
     The old model answers until the new one is loaded.
     """
-    await request.exchange.service.reload(request.path_params["name"])
-    return {"status": "reloaded"}
+    service, name = request.exchange.service, request.path_params["name"]
+    await service.reload(name)
+    digest = service.models.classifier(name).model.digest
+    return {"status": "reloaded", "digest": digest}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sentiment_service.config.formats import POSITIVE
 from sentiment_service.config.settings import Settings
-from sentiment_service.files.run.arguments import LOCAL, input_fault, url_fault
+from sentiment_service.files.arguments import LOCAL, input_fault, url_fault
 
 OWN = (*LOCAL, "workers")  # settings for a service that the command starts itself
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import IO, Self
 
 from sentiment_service.cli.children import child_command
-from sentiment_service.cli.sources import PREFIX
+from sentiment_service.config.settings import PREFIX
 from sentiment_service.errors import UserError
 
 ADDRESS = re.compile(r"(https?)://[\d.\[:\]]+:(\d+)")

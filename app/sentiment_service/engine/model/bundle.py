@@ -137,11 +137,18 @@ class Manifest(_Record):
 
 
 class Bundle:
-    """A directory with a valid manifest. The digest of a file is checked before it is used."""
+    """A directory with a valid manifest. The digest of a file is checked before it is used.
 
-    def __init__(self, path: Path, manifest: Manifest, config: dict[str, Any]) -> None:
+    ``digest`` is the SHA-256 of the manifest's file, once that is written: the identity of what is
+    served. The manifest has what changes answers: labels, calibration, and all files' digests.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, config: dict[str, Any], digest: str = ""
+    ) -> None:
         self.path = path
         self.manifest = manifest
+        self.digest = digest
         self.pad_token_id: int = config.get("pad_token_id") or 0
         self.multi_label = config.get("problem_type") == "multi_label_classification"
         # A convolution of DeBERTa-v2: ONNX Runtime adds in an order that the padding changes.
@@ -155,7 +162,7 @@ class Bundle:
             UserError: the path is not a bundle, its format is too new or its content is not
                 valid, or a file is missing or changed.
         """
-        manifest = _read_manifest(path)
+        manifest, digest = _read_manifest(path)
         for name in SIDE_FILES:
             if name not in manifest.files:
                 raise UserError(f"{path / MANIFEST} does not list {name}")
@@ -174,7 +181,7 @@ class Bundle:
             raise UserError(f"{path / MANIFEST}: labels: two outputs have one name: {labels}")
         if unknown := sorted({*manifest.thresholds} - {*labels}):
             raise UserError(f"{path / MANIFEST}: thresholds: no label is called {unknown[0]}")
-        return cls(path, manifest, config)
+        return cls(path, manifest, config, digest)
 
     def variant_path(self, precision: Precision) -> Path:
         """Check the digest of a variant's ONNX file and of its weights, and return its path.
@@ -210,9 +217,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> tuple[Manifest, str]:
+    """The manifest and its digest, which are of the same bytes."""
     try:
-        raw = from_json((path / MANIFEST).read_bytes())
+        content = (path / MANIFEST).read_bytes()
+        raw = from_json(content)
     except (FileNotFoundError, NotADirectoryError):
         if not path.is_dir():
             raise UserError(f"there is no directory {path}; give that of a bundle") from None
@@ -227,7 +236,7 @@ def _read_manifest(path: Path) -> Manifest:
             f"{FORMAT_VERSION}: upgrade the service or export the model again"
         )
     try:
-        return Manifest.model_validate(raw)
+        return Manifest.model_validate(raw), hashlib.sha256(content).hexdigest()
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"

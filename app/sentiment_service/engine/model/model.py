@@ -1,15 +1,17 @@
-"""A bundle in ONNX Runtime: from encodings to logits and scores."""
+"""A bundle in ONNX Runtime: from encodings to logits and scores, and from these to predictions."""
 
-import hashlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Literal
+from itertools import islice
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.device import CPU, Device
@@ -17,9 +19,16 @@ from sentiment_service.engine.model.device_errors import device_error
 from sentiment_service.engine.model.flat import flat_feeds
 from sentiment_service.engine.model.labels import is_sentiment
 from sentiment_service.engine.model.sessions import Replicas, open_session
-from sentiment_service.engine.text.encoding import ID_BYTES, Encoding, TextOptions
+from sentiment_service.engine.text.encoding import (
+    ID_BYTES,
+    EncodedSentence,
+    EncodedText,
+    Encoding,
+    TextOptions,
+)
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.errors import InferenceFailed, InvalidRequest, ServiceError, UserError
+from sentiment_service.results import FailedSentence, Outcome, Prediction, Sentence, item
 
 # A failed inference raises an error. By default ONNX Runtime also writes the error to standard
 # error, outside the service's log and without its format. If nothing reads standard error any
@@ -32,6 +41,20 @@ Logits = np.ndarray[tuple[int], np.dtype[np.float32]]
 Scored = tuple[list[float], list[float]]  # logits and scores, in the order of the labels
 
 ScoreFunction = Literal["softmax", "sigmoid"]
+
+
+class ModelVersion(TypedDict):
+    """What tells a served model from others, also of the same name."""
+
+    name: Annotated[str, Field(description="what requests may send as `model`")]
+    revision: Annotated[
+        str | None, Field(description="resolved commit of the checkpoint, if it came from a hub")
+    ]
+    precision: Annotated[Precision, Field(description="number format of its weights")]
+    digest: Annotated[
+        str,
+        Field(description="SHA-256 of its manifest.json: the same in all answers of one bundle"),
+    ]
 
 
 class Model:
@@ -79,7 +102,13 @@ class Model:
         self.provider = device.provider
         self.path = bundle.path
         self.sha256 = manifest.variants[precision].sha256
-        self.manifest_digest = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+        self.digest = bundle.digest
+        self.version: ModelVersion = {  # for answers, which all have it
+            "name": self.name,
+            "revision": self.revision,
+            "precision": precision,
+            "digest": self.digest,
+        }
         self.provider_options = device.options(gpu_memory_mb)
         self._providers = device.providers(gpu_memory_mb)
         self.use_threads(threads)
@@ -102,6 +131,11 @@ class Model:
             model=self.name,
             language=self.language,
         )
+
+    @property
+    def short_digest(self) -> str:
+        """As much of the digest as people compare."""
+        return f"digest {self.digest[:12]}"
 
     @property
     def batch_invariant(self) -> Literal[True] | None:
@@ -234,3 +268,71 @@ class Model:
             exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
             scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
         return scores
+
+
+def outcomes_of(
+    model: Model,
+    texts: Sequence[EncodedText | ServiceError],
+    results: Sequence[Scored | ServiceError],
+) -> list[Outcome]:
+    """The outcome of each text. ``results`` has one result for each of ``encodings(texts)``."""
+    remaining = iter(results)
+    return [
+        text if isinstance(text, ServiceError) else _prediction(model, text, remaining)
+        for text in texts
+    ]
+
+
+def _prediction(
+    model: Model, text: EncodedText, results: Iterator[Scored | ServiceError]
+) -> Outcome:
+    windows = text.windows
+    answers = list(islice(results, len(windows)))
+    sentences = [_sentence(model, sentence, results) for sentence in text.sentences]
+    scored: list[Scored] = []
+    for answer in answers:
+        if isinstance(answer, ServiceError):
+            return answer
+        scored.append(answer)
+    logits, scores = scored[0] if len(scored) == 1 else _mean(model, windows, scored)
+    # Not by the scores: where they are rounded to the same number, the logits still differ.
+    best = logits.index(max(logits))
+    prediction: Prediction = {
+        "label": model.labels[best],
+        "score": scores[best],
+        "scores": dict(zip(model.labels, scores, strict=True)),
+        "logits": dict(zip(model.labels, logits, strict=True)),
+        "tokens": text.encoding.tokens,
+        "truncated": text.encoding.truncated,
+    }
+    if model.is_sentiment:
+        by_label = prediction["scores"]
+        prediction["polarity"] = by_label["positive"] - by_label["negative"]
+    if model.multi_label:
+        prediction["labels"] = model.chosen(scores, text.options.threshold)
+    if text.options.overflow == "window":
+        prediction["truncated"] = False
+        prediction["windows"] = len(windows)
+    if text.warnings:
+        prediction["warnings"] = [*text.warnings]
+    if text.options.split:
+        prediction["sentences"] = sentences
+    return prediction
+
+
+def _sentence(
+    model: Model, sentence: EncodedSentence, results: Iterator[Scored | ServiceError]
+) -> Sentence | FailedSentence:
+    if isinstance(sentence.text, ServiceError):
+        outcome: Outcome = sentence.text
+    else:
+        outcome = _prediction(model, sentence.text, results)
+    part = {"start": sentence.start, "end": sentence.end, **item(outcome)}
+    return cast(Sentence | FailedSentence, part)
+
+
+def _mean(model: Model, windows: Sequence[Encoding], scored: Sequence[Scored]) -> Scored:
+    """One text's logits and scores. Its logits are the mean of its windows', weighted by tokens."""
+    logits = np.average([logits for logits, _ in scored], axis=0, weights=[*map(len, windows)])
+    scores = model.scores(logits.astype(np.float32))
+    return logits.tolist(), scores.tolist()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sentiment_service.errors import ServiceError
+from sentiment_service.results import TextWarning
 
 # Of a token id. Ids are kept as the bytes of int32: they are small, they are quickly put together,
 # and the garbage collector does not visit them.
@@ -68,7 +69,6 @@ class Encoding:
 Preprocessing = Literal["tweet", "bertweet", "tweet_topic", "robertuito", "none"]
 Overflow = Literal["truncate", "error", "window"]
 Split = Literal["sentences"]
-TextWarning = Literal["other_language", "unknown_tokens"]
 
 
 @dataclass(frozen=True, slots=True)

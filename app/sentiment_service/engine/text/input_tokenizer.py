@@ -15,11 +15,11 @@ from sentiment_service.engine.text.encoding import (
     Encoding,
     Preprocessing,
     TextOptions,
-    TextWarning,
 )
 from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair
 from sentiment_service.engine.text.text_tokenizer import TextTokenizer
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
+from sentiment_service.results import TextWarning
 
 # The share of a window's tokens that the next window repeats, so that each token has context.
 WINDOW_OVERLAP = 0.25
@@ -101,12 +101,14 @@ class InputTokenizer:
 
     def encode_texts(
         self,
-        texts: Sequence[Text],
+        texts: Sequence[Text | ServiceError],
         options: TextOptions = DEFAULTS,
         *,
         max_chars: float = math.inf,
     ) -> list[EncodedText | ServiceError]:
         """Tokenise each text as a whole, or return the error that says why it is not classified.
+
+        A text may be such an error already: one that could not be read. It stays in its place.
 
         ``steps.encode_steps`` finds their sentences, too.
         """
@@ -117,16 +119,19 @@ class InputTokenizer:
         ]
 
     def encode_batch(
-        self, texts: Sequence[Text], *, max_chars: float = math.inf
+        self, texts: Sequence[Text | ServiceError], *, max_chars: float = math.inf
     ) -> list[Encoding | ServiceError]:
         """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
 
         A text of more than ``max_chars`` characters gets ``TextTooLong``. Other threads can run
         meanwhile, because the library releases Python's global lock.
         """
-        faults = [self._fault(text, max_chars) for text in texts]
+        faults = [
+            text if isinstance(text, ServiceError) else self._fault(text, max_chars)
+            for text in texts
+        ]
         sound = [text for text, error in zip(texts, faults, strict=True) if error is None]
-        encodings = iter(self._encode_sound(sound))
+        encodings = iter(self._encode_sound(cast(list[Text], sound)))
         return [error or next(encodings) for error in faults]
 
     def _fault(self, text: Text, max_chars: float) -> ServiceError | None:
@@ -157,8 +162,10 @@ class InputTokenizer:
         ]
 
     def _with_options(
-        self, text: Text, encoding: Encoding | ServiceError, options: TextOptions
+        self, text: Text | ServiceError, encoding: Encoding | ServiceError, options: TextOptions
     ) -> EncodedText | ServiceError:
+        if isinstance(text, ServiceError):
+            return text
         if isinstance(encoding, ServiceError):
             return encoding
         if options.split and isinstance(text, TextPair):

@@ -11,7 +11,7 @@ from sentiment_service.engine.text.encoding import (
     encodings,
 )
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
-from sentiment_service.engine.text.pairs import Text, TextPair
+from sentiment_service.engine.text.pairs import Text
 from sentiment_service.engine.text.sentences import SentenceSpan, sentence_spans
 from sentiment_service.errors import ServiceError
 
@@ -22,7 +22,7 @@ CHARS_PER_TEXT = 30  # one more text takes as long as this many more characters
 
 def encode_steps(
     tokenizer: InputTokenizer,
-    texts: Sequence[Text],
+    texts: Sequence[Text | ServiceError],
     options: TextOptions,
     *,
     max_chars: int,
@@ -30,7 +30,8 @@ def encode_steps(
 ) -> Steps[list[EncodedText | ServiceError]]:
     """Tokenise each text, or return the error that says why it cannot be classified.
 
-    A step is a few short texts, one long text, or one window of sentences.
+    A text may be an error already, as in ``InputTokenizer.encode_texts``. A step is a few short
+    texts, one long text, or one window of sentences.
 
     After each step, ``check`` is called with the number of tokens so far. If it raises an error,
     the work ends with this error.
@@ -46,7 +47,7 @@ def encode_steps(
         check(tokens)
     if options.split:
         for index, (text, whole) in enumerate(zip(texts, encoded, strict=True)):
-            if isinstance(whole, ServiceError) or isinstance(text, TextPair):
+            if isinstance(whole, ServiceError) or not isinstance(text, str):
                 continue
             sentences: list[EncodedSentence] = []
             for spans in sentence_spans(text, options.language):
@@ -63,14 +64,19 @@ def _tokens_of(texts: Sequence[EncodedText | ServiceError]) -> int:
     return sum(map(len, encodings(texts)))
 
 
-def _groups(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
+def chars_of(text: Text | ServiceError) -> int:
+    """The characters of a text; none of one that could not be read."""
+    return 0 if isinstance(text, ServiceError) else len(text)
+
+
+def _groups(texts: Sequence[Text | ServiceError]) -> Iterator[Sequence[Text | ServiceError]]:
     """The texts in their order, in groups. A group fits in one step, or has one longer text."""
     first = chars = 0
     for index, text in enumerate(texts):
-        if chars and chars + len(text) > STEP_CHARS:
+        if chars and chars + chars_of(text) > STEP_CHARS:
             yield texts[first:index]
             first, chars = index, 0
-        chars += len(text) + CHARS_PER_TEXT
+        chars += chars_of(text) + CHARS_PER_TEXT
     yield texts[first:]
 
 

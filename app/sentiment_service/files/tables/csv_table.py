@@ -1,55 +1,143 @@
-"""CSV and TSV files."""
+"""CSV and TSV files, and the one rule for their quotes."""
 
 import csv
-from collections.abc import Iterator
+import logging
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from sentiment_service.errors import CannotContinue, InvalidRequest, UserError
-from sentiment_service.files.tables.table import TableSource, TextOrError, check_names, column_index
-from sentiment_service.files.tables.text_files import (
-    MAX_FIELD_CHARS,
-    TextFile,
-    TextTable,
-    check_is_utf8,
+from sentiment_service.errors import InvalidRequest, UserError
+from sentiment_service.files.tables.table import (
+    Chunk,
+    Table,
+    TextOrError,
+    check_names,
+    column_index,
+    split_into_chunks,
 )
+from sentiment_service.files.tables.text_files import MAX_FIELD_CHARS, TextFile, inner_suffix
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = (";", "|")
+# A first line such as "sep=;" is for spreadsheets.
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*$', re.IGNORECASE)
+UNCLOSED = "unexpected end of data"  # in the words of Python's csv
 csv.field_size_limit(MAX_FIELD_CHARS)
 
+logger = logging.getLogger(__name__)
 
-class CsvTable(TextTable):
-    """A file of values in UTF-8 with a header, separated by what the ending says, or by ; or |.
 
-    Quotes mean the same in both kinds. Blank lines are skipped.
+@dataclass(slots=True)
+class Row:
+    """The cells of a row, which has so many lines; the first is the line ``number``.
 
-    The whole file is read once before its first chunk: a quote that is not closed must be found
-    before hours of work, and not after them.
+    ``fault`` says how its quotes break the rule; then they are characters of its cells.
     """
 
-    newline = ""
+    number: int
+    cells: list[str]
+    lines: int = 1
+    fault: str = ""
+    doubtful: bool = False  # its lines could be rows, too
 
-    def __init__(self, path: TableSource, column: str) -> None:
-        check_is_utf8(path)
-        self.path = path
-        with TextFile(path, "") as file:
-            self._separator = _separator(path, file.readline(MAX_FIELD_CHARS), column)
-        with TextFile(path, "") as file:
-            _, header = next(self._lines(file), (0, []))
-        if not header:
+
+def read_rows(
+    lines: Iterable[str], separator: str, *, width: int = 0, quotes: bool = True
+) -> Iterator[Row]:
+    """Each row that is not blank, from lines with their ends.
+
+    A cell that begins with a quote ends with the next one that is not doubled; separators and line
+    ends may be between them. If something else follows, or there is no other quote, the row has a
+    fault, and ends with its line: what followed is read as rows.
+
+    Many programs that write tabs write a quote like any other character. So there, a cell has
+    several lines only if it has no tab and is one of several, as many as the ``width`` of the
+    table, if this is known. Without ``quotes``, all are characters.
+    """
+    rest, number = iter(lines), 1
+    waiting: deque[str] = deque()  # lines that a faulty quote had taken
+    while line := waiting.popleft() if waiting else next(rest, ""):
+        row = Row(number, _split(line, separator))
+        if quotes and '"' in line:
+            taken = [line]
+            try:
+                cells = next(
+                    csv.reader(_taking(taken, waiting, rest), delimiter=separator, strict=True)
+                )
+            except csv.Error as error:
+                row.fault = str(error)
+            else:
+                _judge(row, cells, taken, separator, width)
+            if row.fault:
+                waiting.extendleft(reversed(taken[1:]))
+        number += row.lines
+        if line.strip("\r\n"):
+            yield row
+
+
+def _split(line: str, separator: str) -> list[str]:
+    return line.rstrip("\r\n").split(separator)
+
+
+def _taking(taken: list[str], waiting: deque[str], rest: Iterator[str]) -> Iterator[str]:
+    """The only line in ``taken``, then the next ones, which are added to it."""
+    yield taken[0]
+    while line := waiting.popleft() if waiting else next(rest, ""):
+        taken.append(line)
+        yield line
+
+
+def _judge(row: Row, cells: list[str], taken: list[str], separator: str, width: int) -> None:
+    """Give the row its cells, if the quotes can be meant as such."""
+    if len(taken) > 1 and separator == "\t":
+        one = len(cells) == 1 or len(cells) != (width or len(cells))
+        if one or any("\t" in cell and set(cell) & {"\r", "\n"} for cell in cells):
+            row.fault = "the quote would take the next rows"
+            return
+    row.cells, row.lines = cells, len(taken)
+    row.doubtful = len(taken) > 1 and all(
+        len(_split(line, separator)) >= width for line in taken[1:]
+    )
+
+
+class CsvTable(Table):
+    """A file of values in UTF-8 with a header, separated by what the ending says, or by ; or |.
+
+    Blank lines are skipped. ``read_rows`` has the rule for quotes.
+    """
+
+    def __init__(self, path: Path, column: str) -> None:
+        self._file = TextFile(path)
+        self._path = path
+        lines, known = self._file.start, None
+        if lines and (found := SEPARATOR_LINE.match(lines[0])):
+            lines, known = lines[1:], found[1]
+        self._separator = known or _separator(lines, SEPARATORS[inner_suffix(path)], column)
+        header = next(read_rows(lines, self._separator), None)
+        if header is None:
             raise UserError(f"{path} is empty; a CSV file must begin with the names of its columns")
-        check_names(header, path)
-        super().__init__(header, dict.fromkeys(header, str))
-        self._text_index = column_index(column, header, path)
-        self.ends = [chunk.end for chunk in self.chunks()]
+        if header.fault and self._separator != "\t":
+            raise UserError(f"{path}: the names of the columns {_advice(header)}")
+        self._first = len(self._file.start) - len(lines) + header.number - 1 + header.lines
+        check_names(header.cells, path)
+        super().__init__(header.cells, dict.fromkeys(header.cells, str))
+        self._text_index = column_index(column, header.cells, path)
+        self._quotes = _uses_quotes(
+            self._file.start[self._first :],
+            self._separator,
+            len(header.cells),
+            whole=self._file.is_short,
+        )
 
-    def read_rows(self, file: TextFile) -> Iterator[tuple[list[str], TextOrError, int]]:
-        begins = not file.lines
-        rows = self._lines(file)
-        if begins:
-            next(rows, None)  # the header
-        for line, row in rows:
-            yield *self._checked(row, line), sum(map(len, row))
+    def chunks(self) -> Iterator[Chunk]:
+        return split_into_chunks(self._rows())
+
+    def expected_rows(self, read: int) -> int:
+        return self._file.expected(read)
 
     def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in rows]
@@ -57,38 +145,72 @@ class CsvTable(TextTable):
     def cells(self, rows: list[list[str]]) -> list[list[Any]]:
         return rows
 
-    def _lines(self, file: TextFile) -> Iterator[tuple[int, list[str]]]:
-        """Each row that is not blank, with the number of its last line."""
-        # Strict, because otherwise a quote that is never closed takes all that follows into its
-        # cell, up to the next quote or the end of the file, without an error.
-        reader = csv.reader(file, strict=True, delimiter=self._separator)
-        last_line = lines = file.lines
-        try:
-            for row in reader:
-                last_line = lines + reader.line_num
-                if row:
-                    yield last_line, row
-        except csv.Error as error:
-            raise CannotContinue(
-                f"{self.path}, line {last_line + 1}: the row that begins here cannot be read (line "
-                f"{lines + reader.line_num}: {error}); a quote must end its cell, and quotes "
-                "inside must be doubled"
-            ) from None
+    def _rows(self) -> Iterator[tuple[list[str], TextOrError, int]]:
+        width, warned = len(self.columns), False
+        lines = islice(self._file.lines_with_ends(), self._first, None)
+        for row in read_rows(lines, self._separator, width=width, quotes=self._quotes):
+            row.number += self._first
+            if row.doubtful and not warned:
+                warned = True
+                logger.warning(
+                    "%s, line %d: a cell in quotes has %d lines, each of which could be a row; if "
+                    "they are rows, double the quote that begins the cell, and put it in quotes",
+                    *(self._path, row.number, row.lines),
+                )
+            size = sum(map(len, row.cells))
+            yield *self._checked(row), size
 
-    def _checked(self, row: list[str], line: int) -> tuple[list[str], TextOrError]:
+    def _checked(self, row: Row) -> tuple[list[str], TextOrError]:
         """The row with as many cells as there are columns, and its text."""
-        width = len(self.columns)
-        if len(row) == width:
-            return row, row[self._text_index]
-        error = InvalidRequest(
-            f"line {line}: the header has {width} columns, but this row has {len(row)}"
-        )
-        return [*row, *[""] * width][:width], error
+        width, found = len(self.columns), len(row.cells)
+        if row.fault and self._separator != "\t":
+            error = InvalidRequest(f"line {row.number}: the row {_advice(row)}")
+        elif found == width:
+            return row.cells, row.cells[self._text_index]
+        else:
+            error = InvalidRequest(
+                f"line {row.number}: the header has {width} columns, but this row has {found}"
+            )
+        return [*row.cells, *[""] * width][:width], error
 
 
-def _separator(path: TableSource, header: str, column: str) -> str:
+def rows_without_header(path: Path, width: int) -> Iterator[Row]:
+    """The rows that are not blank of a file with tabs, each of which should have ``width`` cells.
+
+    Raises:
+        OSError: the file cannot be read.
+        UserError: it is not text in UTF-8.
+    """
+    file = TextFile(path)
+    quotes = _uses_quotes(file.start, "\t", width, whole=file.is_short)
+    for row in read_rows(file.lines_with_ends(), "\t", width=width, quotes=quotes):
+        if any(cell.strip() for cell in row.cells):
+            yield row
+
+
+def _uses_quotes(start: Sequence[str], separator: str, width: int, *, whole: bool) -> bool:
+    """Whether quotes in a file that begins with these lines are more than characters.
+
+    Behind tabs they are not, if one of them breaks the rule of ``read_rows``. Unless the lines are
+    the ``whole`` file, a quote may be closed in a later line.
+    """
+    if separator != "\t":
+        return True
+    faults = {row.fault for row in read_rows(start, separator, width=width)} - {""}
+    return not (faults if whole else faults - {UNCLOSED})
+
+
+def _advice(row: Row) -> str:
+    return (
+        f"cannot be read ({row.fault}); a quote that begins a cell must end it, and quotes inside "
+        "must be doubled"
+    )
+
+
+def _separator(lines: Sequence[str], usual: str, column: str) -> str:
     """What the ending says, unless ``column`` is only a name of the header with another one."""
-    usual = SEPARATORS[path.suffix.lower()]
-    possible = (usual, *SEPARATORS.values(), *OTHER_SEPARATORS)
-    fits = (s for s in possible if column in next(csv.reader([header], delimiter=s), []))
-    return next(fits, usual)
+    for separator in (usual, *SEPARATORS.values(), *OTHER_SEPARATORS):
+        header = next(read_rows(lines, separator), None)
+        if header and column in header.cells:
+            return separator
+    return usual

@@ -1,58 +1,68 @@
 """How to read and to write a file, by the ending of its name."""
 
-import gzip
-import zlib
 from pathlib import Path
 
-from sentiment_service.errors import UserError, first_line
+from sentiment_service.files.result_columns import ResultColumns
 from sentiment_service.files.tables.csv_table import SEPARATORS, CsvTable
+from sentiment_service.files.tables.json_tables import JsonListTable, JsonlTable
 from sentiment_service.files.tables.outputs import (
     CsvOutput,
+    GrowingOutput,
     JsonlOutput,
     LinesOutput,
-    OutputFormat,
-    ResultColumns,
+    Output,
 )
-from sentiment_service.files.tables.table import Table, TableSource
-from sentiment_service.files.tables.text_files import Unpacked, check_is_utf8
-from sentiment_service.files.tables.text_tables import JsonList, JsonlTable, LinesTable
+from sentiment_service.files.tables.table import Table, TextColumn
+from sentiment_service.files.tables.text_files import TextFile, inner_suffix
 
 
-def open_table(source: TableSource, column: str) -> Table:
-    """Read and check a file, by the ending of its name. ``column`` is that of the texts.
+def open_table(path: Path, column: str) -> Table:
+    """Open a file and check its beginning. ``column`` is that of the texts.
 
     Raises:
         UserError: the file cannot be used.
         OSError: it cannot be read.
     """
-    match source.suffix.lower():
-        case ".gz" if isinstance(source, Path):
-            try:
-                return open_table(Unpacked(source), column)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise UserError(f"{source} cannot be unpacked: {first_line(error)}") from None
+    match inner_suffix(path):
         case ".txt":
-            return LinesTable(source)
+            return LinesTable(path)
         case ".csv" | ".tsv":
-            return CsvTable(source, column)
+            return CsvTable(path, column)
         case ".json":
-            check_is_utf8(source)
-            return JsonlTable(JsonList(source), column)
+            return JsonListTable(path, column)
         case ".parquet":
             from sentiment_service.files.tables.parquet import ParquetTable
 
-            return ParquetTable(source, column)
+            return ParquetTable(path, column)
         case _:
-            return JsonlTable(source, column)
+            return JsonlTable(path, column)
 
 
-def output_format(suffix: str, table: Table, columns: ResultColumns) -> OutputFormat:
+class LinesTable(TextColumn):
+    """A file with a text in each line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = TextFile(path)
+        super().__init__(self._file.lines())
+
+    def expected_rows(self, read: int) -> int:
+        return self._file.expected(read)
+
+
+def output_format(suffix: str, table: Table, columns: ResultColumns) -> Output:
     """The format of a file with this ending, for the rows of ``table`` with their results."""
-    match suffix.lower():
-        case ".txt":
-            return LinesOutput()
-        case ".csv" | ".tsv" as ending:
-            return CsvOutput(table, columns, SEPARATORS[ending])
+    suffix = suffix.lower()
+    if suffix == ".txt":
+        return LinesOutput()
+    if table.grows:
+        return GrowingOutput(table, lambda: _output(suffix, table, columns))
+    return _output(suffix, table, columns)
+
+
+def _output(suffix: str, table: Table, columns: ResultColumns) -> Output:
+    match suffix:
+        case ".csv" | ".tsv":
+            return CsvOutput(table, columns, SEPARATORS[suffix])
         case ".parquet":
             from sentiment_service.files.tables.parquet import ParquetOutput
 

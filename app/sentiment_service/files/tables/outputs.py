@@ -2,92 +2,56 @@
 
 import csv
 import json
-import shutil
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.engine.model.labels import is_sentiment
-from sentiment_service.files.tables.table import (
-    Chunk,
-    ClassifiedChunk,
+from sentiment_service.files.result_columns import (
+    ResultColumns,
     ResultItem,
-    Table,
-    json_text,
+    error_text,
+    free_names,
 )
+from sentiment_service.files.tables.json_tables import parsed
+from sentiment_service.files.tables.table import CHUNK_ROWS, Chunk, Table, json_text
 from sentiment_service.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
 
-
-class ResultColumns:
-    """The columns of results. They depend on the model: its labels, and whether several may apply.
-
-    ``types`` maps each column to the type of its values. ``members`` are those columns after the
-    scores that are members of a result; without a result, all columns but ``error`` are None.
-    """
-
-    def __init__(self, labels: Sequence[str], *, multi_label: bool) -> None:
-        self.labels = labels
-        self.multi_label = multi_label
-        figures = ["score", *(f"score_{label}" for label in labels)]
-        members: dict[str, type] = {"polarity": float} if is_sentiment(labels) else {}
-        if multi_label:
-            members["labels"] = list
-        members["warnings"] = list
-        self.members = list(members)
-        self.types = {"label": str, **dict.fromkeys(figures, float), **members, "error": str}
-
-    def names(self, taken: Sequence[str]) -> list[str]:
-        """The names of the columns; "predicted_" goes before a taken name."""
-        return _without_conflicts(self.types, taken)
-
-    def values(self, result: ResultItem) -> list[Any]:
-        """The value of each column."""
-        return [
-            *map(result.get, ("label", "score")),
-            *map(result.get("scores", {}).get, self.labels),
-            *map(result.get, self.members),
-            _error(result),
-        ]
+# A chunk and the result of each of its texts, in order.
+ClassifiedChunk = tuple[Chunk, list[ResultItem]]
 
 
-class OutputFormat(ABC):
-    """A kind of file with rows and their results."""
+class Output(ABC):
+    """A kind of file with rows and their results: ``header``, then the bytes of each chunk."""
+
+    header = b""
 
     @abstractmethod
+    def chunk(self, chunk: Chunk, results: Sequence[ResultItem]) -> bytes:
+        """The rows of a chunk."""
+
+    def finish(self, chunks: Path) -> Path:
+        """The complete file, for a file with the header and all chunks: mostly the same."""
+        return chunks
+
     def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
-        """Write a file."""
+        """Write a complete file."""
+        with path.open("wb") as file:
+            file.write(self.header)
+            file.writelines(self.chunk(chunk, results) for chunk, results in chunks)
 
-    @abstractmethod
-    def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Write the rows of several such files as one."""
 
-
-class TextOutput(OutputFormat):
-    """A file of text: ``header``, then the lines of each row."""
-
-    header = ""
+class TextOutput(Output):
+    """A file of text."""
 
     @abstractmethod
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         """A line for each row, with its line end."""
 
-    def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
-        errors = SURROGATEESCAPE_OR_REPLACE
-        with path.open("w", encoding="utf-8", errors=errors, newline="") as file:
-            file.write(self.header)
-            for chunk, results in chunks:
-                file.writelines(self.lines(chunk, results))
-
-    def join(self, parts: Iterable[Path], path: Path) -> None:
-        header = self.header.encode("utf-8", SURROGATEESCAPE_OR_REPLACE)
-        with path.open("wb") as whole:
-            whole.write(header)
-            for part in parts:
-                with part.open("rb") as file:
-                    file.seek(len(header))
-                    shutil.copyfileobj(file, whole)
+    def chunk(self, chunk: Chunk, results: Sequence[ResultItem]) -> bytes:
+        return _encoded("".join(self.lines(chunk, results)))
 
 
 class LinesOutput(TextOutput):
@@ -116,7 +80,7 @@ class CsvOutput(TextOutput):
         self._table = table
         self._columns = columns
         self._separator = separator
-        self.header = self._line([*table.columns, *columns.names(table.columns)])
+        self.header = _encoded(self._line([*table.columns, *columns.names(table.columns)]))
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for cells, result in zip(self._table.cells(chunk.rows), results, strict=True):
@@ -134,30 +98,47 @@ class JsonlOutput(TextOutput):
     def __init__(self, table: Table, columns: ResultColumns) -> None:
         self._table = table
         self._members = ["label", "score", "scores", *columns.members]
-        self._names = _without_conflicts([*self._members, "error"], table.columns)
+        self._names = free_names([*self._members, "error"], table.columns)
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for row, result in zip(self._table.json_objects(chunk.rows), results, strict=True):
-            values = [*map(result.get, self._members), _error(result)]
+            values = [*map(result.get, self._members), error_text(result)]
             added = json.dumps(dict(zip(self._names, values, strict=True)))
             # The row's members are copied as text, so that numbers keep all digits.
             members = row.strip()[1:-1].strip()
             yield "{" + (members and f"{members}, ") + f"{added[1:]}\n"
 
 
-def _error(result: ResultItem) -> str | None:
-    if "error" not in result:
-        return None
-    return f"{result['error']['code']}: {result['error']['message']}"
+class GrowingOutput(Output):
+    """Rows whose columns are known when all have been read: until then, they are lines of JSON.
+
+    A row has two of them, its own and its result. ``output`` makes the final kind of file.
+    """
+
+    def __init__(self, table: Table, output: Callable[[], Output]) -> None:
+        self._table = table
+        self._output = output
+
+    def chunk(self, chunk: Chunk, results: Sequence[ResultItem]) -> bytes:
+        rows = self._table.json_objects(chunk.rows)
+        pairs = zip(rows, results, strict=True)
+        return _encoded("".join(f"{row}\n{json.dumps(result)}\n" for row, result in pairs))
+
+    def finish(self, chunks: Path) -> Path:
+        complete = chunks.with_name(f"{chunks.name}.tmp")
+        with chunks.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
+            pieces = iter(lambda: [*islice(lines, 2 * CHUNK_ROWS)], [])
+            self._output().write(complete, map(_saved_chunk, pieces))
+        return complete
 
 
-def _without_conflicts(names: Iterable[str], taken: Sequence[str]) -> list[str]:
-    free = []
-    for name in names:
-        while name in taken:
-            name = f"predicted_{name}"
-        free.append(name)
-    return free
+def _saved_chunk(lines: Sequence[str]) -> ClassifiedChunk:
+    rows = [(line, parsed(line)) for line in lines[::2]]
+    return Chunk(rows, []), [json.loads(line) for line in lines[1::2]]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", SURROGATEESCAPE_OR_REPLACE)
 
 
 class _LineBuffer:

@@ -1,6 +1,6 @@
 """Parquet files, and columns of Arrow. They need pyarrow, from the extra ``files``."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sentiment_service.errors import CannotContinue, EmptyText, UserError, first_line
-from sentiment_service.files.tables.outputs import OutputFormat, ResultColumns
+from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.tables.outputs import ClassifiedChunk, Output
 from sentiment_service.files.tables.table import (
     CHUNK_ROWS,
-    START,
     Chunk,
-    ClassifiedChunk,
-    Place,
-    ResultItem,
     Table,
-    TableSource,
     TextOrError,
     check_names,
     column_index,
@@ -31,35 +27,30 @@ ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.
 class ParquetTable(Table):
     """A Parquet file. ``rows`` are record batches, so that all columns keep their types."""
 
-    def __init__(self, path: TableSource, column: str) -> None:
+    def __init__(self, path: Path, column: str) -> None:
         try:
             with _opened(path) as file:
                 self.schema = file.schema_arrow
-                total = file.metadata.num_rows
+                self._count: int = file.metadata.num_rows
         except (pa.ArrowException, OSError) as error:
             if getattr(error, "errno", None) is not None:
                 raise  # of the system; pyarrow's own errors do not name the file
             raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
-        ends = [Place(min(end, total)) for end in range(CHUNK_ROWS, total + CHUNK_ROWS, CHUNK_ROWS)]
-        super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object), ends)
+        super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object))
         check_names(self.columns, path)
         self._path = path
         self._text_index = column_index(column, self.columns, path)
         kind = self.schema.field(self._text_index).type
-        if not _is_text(kind):
+        if not is_text(kind):
             raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
 
-    @property
-    def layout(self) -> pa.Schema:
-        """See ``Table``: the types count, too."""
-        return self.schema.remove_metadata()
-
-    def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        end = start.rows
+    def chunks(self) -> Iterator[Chunk]:
         with _opened(self._path) as file:
-            for rows in self._batches(file, end):
-                end += rows.num_rows
-                yield Chunk(rows, texts(rows.column(self._text_index)), Place(end))
+            for rows in self._batches(file):
+                yield Chunk(rows, texts(rows.column(self._text_index)))
+
+    def expected_rows(self, read: int) -> int:
+        return self._count
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         """See ``Table``. Dates and times are text, and durations are numbers in their unit.
@@ -79,24 +70,13 @@ class ParquetTable(Table):
             ) from None
         return records
 
-    def _batches(self, file: pq.ParquetFile, skip: int) -> Iterator[pa.RecordBatch]:
-        """The rows after the first ``skip``; each batch but the last has ``CHUNK_ROWS``.
-
-        The batches of pyarrow begin with a row group. So that row groups can be left out, rows are
-        moved between batches.
-        """
-        groups, first = list(range(file.num_row_groups)), 0
-        while groups and (end := first + file.metadata.row_group(groups[0]).num_rows) <= skip:
-            groups, first = groups[1:], end
-        to_drop, rest = skip - first, None
+    def _batches(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """All rows; each batch but the last has ``CHUNK_ROWS``, whatever the row groups are."""
+        rest = None
         try:
             # Reading takes one thread; the model needs the others.
-            for batch in file.iter_batches(CHUNK_ROWS, row_groups=groups, use_threads=False):
-                dropped = min(to_drop, batch.num_rows)
-                to_drop -= dropped
-                rows = batch.slice(dropped)
-                if rest is not None:
-                    rows = pa.concat_batches([rest, rows])
+            for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
+                rows = batch if rest is None else pa.concat_batches([rest, batch])
                 while rows.num_rows >= CHUNK_ROWS:
                     yield rows.slice(0, CHUNK_ROWS)
                     rows = rows.slice(CHUNK_ROWS)
@@ -107,14 +87,17 @@ class ParquetTable(Table):
             raise CannotContinue(f"{self._path} cannot be read: {first_line(error)}") from None
 
 
-class ParquetOutput(OutputFormat):
-    """The table's columns, then the columns of results. Each chunk is a row group."""
+class ParquetOutput(Output):
+    """The table's columns, then the columns of results. Each chunk is a row group.
+
+    Until the file is complete, each chunk is a stream of Arrow.
+    """
 
     def __init__(self, table: Table, columns: ResultColumns) -> None:
         self._table = table
         self._columns = columns
         names = [*map(well_formed, table.columns)]
-        self._result_schema = result_schema(names, columns)
+        self._result_schema = columns.arrow_schema(names)
         if isinstance(table, ParquetTable):
             self._table_schema = table.schema
         else:
@@ -124,24 +107,29 @@ class ParquetOutput(OutputFormat):
             [*self._table_schema, *self._result_schema], metadata=self._table_schema.metadata
         )
 
-    def write(
-        self,
-        path: Path,
-        chunks: Iterable[ClassifiedChunk],
-        metadata: Callable[[], dict[bytes, str]] = dict,
-    ) -> None:
-        """See ``OutputFormat``. ``metadata`` is asked at the end what to write into the footer."""
-        with pq.ParquetWriter(path, self.schema) as writer:
-            for chunk, results in chunks:
-                arrays = result_arrays(results, self._columns, self._result_schema)
-                columns = [*self._table_arrays(chunk), *arrays]
-                writer.write_batch(pa.record_batch(columns, schema=self.schema))
-            writer.add_key_value_metadata(metadata())
+    def chunk(self, chunk: Chunk, results: Sequence[ResultItem]) -> bytes:
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, self.schema) as stream:
+            stream.write_batch(self._batch(chunk, results))
+        content: bytes = buffer.getvalue().to_pybytes()
+        return content
 
-    def join(self, parts: Iterable[Path], path: Path) -> None:
+    def finish(self, chunks: Path) -> Path:
+        complete = chunks.with_name(f"{chunks.name}.tmp")
+        with pa.OSFile(str(chunks)) as file, pq.ParquetWriter(complete, self.schema) as whole:
+            while file.tell() < file.size():
+                for batch in pa.ipc.open_stream(file):
+                    whole.write_batch(batch)
+        return complete
+
+    def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
         with pq.ParquetWriter(path, self.schema) as whole:
-            for part in parts:
-                whole.write_table(pq.read_table(part, schema=self.schema, use_threads=False))
+            for chunk, results in chunks:
+                whole.write_batch(self._batch(chunk, results))
+
+    def _batch(self, chunk: Chunk, results: Sequence[ResultItem]) -> pa.RecordBatch:
+        arrays = self._columns.arrow_arrays(results, self._result_schema)
+        return pa.record_batch([*self._table_arrays(chunk), *arrays], schema=self.schema)
 
     def _table_arrays(self, chunk: Chunk) -> list[pa.Array]:
         if isinstance(self._table, ParquetTable):
@@ -162,36 +150,21 @@ def texts(column: pa.Array) -> list[TextOrError]:
     Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
     """
     if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+        column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
     return [
         EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
         for raw in column.cast(pa.large_binary()).to_pylist()
     ]
 
 
-def result_schema(taken: Sequence[str], columns: ResultColumns) -> pa.Schema:
-    """The columns of results for a table that has the columns ``taken``."""
-    types = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
-    kinds = [types[kind] for kind in columns.types.values()]
-    return pa.schema(zip(columns.names(taken), kinds, strict=True))
-
-
-def result_arrays(
-    results: Sequence[ResultItem], columns: ResultColumns, schema: pa.Schema
-) -> list[pa.Array]:
-    """The results, of which there must be one at least, as columns of ``schema``."""
-    values = zip(*map(columns.values, results), strict=True)
-    return [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
-
-
-def _opened(source: TableSource) -> pq.ParquetFile:
-    file = source if isinstance(source, Path) else source.open("rb")
+def _opened(path: Path) -> pq.ParquetFile:
     # Spark's old timestamps (INT96) have microseconds. By default, they would be read as
     # nanoseconds, in which the year 9999 becomes 1816 without an error.
-    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts, or nothing at all."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())

@@ -1,4 +1,4 @@
-"""A table of texts, whatever the kind of its file. It is read in chunks of rows."""
+"""A table of texts, whatever the kind of its file. It is read once, in chunks of rows."""
 
 import json
 import math
@@ -6,99 +6,49 @@ import stat
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.files.tables.unicode import well_formed
 
+# The kinds of files that are written, and those that are read.
+WRITTEN = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+TEXT = (*WRITTEN[:-1], ".json")
+READ = (*TEXT, ".parquet", *(f"{ending}.gz" for ending in TEXT))
 # A chunk ends after so many rows: enough, sorted by length, for batches with little padding.
 CHUNK_ROWS = 2_000
 # Or after so many characters, which bounds the memory: a few chunks are in memory at a time.
 CHUNK_CHARS = 2_000_000
 TextOrError = str | ServiceError  # of a row; the error says why it has no text
-# The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
-# ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
-ResultItem = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A place between two rows of a file.
-
-    ``rows``, ``bytes`` and ``lines`` are before it; in a kind of file without lines, the last two
-    are 0.
-    """
-
-    rows: int = 0
-    bytes: int = 0
-    lines: int = 0
-
-
-START = Place()
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows, their texts, and where they end in their file.
-
-    The table decides the type of ``rows``.
-    """
+    """Consecutive rows and their texts. The table decides the type of ``rows``."""
 
     rows: Any
     texts: list[TextOrError]
-    end: Place = START
-
-
-# A chunk and the result of each of its texts, in order.
-ClassifiedChunk = tuple[Chunk, list[ResultItem]]
-
-
-class Readable(Protocol):
-    """A file of an object store, or what another file holds."""
-
-    @property
-    def suffix(self) -> str:
-        """The ending of the name, such as ``.csv``."""
-
-    def open(self, mode: Literal["rb"]) -> Any:
-        """The file as a stream of bytes that can seek.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-
-
-# A file to read.
-TableSource = Path | Readable
 
 
 class Table(ABC):
     """Rows with named columns, one of which has the texts.
 
     ``types`` maps a column to the type of all its values except None; ``object`` if they differ.
-    ``ends`` is where each chunk ends, known before the first is read; of a stream, it is not known.
+    Unless ``grows``, all columns are known before the first row is read.
     """
 
-    def __init__(
-        self, columns: Sequence[str], types: Mapping[str, type], ends: Sequence[Place] = ()
-    ) -> None:
+    grows = False
+
+    def __init__(self, columns: Sequence[str], types: Mapping[str, type]) -> None:
         self.columns = columns
         self.types = types
-        self.ends = ends
-
-    @property
-    def layout(self) -> Any:
-        """What tables must have in common so that one table can follow the other in a file."""
-        return self.columns
 
     @abstractmethod
-    def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        """The rows after ``start``, the end of a chunk.
-
-        Each call opens the file again.
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows. They can be read only once.
 
         Raises:
             CannotContinue: the content of the file is not valid.
@@ -108,6 +58,10 @@ class Table(ABC):
     def records(self, rows: Any) -> list[dict[str, Any]]:
         """Each row as a dict from column to value."""
 
+    def expected_rows(self, read: int) -> int | None:
+        """How many rows there are, about, when ``read`` of them have been read; None: unknown."""
+        return None
+
     def cells(self, rows: Any) -> list[list[Any]]:
         """Each row's values in the order of the columns."""
         return [[record.get(column) for column in self.columns] for record in self.records(rows)]
@@ -116,6 +70,23 @@ class Table(ABC):
         """Each row as a JSON object."""
         for record in self.records(rows):
             yield json_text(record)
+
+
+class TextColumn(Table):
+    """Texts from lines, arguments or standard input. The only column is ``text``."""
+
+    def __init__(self, texts: Iterable[str], chunk_rows: int = CHUNK_ROWS) -> None:
+        super().__init__(["text"], {"text": str})
+        self._texts = texts
+        self._chunk_rows = chunk_rows
+
+    def chunks(self) -> Iterator[Chunk]:
+        return split_into_chunks(
+            ((text, text, len(text)) for text in self._texts), self._chunk_rows
+        )
+
+    def records(self, rows: list[str]) -> list[dict[str, Any]]:
+        return [{"text": text} for text in rows]
 
 
 def json_text(value: Any) -> str:
@@ -140,7 +111,7 @@ def _json_value(value: Any) -> Any:
 
 
 def column_index(
-    column: str, columns: Sequence[str], path: TableSource | str, option: str = "--column"
+    column: str, columns: Sequence[str], path: Path | str, option: str = "--column"
 ) -> int:
     """The position of the column that ``option`` names.
 
@@ -153,7 +124,7 @@ def column_index(
     return columns.index(column)
 
 
-def check_names(columns: Sequence[str], path: TableSource) -> None:
+def check_names(columns: Sequence[str], path: Path) -> None:
     """Refuse two columns of the same name: the output could hold only one of them.
 
     Raises:
@@ -169,7 +140,7 @@ def check_names(columns: Sequence[str], path: TableSource) -> None:
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse directories, and pipes, which cannot be read twice.
+    """Refuse directories, and pipes, from which a run could not be continued.
 
     Raises:
         OSError: the path cannot be accessed.
@@ -182,27 +153,22 @@ def check_is_file(path: Path) -> None:
 
 
 def split_into_chunks(
-    rows: Iterable[tuple[Any, TextOrError, int]],
-    place: Callable[[int], Place] = Place,
-    chunk_rows: int = CHUNK_ROWS,
+    rows: Iterable[tuple[Any, TextOrError, int]], chunk_rows: int = CHUNK_ROWS
 ) -> Iterator[Chunk]:
     """Chunks of ``rows``; each item is a row, its text and its number of characters.
-
-    ``place(n)`` is the place behind the first n rows, when these have just been read.
 
     Only the rows decide where a chunk ends. So a continued run writes the same file as a run
     without an interruption.
     """
     chunk: list[Any] = []
     texts: list[TextOrError] = []
-    done = chars = 0
+    chars = 0
     for row, text, size in rows:
         chunk.append(row)
         texts.append(text)
         chars += size
         if len(chunk) == chunk_rows or chars >= CHUNK_CHARS:
-            done += len(chunk)
-            yield Chunk(chunk, texts, place(done))
+            yield Chunk(chunk, texts)
             chunk, texts, chars = [], [], 0
     if chunk:
-        yield Chunk(chunk, texts, place(done + len(chunk)))
+        yield Chunk(chunk, texts)

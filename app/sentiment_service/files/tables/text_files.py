@@ -1,26 +1,17 @@
-"""Open and read files of UTF-8 text, and refuse what is not one."""
+"""Open files of UTF-8 text, and refuse what is not one."""
 
 import codecs
-import gzip
 import io
 import re
 import shlex
-from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from gzip import BadGzipFile, GzipFile
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO
+from typing import BinaryIO, TextIO, cast
 
-from sentiment_service.errors import UserError
-from sentiment_service.files.tables.table import (
-    START,
-    Chunk,
-    Place,
-    Table,
-    TableSource,
-    TextOrError,
-    split_into_chunks,
-)
+from sentiment_service.errors import CannotContinue, UserError, first_line
 from sentiment_service.files.tables.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
@@ -32,46 +23,118 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-# The encoding is judged by so many bytes.
-BLOCK_BYTES = 1 << 20
-# Bytes of one read. In an object store each read is a request.
-READ_BYTES = 1 << 18
+# How files of other kinds begin, whose names say that they are text.
+OTHER_KINDS = {
+    b"PK\x03\x04": "a ZIP archive: unpack it",
+    b"\xd0\xcf\x11\xe0": "an .xls workbook: save the sheet as CSV in UTF-8",
+    b"\x1f\x8b": "compressed with gzip: let its name end in .gz",
+    b"BZh": "compressed with bzip2: unpack it",
+    b"\xfd7zXZ": "compressed with xz: unpack it",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it",
+    b"PAR1": "Parquet: let its name end in .parquet",
+    b"%PDF-": "a PDF document: save its text",
+}
+XLSX = "an .xlsx workbook: save the sheet as CSV in UTF-8"  # which is a ZIP archive
+# The encoding, the separator and the quotes are judged by so many bytes.
+START_BYTES = 1 << 20
 NOT_ASCII = re.compile("[^\0-\x7f]")
 
 
-@dataclass(frozen=True)
-class Unpacked:
-    """What a file holds that is compressed with gzip. See ``Readable``."""
+class TextFile:
+    """A file of UTF-8 text, which may be compressed with gzip. A line ends with LF, CR LF or CR.
 
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    @property
-    def suffix(self) -> str:
-        return self.path.with_suffix("").suffix
-
-    def open(self, mode: Literal["rb"]) -> gzip.GzipFile:
-        return gzip.open(self.path, mode)
-
-
-def check_is_utf8(path: TableSource) -> None:
-    """Refuse a file of another encoding, or one that is not text, by its beginning.
-
-    Raises:
-        OSError: the file cannot be read.
-        UserError: most of its text outside of ASCII is not UTF-8.
+    A byte that is not UTF-8 becomes a lone surrogate, so that only the text with this byte fails.
+    ``start`` has the first lines with their ends; ``is_short`` says that there are no others.
     """
-    with path.open("rb") as file:
-        encoding = _other_encoding(file.read(BLOCK_BYTES))
+
+    def __init__(self, path: Path) -> None:
+        """Read the beginning.
+
+        Raises:
+            OSError: the file cannot be read.
+            UserError: it is of another kind, or most of its text outside of ASCII is not UTF-8.
+        """
+        self.path = path
+        self._size = path.stat().st_size
+        self._position: Callable[[], int] = int
+        with self._opened() as file:
+            start = file.read(START_BYTES)
+            self.is_short = not file.read(1)
+        _check_is_text(path, start)
+        text = start.decode("utf-8-sig", "surrogateescape")
+        lines = list(io.StringIO(text, newline=""))
+        self.start = lines if self.is_short else lines[:-1]
+
+    def lines(self) -> Iterator[str]:
+        """The lines without their ends. The rest of a line of ``MAX_FIELD_CHARS`` is left out.
+
+        Raises:
+            CannotContinue: the compressed file is damaged.
+        """
+        with self._decoded(None) as text:
+            yield from read_lines(text, MAX_FIELD_CHARS)
+
+    def lines_with_ends(self) -> Iterator[str]:
+        """The lines with their ends.
+
+        Raises:
+            CannotContinue: the compressed file is damaged.
+        """
+        with self._decoded("") as text:
+            yield from text
+
+    def content(self) -> bytes:
+        """The whole file, unpacked.
+
+        Raises:
+            CannotContinue: the compressed file is damaged.
+        """
+        with self._opened() as file:
+            return file.read()
+
+    def expected(self, read: int) -> int:
+        """How many rows there are, about, when ``read`` of them have been read."""
+        return round(read * max(1.0, self._size / (self._position() or 1)))
+
+    @contextmanager
+    def _decoded(self, newline: str | None) -> Iterator[TextIO]:
+        with (
+            self._opened() as file,
+            io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline) as text,
+        ):
+            yield text
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        with self.path.open("rb") as file:
+            self._position = lambda: self._size if file.closed else file.tell()
+            try:
+                packed = self.path.suffix.lower() == ".gz"
+                yield cast(BinaryIO, GzipFile(fileobj=file) if packed else file)
+            except (EOFError, BadGzipFile, zlib.error) as error:
+                raise CannotContinue(
+                    f"{self.path} cannot be unpacked: {first_line(error)}"
+                ) from None
+
+
+def inner_suffix(path: Path) -> str:
+    """The ending of the name in lower case, without that of compression."""
+    suffix = path.suffix.lower()
+    return inner_suffix(path.with_suffix("")) if suffix == ".gz" else suffix
+
+
+def _check_is_text(path: Path, start: bytes) -> None:
+    encoding = _other_encoding(start)
+    for signature, kind in OTHER_KINDS.items():
+        if start.startswith(signature) and (encoding or b"\0" in start):
+            raise UserError(f"{path} is not text, but {XLSX if b'xl/' in start else kind}")
     if encoding:
         source = shlex.quote(str(path))
-        if isinstance(path, Unpacked):
+        if path.suffix.lower() == ".gz":
             source = f"<(gunzip -c {source})"
         raise UserError(
             f"{path} is not text in UTF-8; if it is {encoding}, convert it, for example with: "
-            f"iconv -f {encoding} -t UTF-8 {source} > utf8{path.suffix}"
+            f"iconv -f {encoding} -t UTF-8 {source} > utf8{inner_suffix(path)}"
         )
 
 
@@ -87,80 +150,14 @@ def _other_encoding(start: bytes) -> str | None:
     return "WINDOWS-1252" if bad > special / 2 else None
 
 
-class _LongReads(io.BufferedReader):
-    """Reads more than the 8 KiB that ``TextIOWrapper`` asks for."""
-
-    def read1(self, size: int = -1) -> bytes:
-        return super().read1(READ_BYTES)
-
-
-class TextFile:
-    """The lines of a file of UTF-8 text, and where the next one begins: after ``lines`` lines.
-
-    A byte that is not UTF-8 becomes a lone surrogate, so that only the text with this byte fails.
-    ``newline`` is what it is for ``open()``.
-    """
-
-    def __init__(self, source: TableSource, newline: str, start: Place = START) -> None:
-        """Open the file and go to ``start``.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        file = source.open("rb")
-        mark = codecs.BOM_UTF8
-        self._bytes = start.bytes or (len(mark) if file.read(len(mark)) == mark else 0)
-        file.seek(self._bytes)
-        self.lines = start.lines
-        self._line_ends = "\n" if newline == "\n" else ("\n", "\r")
-        self._text = io.TextIOWrapper(_LongReads(file), "utf-8", "surrogateescape", newline)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._text.close()
-
-    def __iter__(self) -> Iterator[str]:
-        while line := self.readline():
-            yield line
-
-    def readline(self, limit: int = -1) -> str:
-        """The next line with its end, at most ``limit`` characters of it; "" at the file's end."""
-        line = self._text.readline(limit)
-        self._bytes += len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
-        self.lines += line.endswith(self._line_ends)
-        return line
-
-    def place(self, rows: int) -> Place:
-        """Where the next line begins, after ``rows`` rows."""
-        return Place(rows, self._bytes, self.lines)
-
-
-class TextTable(Table):
-    """The rows of a file of text at ``path``."""
-
-    path: TableSource
-    newline = "\n"  # as for ``TextFile``
-
-    @abstractmethod
-    def read_rows(self, file: TextFile) -> Iterator[tuple[Any, TextOrError, int]]:
-        """Each of the next rows of a file, its text and its number of characters."""
-
-    def chunks(self, start: Place = START) -> Iterator[Chunk]:
-        with TextFile(self.path, self.newline, start) as file:
-            rows = self.read_rows(file)
-            yield from split_into_chunks(rows, lambda done: file.place(start.rows + done))
-
-
-def read_lines(source: TextFile | TextIO, max_chars: int) -> Iterator[str]:
-    """The lines without their ends.
+def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
+    """The lines without their ends, of a stream that was opened with universal line ends.
 
     A line that is longer than ``max_chars`` is cut, which bounds the memory. What is left is
     still longer than ``max_chars``, so that the line is refused later.
     """
-    while line := source.readline(max_chars + 2):
+    while line := source.readline(max_chars + 1):
         rest = line
         while rest and not rest.endswith("\n"):
             rest = source.readline(max_chars)
-        yield line.removesuffix("\n").removesuffix("\r")
+        yield line.removesuffix("\n")

@@ -37,6 +37,7 @@ class Assignment:
     number: int  # from 0
     workers: int  # of the service
     board: int
+    credentials: int  # a file in memory with those that are in force
     control: int  # a Unix socket for messages from and to the supervisor
     sites: list[int]  # a Unix socket for the connections of each port
     # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then

@@ -6,12 +6,13 @@ taken.
 """
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from sentiment_service.server.arrivals import Arrivals
 
@@ -20,17 +21,76 @@ MESSAGE_BYTES = 65_536  # at most; the longest name the served models
 MESSAGE = b"c"
 
 
-class Control:
-    """One end of the socket for messages: JSON objects, in order. Create it on the event loop.
+class Fault(Struct, frozen=True):
+    """Why a reload failed: the code and the detail of a ServiceError."""
 
-    ``on_message`` gets each message from the other end, and ``on_end`` is called when there will be
-    no more.
+    code: str
+    detail: str
+
+
+class Reload(Struct, frozen=True, tag=True):
+    """A worker asks that all workers load a model again. ``request`` is in the answer."""
+
+    model: str
+    request: str
+
+
+class Reloaded(Struct, frozen=True, tag=True):
+    """The answer."""
+
+    request: str
+    fault: Fault | None
+
+
+class Prepare(Struct, frozen=True, tag=True):
+    """The supervisor has a worker load the model; ``reload`` is the number of the reload."""
+
+    reload: int
+    model: str
+
+
+class Switch(Struct, frozen=True, tag=True):
+    """All can: the worker lets its new model answer."""
+
+    reload: int
+
+
+class Drop(Struct, frozen=True, tag=True):
+    """Not all can: the worker keeps its old model."""
+
+    reload: int
+
+
+class Done(Struct, frozen=True, tag=True):
+    """A worker has done what it was told last, or could not."""
+
+    reload: int
+    fault: Fault | None
+
+
+class HangUp(Struct, frozen=True, tag=True):
+    """The worker asks to have each of its models loaded again."""
+
+
+class NewCredentials(Struct, frozen=True, tag=True):
+    """Keys and certificate that are in force from now on; their file comes with the message."""
+
+
+Message = Reload | Reloaded | Prepare | Switch | Drop | Done | HangUp | NewCredentials
+DECODER = msgspec.json.Decoder(Message)
+
+
+class Control:
+    """One end of the socket for messages, which come in order. Create it on the event loop.
+
+    ``on_message`` gets each message from the other end with the file descriptor that came with it,
+    if one did. ``on_end`` is called when there will be no more.
     """
 
     def __init__(
         self,
         channel: socket.socket,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[Message, int | None], None],
         on_end: Callable[[], None],
     ) -> None:
         self._channel = channel
@@ -40,10 +100,10 @@ class Control:
         channel.setblocking(False)
         self._loop.add_reader(channel, self._read)
 
-    def send(self, **message: Any) -> None:
+    def send(self, message: Message, *descriptors: int) -> None:
         """Send a message. It is lost if the other end has ended, or reads nothing any more."""
         with suppress(OSError):
-            self._channel.send(json.dumps(message).encode())
+            socket.send_fds(self._channel, [msgspec.json.encode(message)], descriptors)
 
     def close(self) -> None:
         """Send and read no more; may be called more than once."""
@@ -53,13 +113,13 @@ class Control:
 
     def _read(self) -> None:
         try:
-            received = self._channel.recv(MESSAGE_BYTES)
+            received, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
         except BlockingIOError:
             return
         except OSError:
             received = b""
         if received:
-            self._on_message(json.loads(received))
+            self._on_message(DECODER.decode(received), next(iter(descriptors), None))
         else:
             self.close()
             self._on_end()

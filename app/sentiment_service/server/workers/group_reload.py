@@ -4,21 +4,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from sentiment_service.errors import NotReady, ShuttingDown
+from sentiment_service.server.workers.channels import (
+    Done,
+    Drop,
+    Fault,
+    HangUp,
+    Message,
+    Prepare,
+    Reload,
+    Reloaded,
+    Switch,
+)
 from sentiment_service.server.workers.worker_process import LOADING_S, WorkerProcess
 from sentiment_service.shared_memory.worker_status import WorkerPhase
 
 # Seconds in which workers may serve different models: while they switch to new ones.
 MIXED_S = 2.0
-# The code and the detail of a ServiceError.
-Fault = list[str]
-
 # A worker that ends does not hold up the others: the next one loads the new bundle as it starts.
-LEFT: Fault = [ShuttingDown.code, "the worker ends"]
-NONE_LEFT: Fault = [NotReady.code, "no worker could load the model"]
-LATE: Fault = [NotReady.code, "no worker loaded the model in the time allowed"]
+LEFT = Fault(ShuttingDown.code, "the worker ends")
+NONE_LEFT = Fault(NotReady.code, "no worker could load the model")
+LATE = Fault(NotReady.code, "no worker loaded the model in the time allowed")
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +35,7 @@ class GroupReload:
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self._workers = workers
-        self._requests: asyncio.Queue[tuple[WorkerProcess, dict[str, Any]]] = asyncio.Queue()
+        self._requests: asyncio.Queue[tuple[WorkerProcess, Reload]] = asyncio.Queue()
         self._number = 0  # of the present reload
         self._ended: set[WorkerProcess] = set()  # since it began
         self._mixed_since = 0.0
@@ -36,12 +43,12 @@ class GroupReload:
         # Those whose answer is awaited.
         self._answers: dict[WorkerProcess, asyncio.Future[Fault | None]] = {}
 
-    def on_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+    def on_message(self, worker: WorkerProcess, message: Message) -> None:
         """A worker requests a reload, or reports that it has done its part of the present one."""
-        if message["kind"] == "reload":
+        if isinstance(message, Reload):
             self._requests.put_nowait((worker, message))
-        elif message["reload"] == self._number:
-            self._answered(worker, message["error"])
+        elif isinstance(message, Done) and message.reload == self._number:
+            self._answered(worker, message.fault)
 
     def ended(self, worker: WorkerProcess) -> None:
         """A worker has ended."""
@@ -68,14 +75,14 @@ class GroupReload:
 
     def reload_all(self) -> None:
         """Have all models loaded again. A worker requests it, because it knows their names."""
-        min(self._workers, key=lambda worker: worker.rank).send(kind="hangup")
+        min(self._workers, key=lambda worker: worker.rank).send(HangUp())
 
     async def run(self) -> None:
         """Carry out reloads until this is cancelled."""
         while True:
-            requester, message = await self._requests.get()
-            fault = await self._reload(message["model"])
-            requester.send(kind="reloaded", request=message["request"], error=fault)
+            requester, asked = await self._requests.get()
+            fault = await self._reload(asked.model)
+            requester.send(Reloaded(asked.request, fault))
 
     async def _reload(self, model: str) -> Fault | None:
         """Have all workers that answer load the model again; why that failed, or None."""
@@ -83,17 +90,17 @@ class GroupReload:
         self._ended.clear()
         answering = (WorkerPhase.READY, WorkerPhase.NOT_READY)
         workers = [worker for worker in self._workers if worker.phase in answering]
-        faults = await self._have_done(workers, LOADING_S, kind="prepare", model=model)
+        faults = await self._have_done(Prepare(self._number, model), workers, LOADING_S)
         fault = _common(faults.values())
         if fault is not None:
             for worker in workers:
-                worker.send(kind="drop", reload=self._number)
+                worker.send(Drop(self._number))
             return fault
         prepared = [worker for worker in workers if faults[worker] is None]
-        return _common((await self._have_done(prepared, None, kind="switch")).values())
+        return _common((await self._have_done(Switch(self._number), prepared, None)).values())
 
     async def _have_done(
-        self, workers: Sequence[WorkerProcess], limit_s: float | None, **order: str
+        self, order: Prepare | Switch, workers: Sequence[WorkerProcess], limit_s: float | None
     ) -> dict[WorkerProcess, Fault | None]:
         """Send an order to the workers; what each reports when it has carried it out.
 
@@ -105,7 +112,7 @@ class GroupReload:
             if worker in self._ended:  # its successor knows nothing of this reload
                 self._answered(worker, LEFT)
             else:
-                worker.send(reload=self._number, **order)
+                worker.send(order)
         if workers:
             await asyncio.wait(self._answers.values(), timeout=limit_s)
         late = [worker for worker, answer in self._answers.items() if not answer.done()]
@@ -125,6 +132,6 @@ class GroupReload:
 
 def _common(faults: Collection[Fault | None]) -> Fault | None:
     """The fault of all workers together: the first of one that goes on, or that none does."""
-    if all(fault and fault[0] == LEFT[0] for fault in faults):
+    if all(fault and fault.code == LEFT.code for fault in faults):
         return NONE_LEFT
-    return next((fault for fault in faults if fault and fault[0] != LEFT[0]), None)
+    return next((fault for fault in faults if fault and fault.code != LEFT.code), None)

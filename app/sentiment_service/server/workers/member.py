@@ -9,10 +9,10 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from uvicorn.server import ServerState
 
+from sentiment_service.config.credentials import Credentials
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import (
     InvalidBundle,
@@ -21,7 +21,19 @@ from sentiment_service.errors import (
     ServiceError,
     ShuttingDown,
 )
-from sentiment_service.server.workers.channels import Control
+from sentiment_service.server.workers.channels import (
+    Control,
+    Done,
+    Drop,
+    Fault,
+    HangUp,
+    Message,
+    NewCredentials,
+    Prepare,
+    Reload,
+    Reloaded,
+    Switch,
+)
 from sentiment_service.service import Service
 from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
 
@@ -36,8 +48,8 @@ logger = logging.getLogger(__name__)
 class Member:
     """Listens to the supervisor on the Unix socket ``control``. Create it on the event loop.
 
-    ``hang_up`` is called when all models are to be loaded again, ``read_files`` when keys and
-    certificate are, and ``stop`` when the supervisor has ended.
+    ``hang_up`` is called when all models are to be loaded again, and ``stop`` when the supervisor
+    has ended. ``take`` gets new keys and a new certificate.
     """
 
     def __init__(
@@ -46,13 +58,13 @@ class Member:
         models: ModelRegistry,
         *,
         hang_up: Callable[[], None],
-        read_files: Callable[[], None],
+        take: Callable[[Credentials], None],
         stop: Callable[[], None],
     ) -> None:
         self._models = models
         self._hang_up = hang_up
-        self._read_files = read_files
-        self._requests: dict[str, asyncio.Future[list[str] | None]] = {}
+        self._take = take
+        self._requests: dict[str, asyncio.Future[Fault | None]] = {}
         # By the number of a reload: whether to switch to the new model, once that is decided.
         self._decisions: dict[int, asyncio.Future[bool]] = {}
         self._preparing: set[asyncio.Task[None]] = set()
@@ -74,13 +86,13 @@ class Member:
         # Unique, because the answer may reach the next worker of this number.
         request = uuid.uuid4().hex
         self._requests[request] = reloaded = asyncio.get_running_loop().create_future()
-        self._control.send(kind="reload", model=name, request=request)
+        self._control.send(Reload(name, request))
         try:
             fault = await reloaded
         finally:
             del self._requests[request]
         if fault is not None:
-            raise ERRORS.get(fault[0], NotReady)(fault[1])
+            raise ERRORS.get(fault.code, NotReady)(fault.detail)
 
     def stop(self) -> None:
         """Give up reloads: the service stops."""
@@ -92,24 +104,25 @@ class Member:
             if not decision.done():
                 decision.set_result(False)
 
-    def _on_message(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "hangup":
-            self._hang_up()
-        elif kind == "read_files":
-            self._read_files()
-        elif kind == "reloaded":
-            reloaded = self._requests.get(message["request"])
-            if reloaded is not None and not reloaded.done():
-                reloaded.set_result(message["error"])
-        elif kind == "prepare":
-            task = asyncio.create_task(self._prepare(message["model"], message["reload"]))
-            self._preparing.add(task)
-            task.add_done_callback(self._preparing.discard)
-        else:
-            decision = self._decisions.get(message["reload"])
-            if decision is not None and not decision.done():
-                decision.set_result(kind == "switch")
+    def _on_message(self, message: Message, descriptor: int | None) -> None:
+        match message:
+            case HangUp():
+                self._hang_up()
+            case NewCredentials():
+                if descriptor is not None:  # else the process has no descriptor left for it
+                    self._take(Credentials.of_descriptor(descriptor))
+            case Reloaded(request, fault):
+                reloaded = self._requests.get(request)
+                if reloaded is not None and not reloaded.done():
+                    reloaded.set_result(fault)
+            case Prepare(number, model):
+                task = asyncio.create_task(self._prepare(model, number))
+                self._preparing.add(task)
+                task.add_done_callback(self._preparing.discard)
+            case Switch(number) | Drop(number):
+                decision = self._decisions.get(number)
+                if decision is not None and not decision.done():
+                    decision.set_result(isinstance(message, Switch))
 
     async def _prepare(self, name: str, number: int) -> None:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""
@@ -125,15 +138,16 @@ class Member:
             else:
                 self._models.drop(name)
         except ServiceError as error:
-            self._answer(number, [error.code, error.detail])
+            self._answer(number, Fault(error.code, error.detail))
         except Exception:
             logger.exception("%s could not be reloaded", name)
-            self._answer(number, [NotReady.code, "a worker failed; the service's log says why"])
+            fault = "a worker failed; the service's log says why"
+            self._answer(number, Fault(NotReady.code, fault))
         finally:
             del self._decisions[number]
 
-    def _answer(self, number: int, fault: list[str] | None) -> None:
-        self._control.send(kind="done", reload=number, error=fault)
+    def _answer(self, number: int, fault: Fault | None) -> None:
+        self._control.send(Done(number, fault))
 
 
 class StatusReport:
@@ -185,6 +199,5 @@ class StatusReport:
 
     def _digest(self) -> int:
         models = (classifier.model for classifier in self._service.models.classifiers.values())
-        # The manifest has what changes answers: calibration and labels, and digests of all files.
-        served = " ".join(f"{model.name} {model.manifest_digest}" for model in models)
+        served = " ".join(f"{model.name} {model.digest}" for model in models)
         return int.from_bytes(hashlib.sha256(served.encode()).digest()[:6])

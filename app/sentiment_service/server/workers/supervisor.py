@@ -17,11 +17,13 @@ from types import FrameType
 
 import uvloop
 
+from sentiment_service.config.credentials import Credentials, read_again
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError
 from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import ACCEPTING_SHARE, QUIET_S, Quiet
 from sentiment_service.server.workers.assignment import with_shared_cache
+from sentiment_service.server.workers.channels import NewCredentials
 from sentiment_service.server.workers.dealer import Dealer
 from sentiment_service.server.workers.group_reload import GroupReload
 from sentiment_service.server.workers.worker_process import HANGS_S, LOADING_S, WorkerProcess
@@ -39,7 +41,7 @@ UNSERVED_PAUSE_S = 2.0
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings, workers: int) -> int:
+def run(settings: Settings, credentials: Credentials, workers: int) -> int:
     """Serve with this number of workers until SIGTERM or SIGINT, then let them finish.
 
     Returns the exit code: the worst of the workers'.
@@ -50,14 +52,17 @@ def run(settings: Settings, workers: int) -> int:
     with ExitStack() as stack:
         sites = [stack.enter_context(site) for site in bind_sites(settings)]
         settings = with_shared_cache(settings, stack)
-        return uvloop.run(Supervisor(settings, workers, sites).run())
+        return uvloop.run(Supervisor(settings, credentials, workers, sites).run())
 
 
 class Supervisor:
     """The workers of a service whose ports are the bound ``sites``."""
 
-    def __init__(self, settings: Settings, workers: int, sites: list[socket.socket]) -> None:
+    def __init__(
+        self, settings: Settings, credentials: Credentials, workers: int, sites: list[socket.socket]
+    ) -> None:
         self._settings = settings
+        self._credentials = credentials.to_descriptor()  # in force; each worker gets a copy
         self._drain_s = settings.drain_ms / 1000
         self._sites = sites
         self._board, descriptor = Board.create(workers)
@@ -69,6 +74,7 @@ class Supervisor:
                 number,
                 self._board,
                 descriptor,
+                lambda: self._credentials,
                 len(sites),
                 settings,
                 self._reloads.on_message,
@@ -148,9 +154,16 @@ class Supervisor:
         self._reloads.check_models()
         if self._hung_up:
             self._hung_up = False
-            for worker in self._workers:
-                worker.send(kind="read_files")
+            self._read_files()
             self._reloads.reload_all()
+
+    def _read_files(self) -> None:
+        """Let all workers, also those that are started later, take the new keys and certificate."""
+        if read := read_again(self._settings):
+            os.close(self._credentials)
+            self._credentials = read.to_descriptor()
+            for worker in self._workers:
+                worker.send(NewCredentials(), self._credentials)
 
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""

@@ -8,13 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
-from typing import Any
 
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.server.workers.assignment import Assignment
-from sentiment_service.server.workers.channels import Channel, Control
+from sentiment_service.server.workers.channels import Channel, Control, Message
 from sentiment_service.shared_memory.board import Board
 from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
 
@@ -36,8 +34,9 @@ MOST_ELAPSED_S = 0.5
 class WorkerProcess:
     """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
 
-    The process reads its settings as this one did, but gets bundles and cache from ``settings``.
-    ``on_message`` gets each message of the process, and ``on_end`` is called when it ends.
+    The process reads its settings as this one did, but gets bundles and cache from ``settings``,
+    and the descriptor of the credentials in force from ``credentials``. ``on_message`` gets each
+    message of the process, and ``on_end`` is called when it ends.
     """
 
     def __init__(
@@ -45,9 +44,10 @@ class WorkerProcess:
         number: int,
         board: Board,
         board_descriptor: int,
+        credentials: Callable[[], int],
         sites: int,
         settings: Settings,
-        on_message: Callable[["WorkerProcess", dict[str, Any]], None],
+        on_message: Callable[["WorkerProcess", Message], None],
         on_end: Callable[[], None],
     ) -> None:
         self.number = number
@@ -62,6 +62,7 @@ class WorkerProcess:
         self.silent_s = 0.0
         self._board = board
         self._board_descriptor = board_descriptor
+        self._credentials = credentials
         self._sites = sites
         self._settings = settings
         self._on_message = on_message
@@ -118,7 +119,9 @@ class WorkerProcess:
             opened.pop_all()
         control.close()
         self._channels = channels
-        self._control = Control(own_control, partial(self._on_message, self), self._on_end)
+        self._control = Control(
+            own_control, lambda message, _: self._on_message(self, message), self._on_end
+        )
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
@@ -139,10 +142,10 @@ class WorkerProcess:
         returned, self._returned = self._returned, []
         return returned
 
-    def send(self, **message: Any) -> None:
+    def send(self, message: Message, *descriptors: int) -> None:
         """Send a message to the process, if there is one."""
         if self._control is not None:
-            self._control.send(**message)
+            self._control.send(message, *descriptors)
 
     def look(self) -> None:
         """Check whether the process has ended, is ready, or is silent."""
@@ -199,6 +202,7 @@ class WorkerProcess:
             self.number,
             self._board.workers,
             self._board_descriptor,
+            self._credentials(),
             control.fileno(),
             [channel.worker_end.fileno() for channel in channels],
             [str(path.absolute()) for path in self._settings.model],
@@ -206,7 +210,10 @@ class WorkerProcess:
         )
         return subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],
-            pass_fds=[assignment.board, assignment.control, *assignment.sites],
+            pass_fds=[
+                *(assignment.board, assignment.credentials, assignment.control),
+                *assignment.sites,
+            ],
             env=assignment.environment(),
             process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )

@@ -21,9 +21,9 @@ from sentiment_service.engine.model.bundle import (
     sha256,
 )
 from sentiment_service.errors import UserError
-from sentiment_service.files.run.local import LocalClassifier
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.parquet import result_arrays, result_schema, texts
+from sentiment_service.files.local import LocalClassifier
+from sentiment_service.files.result_columns import ResultColumns
+from sentiment_service.files.tables.parquet import texts
 from sentiment_service.files.tables.table import CHUNK_ROWS, Chunk, column_index
 
 # The directory inside of the archive that Spark copies to the nodes.
@@ -52,7 +52,7 @@ class PartitionClassifier:
         for chunk, results in classifier.classify(self._chunks(batches)):
             columns = [
                 *chunk.rows.columns,
-                *result_arrays(results, self.columns, self.results),
+                *self.columns.arrow_arrays(results, self.results),
             ]
             yield pa.record_batch(columns, schema=pa.schema([*chunk.rows.schema, *self.results]))
 
@@ -84,7 +84,7 @@ def classify(
     digest = sha256(path / MANIFEST)
     # Spark does not distinguish the cases of letters in the names of columns.
     taken = [*frame.columns, *map(str.lower, frame.columns)]
-    results = result_schema(taken, columns)
+    results = columns.arrow_schema(taken)
     classify_partition = PartitionClassifier(
         bundle=_shipped(frame, path, digest) if settings.model else None,
         digest=digest,

@@ -8,9 +8,10 @@ from typing import Any
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.table import Chunk, ClassifiedChunk, ResultItem, TextOrError
+from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
+from sentiment_service.files.tables.outputs import ClassifiedChunk
+from sentiment_service.files.tables.table import Chunk, TextOrError
 
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
 CONCURRENCY = 8
@@ -48,6 +49,7 @@ class RemoteClassifier:
             "model": self._model.name,
             "revision": self._model.revision,
             "precision": self._model.precision,
+            "digest": self._model.digest,
         }
 
     def classify(

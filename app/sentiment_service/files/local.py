@@ -20,9 +20,8 @@ from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
 from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
 from sentiment_service.engine.machine.gpu import CUDA
-from sentiment_service.engine.model.bundle import MANIFEST, bundles_to_use, sha256
-from sentiment_service.engine.model.model import Scored
-from sentiment_service.engine.predictions import Outcome, item, outcomes_of
+from sentiment_service.engine.model.bundle import bundles_to_use
+from sentiment_service.engine.model.model import Scored, outcomes_of
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.engine.text.encoding import (
     DEFAULTS,
@@ -34,9 +33,11 @@ from sentiment_service.engine.text.encoding import (
 from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
-from sentiment_service.files.run.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.table import Chunk, ClassifiedChunk
+from sentiment_service.files.result_columns import ResultColumns
+from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
+from sentiment_service.files.tables.outputs import ClassifiedChunk
+from sentiment_service.files.tables.table import Chunk
+from sentiment_service.results import Outcome, item
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
 # A server may want smaller batches, to answer sooner. Files gain nothing from that, and each
@@ -99,7 +100,7 @@ class LocalClassifier:
             "model": model.name,
             "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
             "precision": model.precision,
-            "manifest": sha256(path / MANIFEST),
+            "digest": model.digest,
             "max_text_chars": settings.max_text_chars,
         }
 
@@ -146,7 +147,7 @@ class LocalClassifier:
 
     def _tokenize(self, chunk: Chunk, options: TextOptions, runners: Executor) -> _TokenizedChunk:
         """Tokenise the chunk's texts and hand their batches to the runners."""
-        texts = [text for text in chunk.texts if not isinstance(text, ServiceError)]
+        texts = chunk.texts
         tokenizer, max_chars = self._model.tokenizer, self._max_chars
         if options.split:
             encoded = finish(encode_steps(tokenizer, texts, options, max_chars=max_chars))
@@ -187,10 +188,7 @@ class LocalClassifier:
         advance(len(chunk.texts) - len(sorted_results))  # the texts that failed before
         numbered = sorted(zip(tokenized.order, sorted_results, strict=True), key=itemgetter(0))
         results = [result for _, result in numbered]
-        predictions = iter(outcomes_of(self._model, tokenized.encoded, results))
-        return chunk, [
-            text if isinstance(text, ServiceError) else next(predictions) for text in chunk.texts
-        ]
+        return chunk, outcomes_of(self._model, tokenized.encoded, results)
 
 
 def sorted_batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:

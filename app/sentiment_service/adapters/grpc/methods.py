@@ -1,7 +1,17 @@
-"""``inference.GRPCInferenceService``: version 2 of the Open Inference Protocol."""
+"""The methods: the Open Inference Protocol, health and reflection.
 
+The packages for the latter two have faults. grpcio-health-checking does not limit the calls of
+Watch, and lets one that is not read hold up all others. grpcio-reflection reads the process's
+common pool of messages.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
+from google.protobuf.descriptor import FileDescriptor
+from grpc import StatusCode
 from pydantic import BaseModel
 
 from sentiment_service.adapters.forms.open_inference import (
@@ -17,13 +27,17 @@ from sentiment_service.adapters.forms.open_inference import (
     output,
     unpack,
 )
-from sentiment_service.adapters.grpc.call import Call, Handlers
-from sentiment_service.adapters.grpc.health import is_ready
-from sentiment_service.adapters.grpc.messages import Message
-from sentiment_service.engine.predictions import every_prediction
+from sentiment_service.adapters.grpc.call import INFER, Call, Handlers
+from sentiment_service.adapters.grpc.messages import POOL, SERVICES, Message
 from sentiment_service.engine.text.encoding import TextOptions
-from sentiment_service.errors import InvalidRequest, NotReady, ShuttingDown
+from sentiment_service.errors import InvalidRequest, NotFound, NotReady, ShuttingDown
+from sentiment_service.results import every_prediction
+from sentiment_service.service import Service
 from sentiment_service.validation import checked
+
+REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+LOOK_S = 1.0  # between two checks of the state for a call that watches it
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
 async def server_live(call: Call, request: Message) -> Message:
@@ -142,14 +156,97 @@ def _texts(tensor: Message) -> list[str]:
         raise InvalidRequest("inputs.0: a text of bytes_contents is not UTF-8") from None
 
 
+async def check(call: Call, request: Message) -> Message:
+    """Whether the service answers: all services of this server have the same state.
+
+    Raises:
+        NotFound: the server has no service of that name.
+    """
+    status = await _status(call.service, request.service)
+    if status == SERVICE_UNKNOWN:
+        raise NotFound(f"no service has that name; the services are: {', '.join(SERVICES)}")
+    return call.method.response(status=status)
+
+
+async def watch(call: Call) -> AsyncGenerator[Message, None]:
+    """The state now, and again whenever it changes, until the service stops.
+
+    Raises:
+        Overloaded: too many calls watch already.
+    """
+    name = (await call.read()).service
+    closing = call.service.lifecycle.closing
+    latest = None
+    with call.limits.watching():
+        while True:
+            ends = closing.is_set()
+            if (status := await _status(call.service, name)) != latest:
+                latest = status
+                yield call.method.response(status=status)
+            if ends:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await closing.wait()
+
+
+async def _status(service: Service, name: str) -> int:
+    if name not in ("", *SERVICES):
+        return SERVICE_UNKNOWN
+    return SERVING if await is_ready(service) else NOT_SERVING
+
+
+async def is_ready(service: Service) -> bool:
+    """Whether all models answer, and shutdown has not begun."""
+    try:
+        await service.check_ready()
+    except (NotReady, ShuttingDown):
+        return False
+    return True
+
+
+async def reflect(call: Call) -> AsyncGenerator[Message, None]:
+    """Answers each question about names in POOL. An unknown name is an error in its answer."""
+    async for question in call.messages():
+        answer = call.method.response(valid_host=question.host, original_request=question)
+        try:
+            _fill(answer, question)
+        except KeyError:
+            code: int = StatusCode.NOT_FOUND.value[0]
+            answer.error_response.error_code = code
+            answer.error_response.error_message = "this server has nothing of that name"
+        yield answer
+
+
+def _fill(answer: Message, question: Message) -> None:
+    match question.WhichOneof("message_request"):
+        case "list_services":
+            for name in SERVICES:
+                answer.list_services_response.service.add(name=name)
+        case "file_by_filename":
+            _add_file(answer, POOL.FindFileByName(question.file_by_filename))
+        case "file_containing_symbol":
+            _add_file(answer, POOL.FindFileContainingSymbol(question.file_containing_symbol))
+        case _:  # no message here has extensions
+            raise KeyError
+
+
+def _add_file(answer: Message, file: FileDescriptor) -> None:
+    # None of the files imports another one.
+    answer.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
+
+
+OPEN_INFERENCE = {
+    "ServerLive": server_live,
+    "ServerReady": server_ready,
+    "ModelReady": model_ready,
+    "ServerMetadata": server_metadata,
+    "ModelMetadata": model_metadata,
+}
+# By the methods' paths; REFLECT is for those who ask for descriptions.
 HANDLERS: Handlers = {
-    f"/inference.GRPCInferenceService/{name}": answer
-    for name, answer in {
-        "ServerLive": server_live,
-        "ServerReady": server_ready,
-        "ModelReady": model_ready,
-        "ServerMetadata": server_metadata,
-        "ModelMetadata": model_metadata,
-        "ModelInfer": model_infer,
-    }.items()
+    **{f"/inference.GRPCInferenceService/{name}": of for name, of in OPEN_INFERENCE.items()},
+    INFER: model_infer,
+    "/grpc.health.v1.Health/Check": check,
+    "/grpc.health.v1.Health/Watch": watch,
 }

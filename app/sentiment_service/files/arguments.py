@@ -14,11 +14,8 @@ from typing import Self
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.config.formats import SHARE
 from sentiment_service.config.settings import Settings, flag
+from sentiment_service.files.tables.table import READ, WRITTEN
 
-# The kinds of files that the command writes, and those that it reads.
-WRITTEN = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-TEXT = (*WRITTEN[:-1], ".json")
-READ = (*TEXT, ".parquet", *(f"{ending}.gz" for ending in TEXT))
 # Settings that apply only when the command loads a model itself, and what differs in their use.
 LOCAL = (
     *("model", "device", "precision", "cache_dir", "refresh"),
@@ -27,9 +24,8 @@ LOCAL = (
 DESCRIPTIONS = {
     "model": "model to use: a bundle, a checkpoint directory or a hub id, as for serve [default: "
     "what a platform has mounted, such as /mnt/models, else the embedded model]",
-    "device": "where to compute: 'cpu', 'cuda' (the first GPU) or, without --engine, GPUs by their "
-    "numbers, such as 'cuda:1' or 'cuda:0,1'; auto means: on the first GPU if CUDA works, else on "
-    "the CPU",
+    "device": "where to compute: 'cpu', 'cuda' (the first GPU) or GPUs by their numbers, such as "
+    "'cuda:1' or 'cuda:0,1'; auto means: on the first GPU if CUDA works, else on the CPU",
 }
 
 
@@ -38,8 +34,7 @@ class ClassifyOptions:
     """The command's options. ``fault`` has checked that they fit together.
 
     Without ``input``, the texts are ``texts``; without those, the lines of standard input.
-    Without ``output``, the results go to standard output. ``address`` is that of a Ray cluster:
-    ``auto``, ``local``, ``ray://HOST:PORT`` or ``HOST:PORT``.
+    Without ``output``, the results go to standard output.
     """
 
     texts: Sequence[str]
@@ -51,7 +46,6 @@ class ClassifyOptions:
     overwrite: bool
     json: bool
     url: str | None
-    address: str
 
     @classmethod
     def from_arguments(cls, arguments: Namespace) -> Self:
@@ -86,7 +80,7 @@ def add_arguments(classify: ArgumentParser) -> None:
         "--output",
         type=os.path.expanduser,
         metavar="FILE",
-        help="write the results to a file; until the job is complete, they are in FILE.partial",
+        help="write the results to a file; until the file is complete, they are in FILE.partial",
     )
     classify.add_argument(
         "--column",
@@ -122,21 +116,6 @@ def add_arguments(classify: ArgumentParser) -> None:
         "SENTIMENT_API_KEY in the environment. The run waits as long as a rate limit says and up "
         "to a minute for a service that is away, and stops if the service changes its model",
     )
-    classify.add_argument(
-        "--engine",
-        choices=["ray"],
-        metavar="ray",
-        help="classify on the nodes of a Ray cluster: --input is then a file, a directory, a glob "
-        "or an address that begins with s3:// or gs://, of CSV, JSONL or Parquet, and --output a "
-        "directory of Parquet files; needs the extra 'ray'",
-    )
-    classify.add_argument(
-        "--address",
-        default="auto",
-        metavar="auto|local|ray://HOST:PORT|HOST:PORT",
-        help="the Ray cluster: the one that runs on this machine, one that is started for this "
-        "run, or one elsewhere [default: %(default)s]",
-    )
 
 
 def fault(options: Namespace, settings: Settings) -> str | None:
@@ -145,7 +124,7 @@ def fault(options: Namespace, settings: Settings) -> str | None:
         return found
     if len(settings.model) > 1 and not options.url:
         return "classify uses one model; give --model once"
-    return _engine_fault(options, settings) if options.engine else _usage_fault(options)
+    return _usage_fault(options)
 
 
 def url_fault(options: Namespace, own: Sequence[str]) -> str | None:
@@ -167,27 +146,13 @@ def input_fault(options: Namespace) -> str | None:
     return None
 
 
-def _engine_fault(options: Namespace, settings: Settings) -> str | None:
-    """What is wrong with the options of ``classify --engine``; None if they are valid."""
-    for name in ("json", "overwrite", "threshold", "url"):
-        if getattr(options, name) not in (None, False):
-            return f"{flag(name)} is for use without --engine"
-    if options.texts or not (options.input and options.output):
-        return "--engine needs --input and --output, and no texts"
-    if settings.device.startswith("cuda:"):
-        return "--engine ray chooses the GPU of each actor; use --device cuda without a number"
-    return None
-
-
 def _usage_fault(options: Namespace) -> str | None:
-    """What is wrong with the options of ``classify`` without an engine; None if they are valid."""
+    """What is wrong with the options of ``classify``; None if they are valid."""
     # An empty path is refused below, because it has no ending.
     given, made = (None if path is None else Path(path) for path in (options.input, options.output))
-    if options.address != "auto":
-        return "--address needs --engine ray"
     for path in filter(None, (options.input, options.output)):
         if "://" in path:
-            return f"{path} is not a file of this machine; --engine ray reads object stores"
+            return f"{path} is not a file of this machine; docs/files.md says how to read others"
     if given and options.texts:
         return "give either texts or --input, not both"
     if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):

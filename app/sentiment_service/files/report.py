@@ -3,13 +3,13 @@
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Self
+from typing import Protocol, Self
 
-from sentiment_service.files.tables.table import ClassifiedChunk, ResultItem
+from sentiment_service.files.result_columns import ResultItem
 
 
 @dataclass
@@ -48,13 +48,6 @@ class Tally:
         self.truncated += other.truncated
 
 
-def counted(chunks: Iterable[ClassifiedChunk], tally: Tally) -> Iterator[ClassifiedChunk]:
-    """The same chunks; ``tally`` counts the results of each."""
-    for chunk, results in chunks:
-        tally.add(Tally.of(results))
-        yield chunk, results
-
-
 def summary(tally: Tally, rows: int, seconds: float) -> str:
     """The number of rows, the speed, and the counts of labels, errors and truncated texts.
 
@@ -70,24 +63,34 @@ def summary(tally: Tally, rows: int, seconds: float) -> str:
     return "\n".join([*lines, f"errors {tally.errors:,}, truncated {tally.truncated:,}"])
 
 
+class Advance(Protocol):
+    """Counts more texts as done, and may say how many there are, about."""
+
+    def __call__(self, count: int, total: int | None = None) -> object: ...
+
+
 @contextmanager
 def progress_bar(
-    *, shown: bool, total: int | None, done: int = 0, after_s: float = 0.0
-) -> Iterator[Callable[[int], object]]:
+    *, shown: bool, total: int | None = None, done: int = 0, after_s: float = 0.0
+) -> Iterator[Advance]:
     """A bar on standard error with the texts per second and, of ``total``, the time that remains.
 
-    ``done`` of them were done before. The bar appears after ``after_s`` seconds. Yields a function
-    that counts more texts as done.
+    ``done`` of them were done before. The bar appears after ``after_s`` seconds.
     """
     if not (shown and find_spec("tqdm")):  # the extra `files` has it
-        yield lambda _: None
+        yield lambda _count, _total=None: None
         return
     from tqdm import tqdm
 
     with tqdm(
         total=total, initial=done, unit=" texts", leave=False, file=sys.stderr, delay=after_s
     ) as bar:
-        yield bar.update
+
+        def advance(count: int, total: int | None = None) -> None:
+            bar.total = total or bar.total
+            bar.update(count)
+
+        yield advance
 
 
 class Warnings(logging.Handler):

@@ -4,8 +4,9 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from sentiment_service.errors import InvalidRequest
-from sentiment_service.files.tables.outputs import ResultColumns
-from sentiment_service.files.tables.table import Chunk, ClassifiedChunk, ResultItem, TextOrError
+from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.tables.outputs import ClassifiedChunk
+from sentiment_service.files.tables.table import Chunk
 from sentiment_service.files.tables.unicode import NOT_UTF8
 
 # While one chunk of a table is written, the next two are computed.
@@ -41,7 +42,7 @@ class TableClassifier(Protocol):
         """
 
 
-def with_reason(text: TextOrError, result: ResultItem) -> ResultItem:
+def with_reason(text: object, result: ResultItem) -> ResultItem:
     """The result, with what users can understand if the text has bytes that are not UTF-8.
 
     A model sees only the lone surrogates that such bytes have become.

@@ -1,0 +1,224 @@
+"""The output of a run, which can be continued after its last finished chunk."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sentiment_service.atomic_files import FileLock, sync
+from sentiment_service.errors import CannotContinue, UserError
+from sentiment_service.files.report import Tally
+from sentiment_service.files.result_columns import ResultItem
+from sentiment_service.files.tables.outputs import Output
+from sentiment_service.files.tables.table import Chunk
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavedChunk:
+    """A finished chunk: where it ends in the file, its digest, and the counts of its results."""
+
+    end: int
+    sha256: str
+    tally: dict[str, Any]
+
+
+class OutputFile:
+    """A file that appears when it is complete, and what a run has finished of it until then.
+
+    ``FILE.partial`` has the finished chunks, one after the other; the run that writes it holds its
+    lock. ``FILE.progress`` has a line of JSON about the run, and one for each finished chunk, which
+    is written when the chunk is on the disk. A run that is killed in between leaves a rest in
+    ``FILE.partial``, which the next one cuts off.
+    """
+
+    def __init__(self, target: Path) -> None:
+        """Lock the file for this run until the context is left.
+
+        Raises:
+            UserError: another run is writing to ``target``, or the files are not of a run.
+            OSError: the directory cannot be written.
+        """
+        self.target = target
+        self.partial, self._progress = Path(f"{target}.partial"), Path(f"{target}.progress")
+        self._new = Path(f"{self._progress}.tmp")
+        if self.partial.is_dir():
+            raise UserError(
+                f"{self.partial} is a directory, as older versions wrote it, and cannot be "
+                "continued; delete it to start anew"
+            )
+        try:
+            self._lock = FileLock(self.partial)
+        except BlockingIOError:
+            raise UserError(
+                f"another run is writing to {target}; wait for its end, or choose another --output"
+            ) from None
+        self._file = self.partial.open("r+b", buffering=0)
+        self._begun, self._end = False, 0
+        self.saved: list[SavedChunk] = []
+        try:
+            self._identity = self._read_progress()
+        except BaseException:
+            if not self.partial.stat().st_size:
+                self.partial.unlink()
+            self._close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave what can be continued, and nothing else."""
+        if self._lock.is_held():
+            if not self.saved:
+                self._file.truncate(0)
+                self._remove()
+            elif self._begun:
+                self._file.truncate(self._end)
+        self._close()
+
+    def begin(self, output: Output, identity: dict[str, Any], *, resume: bool) -> Tally:
+        """Start, or continue after the ``saved`` chunks, whose counts are returned.
+
+        ``identity`` has JSON values that tell the run from one with another input or other options.
+        Without ``input``, the run cannot be continued.
+
+        Raises:
+            UserError: there is an unfinished run: of another identity, or ``resume`` is not set.
+        """
+        self._output, self._resumable = output, "input" in identity
+        identity = json.loads(json.dumps({"run": "sentiment classify", **identity}))
+        if self.saved:
+            self._check_same(identity)
+            if not resume:
+                raise UserError(
+                    f"{self.partial} holds the results of an unfinished run; add --resume to "
+                    "continue it, or delete the file to start anew"
+                )
+            self._keep_undamaged()
+        self._end = self.saved[-1].end if self.saved else 0
+        self._file.truncate(self._end)
+        lines = [json.dumps(identity), *(json.dumps(vars(chunk)) for chunk in self.saved)]
+        self._new.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        sync(self._new)
+        self._new.replace(self._progress)
+        self._log = self._progress.open("ab", buffering=0)
+        self._begun = True
+        if not self.saved:
+            self._write(output.header)
+        return Tally.total(Tally(**chunk.tally) for chunk in self.saved)
+
+    @property
+    def saved_rows(self) -> int:
+        """The rows of the saved chunks."""
+        return sum(chunk.tally["rows"] for chunk in self.saved)
+
+    def add(self, chunk: Chunk, results: Sequence[ResultItem], tally: Tally) -> None:
+        """Save a finished chunk and its counts.
+
+        Raises:
+            CannotContinue: the file was removed.
+            OSError: the chunk cannot be written.
+        """
+        if not self._lock.is_held():
+            self.saved = []
+            raise CannotContinue(f"{self.partial} was removed during the run")
+        content = self._output.chunk(chunk, results)
+        self._write(content)
+        if self._resumable:
+            saved = SavedChunk(self._end, hashlib.sha256(content).hexdigest(), vars(tally))
+            self._log.write(f"{json.dumps(vars(saved))}\n".encode())
+            self.saved.append(saved)
+
+    def finish(self) -> None:
+        """Give the file its name, at which it is complete."""
+        complete = self._output.finish(self.partial)
+        sync(complete)
+        complete.replace(self.target)
+        if complete != self.partial:
+            self._file.truncate(0)
+        self._remove()
+
+    def _remove(self) -> None:
+        """Remove all but the target; at last ``FILE.partial``, which has the lock.
+
+        It is empty before: with content, but without the run's other file, it would be someone
+        else's.
+        """
+        for path in (self._new, Path(f"{self.partial}.tmp"), self._progress, self.partial):
+            path.unlink(missing_ok=True)
+
+    def _read_progress(self) -> dict[str, Any]:
+        """What the unfinished run is of, if there is one; its chunks are ``saved`` then."""
+        size = self.partial.stat().st_size
+        try:
+            lines = self._progress.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            lines = []
+        identity = _json_line(lines[0]) if lines else {}
+        if identity.get("run") is None and (lines or size):
+            other = self._progress if lines else self.partial
+            raise UserError(
+                f"{other} is not of a run that can be continued; delete it, or choose another "
+                "--output"
+            )
+        for line in lines[1:]:
+            chunk = _json_line(line)
+            if not chunk or chunk["end"] > size:
+                break
+            self.saved.append(SavedChunk(**chunk))
+        return identity
+
+    def _check_same(self, identity: dict[str, Any]) -> None:
+        changes = [
+            f"{name} was {self._identity.get(name)!r} and is {identity.get(name)!r} now"
+            for name in {**identity, **self._identity}
+            if self._identity.get(name) != identity.get(name)
+        ]
+        if changes:
+            raise UserError(
+                f"{self.partial} cannot be continued: {changes[0]}; choose another --output, or "
+                "delete the file to start anew"
+            )
+
+    def _keep_undamaged(self) -> None:
+        """Forget the first damaged chunk and those after it."""
+        start = self._file.seek(len(self._output.header))
+        for number, chunk in enumerate(self.saved):
+            content = self._file.read(chunk.end - start)
+            start = chunk.end
+            if hashlib.sha256(content).hexdigest() != chunk.sha256:
+                del self.saved[number:]
+                logger.warning(
+                    "%s is damaged; its rows after the first %d are classified again",
+                    *(self.partial, self.saved_rows),
+                )
+                return
+
+    def _write(self, content: bytes) -> None:
+        self._file.seek(self._end)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        os.fsync(self._file.fileno())
+        self._end += len(content)
+
+    def _close(self) -> None:
+        if self._begun:
+            self._log.close()
+        self._file.close()
+        self._lock.close()
+
+
+def _json_line(line: bytes) -> dict[str, Any]:
+    """The object in a line; empty if the line was not written to its end, or is something else."""
+    try:
+        value = json.loads(line) if line.endswith(b"\n") else {}
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

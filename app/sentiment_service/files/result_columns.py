@@ -1,0 +1,79 @@
+"""The columns of results: those that files, DataFrames and ``Classifier.add_columns`` get."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sentiment_service.engine.model.labels import is_sentiment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
+# ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
+ResultItem = Mapping[str, Any]
+
+
+class ResultColumns:
+    """The columns of results. They depend on the model: its labels, and whether several may apply.
+
+    ``types`` maps each column to the type of its values. ``members`` are those columns after the
+    scores that are members of a result; without a result, all columns but ``error`` are None.
+    """
+
+    def __init__(self, labels: Sequence[str], *, multi_label: bool) -> None:
+        self.labels = labels
+        self.multi_label = multi_label
+        figures = ["score", *(f"score_{label}" for label in labels)]
+        members: dict[str, type] = {"polarity": float} if is_sentiment(labels) else {}
+        if multi_label:
+            members["labels"] = list
+        members["warnings"] = list
+        self.members = list(members)
+        self.types = {"label": str, **dict.fromkeys(figures, float), **members, "error": str}
+
+    def names(self, taken: Sequence[str]) -> list[str]:
+        """The names of the columns; "predicted_" goes before a taken name."""
+        return free_names(self.types, taken)
+
+    def values(self, result: ResultItem) -> list[Any]:
+        """The value of each column."""
+        return [
+            *map(result.get, ("label", "score")),
+            *map(result.get("scores", {}).get, self.labels),
+            *map(result.get, self.members),
+            error_text(result),
+        ]
+
+    def arrow_schema(self, taken: Sequence[str]) -> "pa.Schema":
+        """The columns beside a table of Arrow with the columns ``taken``."""
+        import pyarrow as pa
+
+        types = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
+        kinds = [types[kind] for kind in self.types.values()]
+        return pa.schema(zip(self.names(taken), kinds, strict=True))
+
+    def arrow_arrays(self, results: Iterable[ResultItem], schema: "pa.Schema") -> "list[pa.Array]":
+        """The results as columns of ``schema``, which ``arrow_schema`` made."""
+        import pyarrow as pa
+
+        rows = [*map(self.values, results)]
+        return [
+            pa.array([row[index] for row in rows], field.type) for index, field in enumerate(schema)
+        ]
+
+
+def error_text(result: ResultItem) -> str | None:
+    """What the column ``error`` says; None of a prediction."""
+    if "error" not in result:
+        return None
+    return f"{result['error']['code']}: {result['error']['message']}"
+
+
+def free_names(names: Iterable[str], taken: Sequence[str]) -> list[str]:
+    """The names, with "predicted_" before each that is taken."""
+    free = []
+    for name in names:
+        while name in taken:
+            name = f"predicted_{name}"
+        free.append(name)
+    return free

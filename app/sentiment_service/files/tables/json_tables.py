@@ -1,0 +1,182 @@
+"""Tables of JSON objects: JSON lines, and lists in JSON."""
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from itertools import chain
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import msgspec
+
+from sentiment_service.errors import EmptyText, InvalidRequest, UserError
+from sentiment_service.files.tables.table import (
+    Chunk,
+    Table,
+    TextOrError,
+    check_names,
+    column_index,
+    json_text,
+    split_into_chunks,
+)
+from sentiment_service.files.tables.text_files import TextFile
+
+INT64_MAX = 2**63 - 1
+INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
+# A line, and the object in it; None if there is none.
+JsonRow = tuple[str, dict[str, Any] | None]
+
+
+class JsonlTable(Table):
+    """A file with a JSON object in each line. Blank lines are skipped.
+
+    The columns and their types grow while the file is read.
+    """
+
+    grows = True
+    kind = "line"  # what errors call a row
+
+    def __init__(self, path: Path, column: str) -> None:
+        self._path, self._column = path, column
+        self._names: list[str] = []
+        self._types: dict[str, type] = {}
+        super().__init__(self._names, self._types)
+        self._numbered = self.open(path)
+        self._chunks = split_into_chunks(self._rows())
+        first = next(self._chunks, None)
+        if first is None:
+            return
+        self._chunks = chain([first], self._chunks)
+        line, record = first.rows[0]
+        if line.lstrip().startswith("[") or (record is None and not self._names):
+            raise UserError(
+                f"{path} is not JSON lines, which have an object in each line; a JSON list must be "
+                "in a file that ends in .json"
+            )
+        if self._names:
+            check_names(self._names, path)
+            column_index(column, self._names, path)
+
+    def open(self, path: Path) -> Iterator[tuple[int, str]]:
+        """Each row's number and its JSON."""
+        self._file = TextFile(path)
+        return enumerate(self._file.lines(), start=1)
+
+    def chunks(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def expected_rows(self, read: int) -> int | None:
+        return self._file.expected(read)
+
+    def records(self, rows: list[JsonRow]) -> list[dict[str, Any]]:
+        return [record or {} for _, record in rows]
+
+    def json_objects(self, rows: list[JsonRow]) -> Iterator[str]:
+        """The lines unchanged, so that numbers keep all digits; {} for an invalid line.
+
+        NaN and Infinity, which Python reads and which are not JSON, become null.
+        """
+        for line, record in rows:
+            constants = "NaN" in line or "Infinity" in line
+            if record is None or (constants and parsed(line, _refuse) is None):
+                yield json_text(record or {})
+            else:
+                yield line
+
+    def _rows(self) -> Iterator[tuple[JsonRow, TextOrError, int]]:
+        for number, line in self._numbered:
+            if line and not line.isspace():
+                record = parsed(line)
+                for name, value in (record or {}).items():
+                    if name not in self._types:
+                        self._names.append(name)
+                    self._types[name] = _common(self._types.get(name, NoneType), _type_of(value))
+                yield (line, record), self._text(number, record), len(line)
+
+    def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
+        if record is None:
+            return InvalidRequest(f"{self.kind} {number} is not a JSON object")
+        text = record.get(self._column)
+        if isinstance(text, str):
+            return text
+        if text is None:
+            return EmptyText(f"{self.kind} {number} has no {self._column!r}")
+        return InvalidRequest(f"{self.kind} {number}: {self._column!r} is not text")
+
+
+class JsonListTable(JsonlTable):
+    """A file with a JSON list of objects or texts; a text becomes ``{"text": …}``.
+
+    The file is read as a whole.
+    """
+
+    kind = "item"
+
+    def open(self, path: Path) -> Iterator[tuple[int, str]]:
+        """See ``JsonlTable``.
+
+        Raises:
+            UserError: it is not a JSON list.
+        """
+        self._file = TextFile(path)
+        content = self._file.content().removeprefix(codecs.BOM_UTF8)
+        try:
+            items = msgspec.json.decode(content, type=list[msgspec.Raw])
+        except msgspec.DecodeError as error:
+            raise UserError(
+                f"{path} is not a JSON list of texts or objects ({error}); a file with an object "
+                "in each line must end in .jsonl"
+            ) from None
+        self._count = len(items)
+        return enumerate(map(_json_line, items), start=1)
+
+    def expected_rows(self, read: int) -> int:
+        return self._count
+
+
+def _json_line(item: msgspec.Raw) -> str:
+    # A line break can only be between the parts of an item.
+    line = bytes(item).decode("utf-8", "surrogateescape").replace("\n", " ").replace("\r", " ")
+    return line if line.startswith("{") else f'{{"text": {line}}}'
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _whole_number(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) < INT_DIGITS else Decimal(digits)
+
+
+def parsed(
+    line: str, parse_constant: Callable[[str], object] | None = None
+) -> dict[str, Any] | None:
+    """The JSON object in a line; None if there is none."""
+    try:
+        value = json.loads(line, parse_constant=parse_constant)
+    except ValueError:
+        try:  # more slowly, for numbers with very many digits
+            value = json.loads(line, parse_constant=parse_constant, parse_int=_whole_number)
+        except ValueError:
+            return None
+    except RecursionError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _type_of(value: Any) -> type:
+    kind = type(value)
+    if kind in (dict, list, Decimal) or (kind is int and abs(value) > INT64_MAX):
+        return object
+    return kind
+
+
+def _common(first: type, second: type) -> type:
+    """The type of a column with values of both types; ``object`` if it is mixed."""
+    if NoneType in (first, second):
+        return first if second is NoneType else second
+    if {first, second} == {int, float}:
+        return float
+    return first if first is second else object
