@@ -17,7 +17,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
-from sentiment_service.errors import MethodNotAllowed, NotFound, ServiceError
+from sentiment_service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
 from sentiment_service.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
 from sentiment_service.problems import problem
 from sentiment_service.service import Service
@@ -124,7 +124,8 @@ class HttpExchange(Exchange):
             self._begun = True
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
-            if self.service.lifecycle.stopping:
+            self.arrival.refused = refused = self.status >= BadRequest.status
+            if self.service.lifecycle.stopping or (refused and self.arrival.endless):
                 # The client must not send its next request on this connection.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Annotated, get_args
+from typing import Annotated, ClassVar, get_args
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -54,10 +54,8 @@ REPLACED = "another model has taken the place of this stream's; send the rest ag
 
 class StreamRoute(TextRoute):
     operation = "stream"
-    encodings = {
-        "brotli": False,
-        "zstd": False,
-    }  # a stream's would keep megabytes as long as it lasts
+    # These would keep megabytes as long as the stream lasts.
+    encodings: ClassVar = {"brotli": False, "zstd": False}
 
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
