@@ -121,8 +121,8 @@ def _prepare_and_drop(client: TestClient) -> None:
     models: ModelRegistry = cast(FastAPI, client.app).state.service.models
 
     async def refuse() -> None:
-        await models.prepare("tiny")
-        models.drop("tiny")
+        async with models.replacement("tiny"):
+            pass
 
     assert client.portal is not None
     client.portal.call(refuse)

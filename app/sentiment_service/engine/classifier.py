@@ -15,7 +15,7 @@ from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.health import Health
 from sentiment_service.engine.lifecycle import Lifecycle, Phase
 from sentiment_service.engine.model.model import Model, Scored, outcomes_of
-from sentiment_service.engine.observer import STAGES, Observer
+from sentiment_service.engine.observer import STAGES, Gauges, Observer
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.text.encoding import (
     DEFAULTS,
@@ -97,13 +97,15 @@ class Classifier:
                 config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            queue_texts=lambda: len(self._batcher.queue),
-            queue_tokens=lambda: self._batcher.queue.tokens,
-            queue_wait_seconds=lambda: self._batcher.queue_wait_s,
-            runners_stuck=lambda: self._batcher.runners.stuck,
-            device_lost=lambda: self._batcher.device_lost is not None,
-            cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
-            model_ready=lambda: self.health.good and not self._lifecycle.stopping,
+            Gauges(
+                queue_texts=lambda: len(self._batcher.queue),
+                queue_tokens=lambda: self._batcher.queue.tokens,
+                queue_wait_seconds=lambda: self._batcher.queue_wait_s,
+                runners_stuck=lambda: self._batcher.runners.stuck,
+                device_lost=lambda: self._batcher.device_lost is not None,
+                cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
+                model_ready=lambda: self.health.good and not self._lifecycle.stopping,
+            )
         )
 
     @property

@@ -4,6 +4,7 @@ The engine itself does not depend on metrics or traces.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from sentiment_service.engine.batching.runners import BatchObserver
@@ -13,17 +14,27 @@ from sentiment_service.results import Outcome
 STAGES = ("tokenize", "queue", "inference")
 
 
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What a model has at the moment; each is called whenever its value is needed."""
+
+    queue_texts: Callable[[], float]
+    queue_tokens: Callable[[], float]
+    queue_wait_seconds: Callable[[], float]
+    runners_stuck: Callable[[], float]
+    device_lost: Callable[[], float]
+    cache_bytes: Callable[[], float]
+    model_ready: Callable[[], float]
+
+
 class Observer(BatchObserver, Protocol):
     """Gets the reports of a classifier.
 
     All methods are called on the event loop, except ``batch``.
     """
 
-    def watch(self, **gauges: Callable[[], float]) -> None:
-        """The model answers from now on: call these functions whenever their values are needed.
-
-        They are named like the metrics that have these values, and replace earlier ones.
-        """
+    def watch(self, gauges: Gauges) -> None:
+        """The model answers from now on, and its gauges replace earlier ones."""
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""

@@ -68,7 +68,9 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     """One line: what went wrong, and what the user can do."""
     hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     status = _status(error)
-    request = getattr(error, "request", None)
+    request = None
+    with suppress(RuntimeError):  # httpx, of an error without one
+        request = getattr(error, "request", None)
     detail = first_line(error)
     if isinstance(error, OfflineModeIsEnabled):
         return (
