@@ -27,7 +27,14 @@ with suppress(ModuleNotFoundError):
 
     UNREACHABLE += (httpx.HTTPError,)
 # What the hub's client raises, KeyError and TypeError where an answer is not that of a hub.
-FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError, *UNREACHABLE)
+FAILURES: tuple[type[Exception], ...] = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    TypeError,
+    *UNREACHABLE,
+)
 TRIES = 5
 MAX_WAIT_S = 60.0
 
