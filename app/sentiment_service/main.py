@@ -15,6 +15,7 @@ from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
+from sentiment_service.limits import Paths, PathSet
 from sentiment_service.observability.traces import EXPORTER
 from sentiment_service.service import Service
 from sentiment_service.shared_memory.board import Board
@@ -57,7 +58,8 @@ def create_app(
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
-    paths = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
+    own = OWN_PATHS | Paths(open=PathSet({settings.root_path}))
+    paths = reduce(or_, [adapter.paths for adapter in adapters], own)
     service = Service(
         settings, paths, credentials=credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
     )

@@ -148,18 +148,26 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
         ("a.csv.gz", b"text\nlove\n", "cannot be unpacked: Not a gzipped file"),
         (
             "a.csv.gz",
-            gzip.compress(b"text\nlove\n", mtime=0, mtime=0)[:-9],
+            gzip.compress(b"text\nlove\n", mtime=0)[:-9],
             "cannot be unpacked: .* ended before",
         ),
-        ("a.csv.gz", gzip.compress(b"text\n", mtime=0, mtime=0)[:10] + b"xx", "cannot be unpacked"),
+        ("a.csv.gz", gzip.compress(b"text\n", mtime=0)[:10] + b"xx", "cannot be unpacked"),
         (
             "a.txt.gz",
             gzip.compress("café".encode("utf-16-le"), mtime=0),
             r"iconv .* <\(gunzip -c /",
         ),
         ("a.csv", bz2.compress(b"text\nlove\n" * 9), "is not text, but compressed with bzip2"),
-        ("a.csv", gzip.compress(b"text\nlove\n", mtime=0), "not text, but .* let its name end in .gz"),
-        ("a.csv.gz", gzip.compress(gzip.compress(b"text\n", mtime=0)), "not text, but compressed with gzip"),
+        (
+            "a.csv",
+            gzip.compress(b"text\nlove\n", mtime=0),
+            "not text, but .* let its name end in .gz",
+        ),
+        (
+            "a.csv.gz",
+            gzip.compress(gzip.compress(b"text\n", mtime=0), mtime=0),
+            "not text, but compressed with gzip",
+        ),
         ("a.jsonl", b"PK\x03\x04\x14" + bytes(200), "is not text, but a ZIP archive"),
         (
             "a.csv",
