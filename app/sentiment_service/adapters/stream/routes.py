@@ -7,9 +7,9 @@ waits, or while the client does not read its answers, nothing more is read from 
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, get_args
+from typing import Annotated, ClassVar, get_args
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -54,10 +54,8 @@ REPLACED = "another model has taken the place of this stream's; send the rest ag
 
 class StreamRoute(TextRoute):
     operation = "stream"
-    encodings = {
-        "brotli": False,
-        "zstd": False,
-    }  # a stream's would keep megabytes as long as it lasts
+    # A stream's would keep megabytes as long as it lasts.
+    encodings: ClassVar[Mapping[str, bool]] = {"brotli": False, "zstd": False}
 
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
@@ -240,7 +238,9 @@ class StreamedAnswers(Response):
         finally:
             admitted.set()
             self._lines.answered(lines)
-        return b"".join(answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True))
+        return b"".join(
+            answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
+        )
 
     async def _classified(
         self, texts: Sequence[Text | ServiceError], admitted: asyncio.Event
