@@ -15,17 +15,17 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import ByField
-from sentiment_service.adapters.forms.instances import (
+from sentiment_service.adapters.forms import (
     ACCEPTED,
+    ByField,
     InstancesRequest,
+    TextClassification,
     answer_instances,
+    best_labels,
     text_of_record,
 )
-from sentiment_service.adapters.forms.pipeline import TextClassification, best_labels
 from sentiment_service.api.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
-from sentiment_service.api.openapi.document import ERRORS, documented
 from sentiment_service.api.routes import classify
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
@@ -157,7 +157,7 @@ async def execution_parameters(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-@text_router.post("/invocations", responses=documented(*ERRORS))
+@text_router.post("/invocations")
 async def invocations(request: HttpRequest) -> Response:
     """Classify in the formats of Amazon SageMaker, and of the containers that run there.
 

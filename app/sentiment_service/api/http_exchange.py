@@ -17,9 +17,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
-from sentiment_service.errors import MethodNotAllowed, NotFound, ServiceError
+from sentiment_service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
 from sentiment_service.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
-from sentiment_service.limits import IPV4_MAPPED, plain_address
 from sentiment_service.problems import problem
 from sentiment_service.service import Service
 
@@ -51,8 +50,9 @@ class HttpExchange(Exchange):
         if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
             headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
         client = scope["client"][0] if scope["client"] else ""
-        if client.startswith(IPV4_MAPPED):  # from a proxy's header
-            client = plain_address(client)
+        if b"x-forwarded-for" in headers:
+            lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+            client = service.proxies.client(client, lines)
         super().__init__(
             service,
             verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
@@ -124,7 +124,8 @@ class HttpExchange(Exchange):
             self._begun = True
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
-            if self.service.lifecycle.stopping:
+            self.arrival.refused = refused = self.status >= BadRequest.status
+            if self.service.lifecycle.stopping or (refused and self.arrival.endless):
                 # The client must not send its next request on this connection.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)

@@ -7,7 +7,7 @@ waits, or while the client does not read its answers, nothing more is read from 
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Annotated, ClassVar, get_args
 
@@ -16,12 +16,12 @@ from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import TextParameters
+from sentiment_service.adapters.forms import TextParameters
 from sentiment_service.adapters.stream.ndjson import NO_ID, Line, LineReader, answer_line
 from sentiment_service.api.body import media_type
 from sentiment_service.api.decoding import Decoder, decoder
 from sentiment_service.api.http_exchange import HttpExchange, HttpRequest, TextRoute
-from sentiment_service.api.openapi.document import ERRORS, documented, text_example
+from sentiment_service.api.openapi import ERRORS, documented, text_example
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.text.encoding import Overflow, TextOptions
 from sentiment_service.engine.text.pairs import Text
@@ -54,8 +54,8 @@ REPLACED = "another model has taken the place of this stream's; send the rest ag
 
 class StreamRoute(TextRoute):
     operation = "stream"
-    # A stream's would keep megabytes as long as it lasts.
-    encodings: ClassVar[Mapping[str, bool]] = {"brotli": False, "zstd": False}
+    # These would keep megabytes as long as the stream lasts.
+    encodings: ClassVar = {"brotli": False, "zstd": False}
 
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)

@@ -11,9 +11,14 @@ from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from sentiment_service.api.http_exchange import HttpRequest, Route, packed_answer
-from sentiment_service.api.openapi import examples
-from sentiment_service.api.openapi.document import text_example
+from sentiment_service.api.openapi import MODEL, text_example
 from sentiment_service.observability.metrics import Metrics
+
+EXAMPLE = (
+    "# HELP sentiment_model_ready 1 while the model answers.\n"
+    "# TYPE sentiment_model_ready gauge\n"
+    f'sentiment_model_ready{{model="{MODEL}"}} 1.0\n'
+)
 
 router = APIRouter(tags=["operations"], route_class=Route)  # it may have a port of its own
 
@@ -74,7 +79,7 @@ class Scrapes:
     "/metrics",
     operation_id="getMetrics",
     response_class=PlainTextResponse,
-    responses=text_example(examples.METRICS, "text/plain"),
+    responses=text_example(EXAMPLE, "text/plain"),
 )
 async def metrics(request: HttpRequest) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
