@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
     ClientDisconnected,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpac
 
 from sentiment_service.cli.exported_models import with_bundles
 from sentiment_service.cli.sources import load_settings
-from sentiment_service.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
+from sentiment_service.engine.text.options import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError
 from sentiment_service.files.frames import (

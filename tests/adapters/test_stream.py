@@ -22,7 +22,7 @@ from sentiment_service.adapters.stream.routes import StreamedAnswers
 from sentiment_service.api.decoding import decoder
 from sentiment_service.api.http_exchange import HttpExchange
 from sentiment_service.engine.classifier import INLINE_CHARS
-from sentiment_service.engine.text.encoding import DEFAULTS
+from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.errors import Overloaded, PayloadTooLarge
 from sentiment_service.limits import InflightBytes
 from sentiment_service.shared_memory.board import Board

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Overflow, TextOptions
+from sentiment_service.engine.text.options import Overflow, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import InvalidRequest
 from sentiment_service.results import Prediction, every_prediction, item, whole_failure

@@ -21,7 +21,7 @@ from sentiment_service.api.body import media_type, read_bytes, validated
 from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
 from sentiment_service.limits import Paths, PathSet
 from sentiment_service.results import Prediction, every_prediction

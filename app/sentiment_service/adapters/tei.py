@@ -11,7 +11,7 @@ from sentiment_service.adapters.forms import ByField, InstancesRequest, answer_i
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.api.openapi import FOREIGN_BODY
-from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
     DeadlineExceeded,

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Overflow
+from sentiment_service.engine.text.options import Overflow
 from sentiment_service.errors import InvalidRequest, ModelNotFound, TooManyTexts
 from sentiment_service.results import Prediction
 from sentiment_service.service import Service

@@ -10,7 +10,7 @@ from onnx_ir.tape import Tape
 from sentiment_export.graph.encoder_layers import find_layers
 from sentiment_export.graph.linear import NotRecognised
 from sentiment_export.graph.passes.padding import drop_padding, keep_first_token
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from tests.support.checkpoints import HIDDEN_SIZE
 from tests.support.model_export.graphs import random_encodings, run, session

@@ -22,7 +22,7 @@ from sentiment_export.graph.passes.int8 import (
 )
 from sentiment_export.graph.passes.padding import drop_padding, keep_first_token
 from sentiment_export.graph.variants import export_graph
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sentiment_service.adapters.stream.ndjson import Line, answer_line
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import ServiceError, ShuttingDown, TooManyTexts
 from sentiment_service.exchange import Exchange

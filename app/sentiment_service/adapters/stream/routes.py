@@ -23,7 +23,7 @@ from sentiment_service.api.decoding import Decoder, decoder
 from sentiment_service.api.http_exchange import HttpExchange, HttpRequest, TextRoute
 from sentiment_service.api.openapi import ERRORS, documented, text_example
 from sentiment_service.engine.batching.stream_gate import StreamGate
-from sentiment_service.engine.text.encoding import Overflow, TextOptions
+from sentiment_service.engine.text.options import Overflow, TextOptions
 from sentiment_service.errors import (
     ClientDisconnected,
     DeadlineExceeded,

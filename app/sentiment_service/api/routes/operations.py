@@ -13,7 +13,7 @@ from sentiment_service.api.openapi import DIGEST, NAME_IN_PATH, documented, exam
 from sentiment_service.engine.machine.cpu import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.errors import (
     InvalidBundle,
     ModelNotFound,
