@@ -92,9 +92,9 @@ async def test_only_short_requests_are_tokenised_on_the_event_loop(
         loop = threading.current_thread().name
         for texts, options, thread in (
             (["love"], {}, loop),
-            ([LONG], {}, "tokenizer_0"),
-            (["love"] * 100, {}, "tokenizer_0"),
-            (["love"], {"split": "sentences"}, "tokenizer_0"),
+            ([LONG], {}, "tokenizer"),
+            (["love"] * 100, {}, "tokenizer"),
+            (["love"], {"split": "sentences"}, "tokenizer"),
         ):
             tokenised.clear()
             await _ask(classifier, *texts, **options)

@@ -19,9 +19,10 @@ from sentiment_service.api.openapi import (
     example,
 )
 from sentiment_service.api.routes.classify import Answered
-from sentiment_service.engine.step_thread import Steps
+from sentiment_service.engine.step_thread import Kind, Steps
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
+from sentiment_service.engine.text.steps import CHARS_PER_TEXT
 from sentiment_service.errors import ServiceError, TooManyTexts
 from sentiment_service.results import FailedItem, item
 from sentiment_service.validation import RequestBody, Texts, as_list
@@ -30,6 +31,9 @@ from sentiment_service.validation import RequestBody, Texts, as_list
 class TokenizeRoute(TextRoute):
     operation = "tokenize"
 
+
+# The time of a character, first guessed, then measured. Lists of tokens take long to build.
+SHOWING = Kind(5e-6)
 
 router = APIRouter(tags=["classification"], route_class=TokenizeRoute)
 
@@ -132,7 +136,8 @@ async def tokenize(request: HttpRequest) -> Response:
         max_chars=service.settings.max_text_chars,
         max_tokens=classifier.request_tokens,
     )
-    work = service.step_thread.run(steps, deadline=exchange.deadline)
+    size = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
+    work = service.step_thread.run(steps, deadline=exchange.deadline, kind=SHOWING, size=size)
     results = await exchange.while_connected(work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]

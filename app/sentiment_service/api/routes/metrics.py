@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import exposition
+from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from sentiment_service.api.http_exchange import HttpRequest, Route, packed_answer
@@ -29,7 +29,7 @@ LEVEL = 4  # higher ones of gzip take longer and save little
 TEXT = "text/plain"
 # What a client may choose. Each further form, such as a version that it names, would be rendered
 # and kept apart.
-FORMS = {
+FORMS: dict[str, tuple[Callable[[CollectorRegistry], bytes], str]] = {
     TEXT: (exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4),
     "application/openmetrics-text": (
         openmetrics.generate_latest,
