@@ -38,8 +38,8 @@ from sentiment_service.files.report import progress_bar
 from sentiment_service.files.result_columns import ResultColumns
 from sentiment_service.files.table_classifier import with_reason
 from sentiment_service.files.tables.table import split_into_chunks
+from sentiment_service.requests.validation import PAIR, ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome, item
-from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of
 
 if TYPE_CHECKING:
     import pandas as pd

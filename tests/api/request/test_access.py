@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from sentiment_service import limits as access
+from sentiment_service.requests import limits as access
 from sentiment_service.cli.command import main
 from sentiment_service.cli.sources import load_settings
 from sentiment_service.config.credentials import Credentials

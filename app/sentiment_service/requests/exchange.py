@@ -20,11 +20,11 @@ from sentiment_service.errors import (
     TooManyTexts,
     forget_frames,
 )
-from sentiment_service.limits import READING, timeout_ms
 from sentiment_service.observability.logs import log_request, request_id, trace_id
 from sentiment_service.observability.observers import ModelUse, count_request
+from sentiment_service.requests.limits import READING, timeout_ms
+from sentiment_service.requests.service import Service
 from sentiment_service.results import Outcome
-from sentiment_service.service import Service
 
 UNMATCHED = "unmatched"  # the route of requests that no route answers
 OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be a series

@@ -7,7 +7,7 @@ import brotli
 
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from sentiment_service.exchange import Exchange
+from sentiment_service.requests.exchange import Exchange
 
 # Small, because a piece is split into lines at once, and lines of JSON can be a few bytes long.
 PIECE_BYTES = 16_384

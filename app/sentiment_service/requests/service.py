@@ -18,11 +18,11 @@ from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import NotReady, ShuttingDown
-from sentiment_service.limits import Access, InflightBytes, Paths, Proxies
 from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import ModelObserver
 from sentiment_service.observability.traces import Tracer
+from sentiment_service.requests.limits import Access, InflightBytes, Paths, Proxies
 from sentiment_service.shared_memory.board import Board
 from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus, statuses
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sentiment_service.config.settings import Settings
-from sentiment_service.limits import Paths
-from sentiment_service.service import Service
+from sentiment_service.requests.limits import Paths
+from sentiment_service.requests.service import Service
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

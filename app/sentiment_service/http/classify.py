@@ -6,9 +6,10 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import (
+from sentiment_service.engine.model.model import ModelVersion
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import (
     EMPTY,
     ERRORS,
     VERSION,
@@ -16,9 +17,8 @@ from sentiment_service.api.openapi import (
     documented_body,
     example,
 )
-from sentiment_service.engine.model.model import ModelVersion
+from sentiment_service.requests.validation import ClassifyRequest
 from sentiment_service.results import FailedItem, Prediction, item, whole_failure
-from sentiment_service.validation import ClassifyRequest
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
 
