@@ -15,8 +15,7 @@ from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.http import metrics
 from sentiment_service.http.application import OWN_PATHS, Application, all_routes
 from sentiment_service.observability.traces import EXPORTER
-from sentiment_service.requests.adapter import Adapter
-from sentiment_service.requests.service import Service
+from sentiment_service.requests.service import Adapter, Service
 from sentiment_service.shared_memory.board import Board
 
 # The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and

@@ -20,7 +20,7 @@ from sentiment_service.http.body import read_body
 from sentiment_service.http.classify import Answered
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import ERRORS, VERSION, documented, documented_body, example
-from sentiment_service.requests.adapter import Adapter
+from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import RequestBody, SingleText
 from sentiment_service.results import Outcome, Prediction
 

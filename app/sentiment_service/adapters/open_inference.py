@@ -22,8 +22,8 @@ from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
 from sentiment_service.http.body import media_type, read_bytes, validated
 from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
-from sentiment_service.requests.adapter import Adapter
 from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter
 from sentiment_service.results import Prediction, every_prediction
 
 # Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that

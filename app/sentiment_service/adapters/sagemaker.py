@@ -35,8 +35,8 @@ from sentiment_service.errors import (
 from sentiment_service.http import classify
 from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
-from sentiment_service.requests.adapter import Adapter
 from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import ClassifyRequest
 from sentiment_service.results import Outcome, item
 

@@ -23,7 +23,7 @@ from sentiment_service.http.openapi import (
     documented_body,
     example,
 )
-from sentiment_service.requests.adapter import Adapter
+from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import RequestBody, Texts, as_list
 from sentiment_service.results import FailedItem, item
 

@@ -12,8 +12,8 @@ from sentiment_service.errors import UserError
 from sentiment_service.http.application import OWN_PATHS
 from sentiment_service.http.body import read_body
 from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
-from sentiment_service.requests.adapter import Adapter
 from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter
 
 ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
 

@@ -11,7 +11,7 @@ from sentiment_service.errors import ServiceError
 from sentiment_service.http.body import read_body
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import FOREIGN_BODY
-from sentiment_service.requests.adapter import Adapter
+from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list
 from sentiment_service.results import every_prediction
 

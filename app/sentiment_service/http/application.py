@@ -23,10 +23,9 @@ from sentiment_service.http import classify, metrics, operations, page
 from sentiment_service.http.exchange import Route, TextRoute, application
 from sentiment_service.http.openapi import ERRORS, with_components
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.requests.adapter import Adapter
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
 from sentiment_service.requests.limits import Paths, PathSet
-from sentiment_service.requests.service import Service
+from sentiment_service.requests.service import Adapter, Service
 
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. Each answer has the request's

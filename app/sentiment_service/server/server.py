@@ -16,8 +16,7 @@ from fastapi import FastAPI
 
 from sentiment_service.config.credentials import Credentials, read_again
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.requests.adapter import SideServer
-from sentiment_service.requests.service import Service
+from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import signals
 from sentiment_service.server.addresses import announce
 from sentiment_service.server.arrivals import (
