@@ -23,7 +23,7 @@ from sentiment_service.requests.validation import (
     text_or_pair,
     whole,
 )
-from sentiment_service.results import Prediction, every_prediction, item, whole_failure
+from sentiment_service.results import Prediction, every_prediction, items
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[Text | list[Text], PlainValidator(parse_texts)]
@@ -132,10 +132,7 @@ async def answer_instances(
     """
     options = (body.parameters or TextParameters()).options
     done = await request.exchange.classify(body.instances, model=model, options=options)
-    if error := whole_failure(done.outcomes, single=False):
-        raise error
-    predictions = [item(outcome) for outcome in done.outcomes]
-    return JsonAnswer({"predictions": predictions}, done.server_timing)
+    return JsonAnswer({"predictions": items(done.outcomes)}, done.server_timing)
 
 
 # {"inputs": …, "parameters": {"top_k": …}} → labels by score: the form of Hugging Face.
