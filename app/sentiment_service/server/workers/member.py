@@ -21,6 +21,7 @@ from sentiment_service.errors import (
     ServiceError,
     ShuttingDown,
 )
+from sentiment_service.requests.service import Service
 from sentiment_service.server.workers.channels import (
     Control,
     Done,
@@ -34,7 +35,6 @@ from sentiment_service.server.workers.channels import (
     Reloaded,
     Switch,
 )
-from sentiment_service.service import Service
 from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
 
 # Seconds between two tests whether inference works again.

@@ -13,20 +13,19 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute, application
-from sentiment_service.api.openapi import ERRORS, with_components
-from sentiment_service.api.routes import classify, metrics, operations, page
 from sentiment_service.errors import (
     BadRequest,
     ClientDisconnected,
     HeadersTooLarge,
     UserError,
 )
-from sentiment_service.exchange import OTHER_METHOD, UNMATCHED
-from sentiment_service.limits import Paths, PathSet
+from sentiment_service.http import classify, metrics, operations, page
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute, application
+from sentiment_service.http.openapi import ERRORS, with_components
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.service import Service
+from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
+from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter, Service
 
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. Each answer has the request's
@@ -64,7 +63,7 @@ class Application(FastAPI):
             redirect_slashes=False,
             openapi_tags=TAGS,
             servers=[{"url": "./"}],  # beside the document, whatever a proxy puts in front
-            openapi_url=None,  # app/sentiment_service/api/routes/page.py has it, and Swagger UI
+            openapi_url=None,  # app/sentiment_service/http/page.py has it, and Swagger UI
             **options,
         )
         self.state.service = service
