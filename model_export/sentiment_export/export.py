@@ -85,7 +85,7 @@ def export(
         if not manifest.variants:
             raise UserError(f"no bundle was written: {gate.verdict()}")
         if calibration_texts:
-            bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+            bundle = Bundle(directory, manifest, dict(checkpoint.config))
             manifest = calibrated(bundle, calibration_texts, say=say)
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -112,7 +112,7 @@ def _verified(
     The gate refuses an int8 that differs from the checkpoint by more than its tolerance.
     """
     variant = manifest.variants[precision]
-    bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+    bundle = Bundle(directory, manifest, dict(checkpoint.config))
     say(f"comparing {precision} with PyTorch")
     model = load_model(bundle, device="cpu", precision=precision, threads=0)
     try:
@@ -150,9 +150,7 @@ def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Man
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
     # LABEL_1. Other readers do not know its defaults, so the labels are always written.
-    config = json.loads(checkpoint.model.config.to_json_string())
-    config["id2label"] = {str(index): label for index, label in enumerate(checkpoint.labels)}
-    config["label2id"] = {label: index for index, label in enumerate(checkpoint.labels)}
+    config = checkpoint.config
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     with full_disk_named(directory):
@@ -163,7 +161,7 @@ def _manifest(
     checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
 ) -> Manifest:
     hub = origin(checkpoint.path)
-    language = getattr(checkpoint.model.config, "language", None)
+    language = checkpoint.config.get("language")
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,

@@ -143,7 +143,7 @@ def test_each_label_of_a_multi_label_model_is_a_decision(
 ) -> None:
     """Each label counts, as being over 0.5 or not: the best one, any other, or the only one."""
     logits, infer = Checkpoint.logits, Model.infer
-    monkeypatch.setattr(checkpoint.model.config, "problem_type", "multi_label_classification")
+    monkeypatch.setitem(cast("dict[str, str]", checkpoint.config), "problem_type", MULTI_LABEL)
     monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: logits(self, ids)[:labels])
     signs = np.ones(labels, np.float32)
 
