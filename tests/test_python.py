@@ -334,6 +334,44 @@ print(classifier.classify("love").label)
     assert (done.returncode, done.stdout) == (0, "positive\n"), done.stderr
 
 
+def test_threads_go_on_after_the_main_thread(bundle: Path) -> None:
+    """In the middle of a list, later, with a new one, and in what ``atexit`` calls."""
+    code = """
+import atexit, threading, time
+def go_on():
+    long = classifier.classify(["love"] * 6_000)
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    print(len(long), classifier.classify("love").label, [r.label for r in classifier.classify(two)])
+    print(Classifier(sys.argv[1]).classify("worst").label, flush=True)
+two = ["love", "worst"]
+atexit.register(lambda: print(classifier.classify("love").label, classifier.classify(two)[1].label))
+threading.Thread(target=go_on).start()
+"""
+    done = run_program(sys.executable, "-c", f"{SLOW}\n{code}", str(bundle))
+    lines = ["6000 positive ['positive', 'negative']", "negative", "positive negative"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr
+
+
+def test_closing_while_other_threads_classify(bundle: Path) -> None:
+    """Each call has its result, or says that the classifier is closed."""
+    for _ in range(5):
+        classifier = Classifier(bundle, **WAYS)
+        with ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(classifier.classify, "love") for _ in range(200)]
+            classifier.close()
+        errors = {str(call.exception()) for call in calls if call.exception() is not None}
+        assert errors <= {"the Classifier is closed"}
+
+
+def test_an_error_has_what_a_prediction_has(classifier: Classifier) -> None:
+    """Each figure of an error is None, so that results can be read as columns."""
+    results = classifier.classify(["love", ""])
+    assert [one.label for one in results] == ["positive", None]
+    assert [getattr(results[1], name) for name in sorted(FIELDS)] == [None] * len(FIELDS)
+    assert vars(results[1]).keys() == {"code", "message"}
+
+
 def test_ctrl_c(bundle: Path) -> None:
     """A long list ends at once with KeyboardInterrupt, and the classifier can still be used."""
     code = """

@@ -2,12 +2,23 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Self,
+    TypedDict,
+    Unpack,
+    overload,
+)
 
 from sentiment_service.cli.exported_models import with_bundles
 from sentiment_service.cli.sources import load_settings
@@ -67,10 +78,24 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ItemError:
-    """Why a text of several has no prediction. ``code`` is stable, ``message`` is for people."""
+    """Why a text of several has no prediction. ``code`` is stable, ``message`` is for people.
+
+    What a prediction has is None, so that ``[one.label for one in results]`` is a column.
+    """
 
     code: str
     message: str
+    label: ClassVar[None] = None
+    score: ClassVar[None] = None
+    scores: ClassVar[None] = None
+    logits: ClassVar[None] = None
+    tokens: ClassVar[None] = None
+    truncated: ClassVar[None] = None
+    polarity: ClassVar[None] = None
+    labels: ClassVar[None] = None
+    windows: ClassVar[None] = None
+    warnings: ClassVar[None] = None
+    sentences: ClassVar[None] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +186,9 @@ class Classifier:
         if model is not None:
             given["model"] = [str(model)]
         settings = with_bundles(load_settings(given), partial(print, file=sys.stderr))
-        self._model: LocalClassifier | None = LocalClassifier(settings, measure=True)
+        # When the main thread has ended, Python starts no threads, which measuring needs.
+        measure = threading.main_thread().is_alive()
+        self._model: LocalClassifier | None = LocalClassifier(settings, measure=measure)
         self._process = os.getpid()
         self._columns = self._model.columns
         self.labels = self._columns.labels
@@ -260,7 +287,8 @@ class Classifier:
     def _outcomes(
         self, texts: Sequence[str | TextPair | ServiceError], options: TextOptions
     ) -> list[Outcome]:
-        if self._model is None:
+        model = self._model  # another thread may close it meanwhile
+        if model is None:
             raise RuntimeError("the Classifier is closed")
         if self._process != os.getpid():
             raise RuntimeError("a Classifier is of one process; make another one after a fork")
@@ -269,7 +297,7 @@ class Classifier:
         shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
             chunks = split_into_chunks(rows)
-            results = self._model.outcomes(chunks, advance=advance, options=options)
+            results = model.outcomes(chunks, advance=advance, options=options)
             with closing(results):
                 return [outcome for _, outcomes in results for outcome in outcomes]
 

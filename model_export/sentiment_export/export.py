@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,7 @@ from sentiment_export.quality.evaluation import AccuracyGate
 from sentiment_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from sentiment_export.quality.verification import NAMES, DiffersTooMuch, Reference, verify
 
-# Those that are installed.
-MADE_WITH = ("sentiment-service", "torch", "transformers", "optimum-onnx", "onnx", "onnxruntime")
+MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
 
 
 def export(
@@ -91,8 +90,7 @@ def export(
             say("writing the graphs")
             graphs = graphs_of(checkpoint, Path(work))
             passes = {p: graphs.write(p, directory / ONNX_FILES[p]) for p in made}
-        manifest = _manifest(checkpoint, directory, output.name, passes)
-        manifest = manifest.model_copy(update={"reference": kind})
+        manifest = _manifest(checkpoint, directory, output.name, passes, kind)
         checks = _Checks(checkpoint, directory, gate, say, kind)
         for precision in made:
             if debug_parity:
@@ -102,7 +100,7 @@ def export(
         if not manifest.variants:
             raise UserError(f"no bundle was written: {gate.verdict()}")
         if calibration_texts:
-            bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+            bundle = Bundle(directory, manifest, dict(checkpoint.config))
             manifest = calibrated(bundle, calibration_texts, say=say)
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -138,7 +136,7 @@ class _Checks:
         The gate refuses an int8 that differs from the reference by more than its tolerance.
         """
         variant = manifest.variants[precision]
-        bundle = Bundle(self.directory, manifest, self.checkpoint.model.config.to_dict())
+        bundle = Bundle(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         parity = None
         if self.kind == "fp32" and precision == "fp32":
@@ -188,9 +186,7 @@ def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Man
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
     # LABEL_1. Other readers do not know its defaults, so the labels are always written.
-    config = json.loads(checkpoint.model.config.to_json_string())
-    config["id2label"] = {str(index): label for index, label in enumerate(checkpoint.labels)}
-    config["label2id"] = {label: index for index, label in enumerate(checkpoint.labels)}
+    config = checkpoint.config
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     with full_disk_named(directory):
@@ -198,10 +194,18 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
+    checkpoint: Checkpoint,
+    directory: Path,
+    name: str,
+    passes: dict[Precision, list[str]],
+    reference: ReferenceKind,
 ) -> Manifest:
-    hub = origin(checkpoint.path)
-    language = getattr(checkpoint.model.config, "language", None)
+    hub, made_with = origin(checkpoint.path), [*MADE_WITH]
+    if checkpoint.encoder is None:
+        made_with.append("optimum-onnx")
+    if checkpoint.encoder is None or reference == "pytorch":
+        made_with += ["torch", "transformers"]
+    language = checkpoint.config.get("language")
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -219,17 +223,11 @@ def _manifest(
         text_pairs=checkpoint.text_pairs,
         language=language if isinstance(language, str) else None,
         notes=checkpoint.notes,
+        reference=reference,
         variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
-        created_with={name: found for name in MADE_WITH if (found := _version(name))},
+        created_with={package: version(package) for package in made_with},
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _variant(directory: Path, name: str, passes: list[str]) -> Variant:

@@ -185,11 +185,11 @@ def exported(base: Path, architecture: str) -> Exported:
 
 
 def assert_like_transformers(model: Model, source: Path, texts: Sequence[str] = CORPUS) -> None:
-    """Ids and fp32 logits are those of transformers' slow tokenizer and model.
+    """Ids and fp32 logits are those of transformers' tokenizer and model.
 
     The logits are the same alone and in one batch.
     """
-    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
+    tokenizer = AutoTokenizer.from_pretrained(source)
     reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
     encodings = [model.tokenizer.encode(text) for text in texts]
     for text, encoding, batched in zip(texts, encodings, model.infer(encodings), strict=True):
