@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from safetensors.numpy import load_file, save_file
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.graph.precision import LARGEST_HALF

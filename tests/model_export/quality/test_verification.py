@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 import pytest
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.checkpoint.labels import MULTI_LABEL
 from sentiment_export.quality.verification import (
     LABEL_AGREEMENT,
     LONGEST,
@@ -143,7 +144,7 @@ def test_each_label_of_a_multi_label_model_is_a_decision(
 ) -> None:
     """Each label counts, as being over 0.5 or not: the best one, any other, or the only one."""
     logits, infer = Checkpoint.logits, Model.infer
-    monkeypatch.setitem(cast("dict[str, str]", checkpoint.config), "problem_type", MULTI_LABEL)
+    monkeypatch.setitem(cast("dict[str, object]", checkpoint.config), "problem_type", MULTI_LABEL)
     monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: logits(self, ids)[:labels])
     signs = np.ones(labels, np.float32)
 
