@@ -8,8 +8,8 @@ PORT ?= 8000
 # cpu or gpu. By default, what .venv already has.
 HARDWARE ?= $(if $(wildcard .venv/.locked-gpu),gpu,cpu)
 UV ?= $(CURDIR)/.venv/bin/uv
-# Of cluster-check.
-ROWS ?= 200000
+# Of Ray Data's part of cluster-check.
+ROWS ?= 32000
 LOCK_FLAGS ?=
 
 # It shows each package and its download, because an installation takes from seconds to minutes.
@@ -115,8 +115,8 @@ platform-tools:
 		/usr/share/gocode/src/gopkg.in/validator.v2:golang-gopkg-validator.v2-dev
 
 .PHONY: cluster-check
-cluster-check: install-dev ## Classify with Ray and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
-	.venv/bin/python checks/cluster/check.py --rows '$(ROWS)'
+cluster-check: install-dev ## Classify with Ray Data and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
+	.venv/bin/python checks/cluster/check_ray_data.py --rows '$(ROWS)'
 	.venv/bin/python checks/cluster/check_spark.py
 	.venv/bin/python checks/cluster/check_ray_serve.py
 
@@ -156,7 +156,7 @@ soak: install-dev ## Run traffic with faults for half an hour; check all answers
 # of torch, which differ between builds of torch; torch pins them itself.
 .PHONY: lock
 lock: ## Update requirements/*.txt with the uv of install-dev, or UV= (LOCK_FLAGS=--upgrade for the newest versions)
-	$(LOCK) --extra cpu --extra files --extra otel --extra grpc --extra export --extra dev --extra bench pyproject.toml -o requirements/dev.txt
+	$(LOCK) --extra cpu --extra files --extra otel --extra grpc --extra export --extra dev --extra pictures pyproject.toml -o requirements/dev.txt
 	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton=)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
 	rm requirements/dev.txt.old
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt

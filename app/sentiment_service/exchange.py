@@ -39,12 +39,15 @@ class Arrival:
     """What the server says of a request, beside what ASGI has a place for.
 
     ``at`` is when the head arrived, on the event loop's clock; under load it waits before it is
-    read. ``complete`` says whether the whole body has arrived with it. When the client has closed
-    the connection, the server sets ``departed`` and calls ``on_departure``.
+    read. ``complete`` says whether the whole body has arrived with it, ``endless`` whether nobody
+    knows yet where it ends. When the client has closed the connection, the server sets ``departed``
+    and calls ``on_departure``. The answer sets ``refused``.
     """
 
     at: float
     complete: bool = False
+    endless: bool = False
+    refused: bool = False
     departed: bool = False
     on_departure: Callable[[], object] | None = None
 

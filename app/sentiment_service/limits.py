@@ -168,6 +168,49 @@ class InflightBytes:
         self._own[0] = self._own_taken
 
 
+class Proxies:
+    """The proxies of ``--trusted-proxies``, whose X-Forwarded-For is believed."""
+
+    def __init__(self, trusted: Sequence[str]) -> None:
+        self._all = "*" in trusted
+        self._networks = [ipaddress.ip_network(one) for one in trusted if one != "*"]
+
+    def client(self, peer: str, forwarded: Iterable[bytes]) -> str:
+        """The address of the client behind ``peer``, by the header's lines in their order.
+
+        Each proxy adds the address that it sees at the end. So the client is the last one that is
+        no trusted proxy's; what is no address, a client has made up.
+        """
+        client = peer
+        hops = b",".join(forwarded).decode("latin-1").split(",")
+        while self._trusts(client) and hops and (address := _address(hops.pop())):
+            client = address
+        return client
+
+    def _trusts(self, address: str) -> bool:
+        if self._all:
+            return True
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:  # of a connection that has none
+            return False
+        return any(found in network for network in self._networks)
+
+
+def _address(hop: str) -> str:
+    """The IP address of an entry of X-Forwarded-For, without its port; empty if it has none."""
+    hop = hop.strip()
+    if hop.startswith("["):
+        hop = hop[1:].partition("]")[0]
+    elif hop.count(":") == 1:
+        hop = hop.partition(":")[0]
+    try:
+        found = ipaddress.ip_address(hop.partition("%")[0])  # behind it may be any words
+    except ValueError:
+        return ""
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
 def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
     """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``.
 
@@ -201,7 +244,4 @@ def _network(address: str) -> str:
     """What a client without a key counts for: an IPv4 address, or the network of an IPv6 one."""
     if ":" not in address:
         return address
-    try:
-        return str(ipaddress.ip_network((address.partition("%")[0], IPV6_NETWORK_BITS), False))
-    except ValueError:  # what a proxy has put into X-Forwarded-For
-        return address
+    return str(ipaddress.ip_network((address.partition("%")[0], IPV6_NETWORK_BITS), False))

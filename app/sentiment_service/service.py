@@ -18,7 +18,7 @@ from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import NotReady, ShuttingDown
-from sentiment_service.limits import Access, InflightBytes, Paths
+from sentiment_service.limits import Access, InflightBytes, Paths, Proxies
 from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import ModelObserver
@@ -61,6 +61,7 @@ class Service:
         self.show_status: Callable[[], None] = lambda: None
         credentials = credentials or Credentials.read(settings)
         self.access = Access(settings, paths, self.board, credentials)
+        self.proxies = Proxies(settings.trusted_proxies)
         self.version = importlib.metadata.version("sentiment-service")
         self.cpus = cpus or available_cpus()
         self.started_at = int(time.time())  # Unix seconds

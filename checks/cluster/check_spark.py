@@ -8,7 +8,6 @@ import argparse
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,17 +19,12 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.service import descendants
-from checks.cluster.rerun import ROOT, rerun_with
+from checks.cluster.rerun import rerun_with
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; from sentiment_service.cli.command import main; sys.exit(main())",
-]
 CPUS = 2
 
 
@@ -42,18 +36,14 @@ def main() -> None:
     rerun_with("pyspark", "spark.txt")
     if shutil.which("java") is None:
         sys.exit("check_spark: needs Java 17 or newer: apt-get install openjdk-17-jre-headless")
-    import pyarrow.parquet as pq
-
+    from checks.cluster.command import classified
     from checks.cluster.texts import rows
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "rows.parquet", Path(folder) / "plain.parquet"
-        pq.write_table(rows(count), source)
-        command = [*COMMAND, "classify", "--input", str(source), "--output", str(target)]
-        subprocess.run(command, cwd=ROOT, check=True)
-        expected = pq.read_table(target)
+        source = Path(folder) / "rows.parquet"
+        expected = classified(rows(count), Path(folder))
         _check_local(source, expected)
         _check_executors(source, expected, Path(folder))
 

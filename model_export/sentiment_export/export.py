@@ -27,13 +27,8 @@ from sentiment_service.errors import UserError
 from sentiment_export.bundle_calibration import CalibrationTexts, calibrated
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.source import commit_date, origin
-from sentiment_export.graph.variants import (
-    export_graph,
-    external_data,
-    write_fp16,
-    write_fp32,
-    write_int8,
-)
+from sentiment_export.graph.builder import external_data
+from sentiment_export.graph.variants import Graphs, graphs_of
 from sentiment_export.model_card import model_card
 from sentiment_export.output import ONNX_FILES, check_bundle_output
 from sentiment_export.quality.evaluation import AccuracyGate
@@ -41,11 +36,6 @@ from sentiment_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from sentiment_export.quality.layer_parity import layer_parity
 from sentiment_export.quality.verification import DiffersTooMuch, verify
 
-WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
-    "fp32": write_fp32,
-    "int8": write_int8,
-    "fp16": write_fp16,
-}
 MADE_WITH = ("sentiment-service", "torch", "transformers", "optimum-onnx", "onnx", "onnxruntime")
 
 
@@ -58,6 +48,7 @@ def export(
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
     calibration_texts: CalibrationTexts | None = None,
     debug_parity: bool = False,
+    graphs_of: Callable[[Checkpoint, Path], Graphs] = graphs_of,
     say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
@@ -82,9 +73,9 @@ def export(
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
         with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
-            say("exporting the graph")
-            plain = export_graph(checkpoint, Path(work))
-            passes = {p: WRITERS[p](plain, directory / ONNX_FILES[p]) for p in made}
+            say("writing the graphs")
+            graphs = graphs_of(checkpoint, Path(work))
+            passes = {p: graphs.write(p, directory / ONNX_FILES[p]) for p in made}
         manifest = _manifest(checkpoint, directory, output.name, passes)
         for precision in made:
             if debug_parity:

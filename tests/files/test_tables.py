@@ -299,6 +299,7 @@ THREAD = """1\t"This phone is great, they said
         # The next quote is in another column.
         ('1\t"open\nb"\t2\n3\tmeh\n', ['"open', "2", "meh"]),
         ('"1\ta\n2"\tb\n', ["a", "b"]),
+        ('"1\n2"\tb\n', ["b"]),
         ('1\tsize 5" or 6"\n2\t6"\n', ['size 5" or 6"', '6"']),
     ],
 )
@@ -329,6 +330,7 @@ def test_a_quote_far_behind_the_beginning(tmp_path: Path) -> None:
         ('1,a\n2,"great, they said\n3,worst, I hate it\n4,they said"\n5,b\n', 3),
         ('1,"two\nlines"\n', None),
         ('1,"two\nlines, really"\n', 2),
+        ('1,"two, really\nlines"\n', None),
     ],
 )
 def test_a_cell_of_several_lines_that_could_be_rows(

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.open_inference import (
+from sentiment_service.adapters.tensors import (
     SERVER,
     VERSION,
     InferRequest,
@@ -19,7 +19,6 @@ from sentiment_service.adapters.forms.open_inference import (
 )
 from sentiment_service.api.body import media_type, read_bytes, validated
 from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
-from sentiment_service.api.openapi.document import ERRORS, documented
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.encoding import TextOptions
@@ -79,8 +78,8 @@ async def model_ready(request: HttpRequest) -> dict[str, Any]:
     return {"ready": True, "name": classifier.model.name}
 
 
-@infer_router.post("/models/{name}/versions/{version}/infer", responses=documented(*ERRORS))
-@infer_router.post("/models/{name}/infer", responses=documented(*ERRORS))
+@infer_router.post("/models/{name}/versions/{version}/infer")
+@infer_router.post("/models/{name}/infer")
 async def infer(request: HttpRequest) -> Response:
     """Labels, scores and logits of a tensor of texts.
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sentiment_service.adapter import Adapter
 from sentiment_service.api.http_exchange import Route, TextRoute, application
-from sentiment_service.api.openapi.components import with_components
+from sentiment_service.api.openapi import ERRORS, with_components
 from sentiment_service.api.routes import classify, metrics, operations, page
 from sentiment_service.errors import (
     BadRequest,
@@ -32,17 +32,18 @@ DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. Each answer has the request's
 `x-request-id`, or a new one. With `x-request-timeout-ms`, a request sets a deadline of its own, if
 it is shorter than `deadline_ms` of `/info`. Bodies may be compressed (gzip, br, deflate), and so
-are long answers for clients that accept it. Routes of protocols that have a description of their
-own are not listed.
+are long answers for clients that accept it. Routes of other servers' protocols are listed with the
+name of the protocol, which has a description of its own.
 """
 TAGS = [
     {"name": "classification", "description": "The service's own formats."},
-    {"name": "compatibility", "description": "The formats of other servers."},
+    {"name": "compatibility", "description": "The protocols of other servers."},
     {"name": "operations", "description": "For operators: health, limits, models, metrics."},
     {"name": "page", "description": "A page to try the service."},
 ]
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+TEXT_STATUSES = dict.fromkeys(error.status for error in ERRORS)
 OWN_PATHS = Paths(
     probes=PathSet({"/health", "/health/live", "/health/ready"}),
     open=PathSet({"/", "/docs", "/docs/*", "/openapi.json", "/metrics", "/web/*"}),
@@ -149,12 +150,12 @@ def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
     """Create the metric series of requests for answers at 0, before the first request.
 
     Alerts and dashboard read them, and a rate misses the first increase of a series that did not
-    exist before. Each route that takes texts has a series for each documented status, and one for
-    clients that disconnect. The series of other routes appear with their first request.
+    exist before. Each route that takes texts has a series for each status that a text may get, and
+    one for clients that disconnect. The series of other routes appear with their first request.
     """
     for route in routes:
         if isinstance(route, TextRoute):
-            for status in (200, ClientDisconnected.status, *route.responses):
-                series.expect_request(route.path, "POST", int(status), route.operation)
+            for status in (200, ClientDisconnected.status, *TEXT_STATUSES):
+                series.expect_request(route.path, "POST", status, route.operation)
     for refusal in (BadRequest, HeadersTooLarge):
         series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)

@@ -17,9 +17,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
-from sentiment_service.errors import MethodNotAllowed, NotFound, ServiceError
+from sentiment_service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
 from sentiment_service.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
-from sentiment_service.limits import IPV4_MAPPED, plain_address
 from sentiment_service.problems import problem
 from sentiment_service.service import Service
 
@@ -51,8 +50,9 @@ class HttpExchange(Exchange):
         if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
             headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
         client = scope["client"][0] if scope["client"] else ""
-        if client.startswith(IPV4_MAPPED):  # from a proxy's header
-            client = plain_address(client)
+        if b"x-forwarded-for" in headers:
+            lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+            client = service.proxies.client(client, lines)
         super().__init__(
             service,
             verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
@@ -124,7 +124,8 @@ class HttpExchange(Exchange):
             self._begun = True
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
-            if self.service.lifecycle.stopping:
+            self.arrival.refused = refused = self.status >= BadRequest.status
+            if self.service.lifecycle.stopping or (refused and self.arrival.endless):
                 # The client must not send its next request on this connection.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
@@ -172,6 +173,8 @@ class Route(APIRoute):
     of the event loop's CPU time for a request of one text (``benchmarks/cpu_time/``).
     """
 
+    encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the endpoint answer.
 
@@ -192,7 +195,9 @@ class Route(APIRoute):
         body = getattr(response, "body", None)  # a file and a stream have none
         # The endpoint has chosen the encoding of an answer with Vary.
         short = body is not None and (len(body) < COMPRESS_BYTES or "vary" in response.headers)
-        sent = response if short else CompressMiddleware(response, minimum_size=COMPRESS_BYTES)
+        sent: ASGIApp = response
+        if not short:
+            sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
         await sent(scope, receive, send)
 
     @staticmethod

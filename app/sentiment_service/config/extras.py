@@ -19,6 +19,7 @@ EXTRAS = {
     "pyspark": "spark",
     "huggingface_hub": "hub",
     "requests": "hub",
+    "matplotlib": "pictures",
     **dict.fromkeys(
         (
             "google",

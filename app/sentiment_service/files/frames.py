@@ -50,8 +50,11 @@ def with_results(
     table: Frame, column: str, columns: ResultColumns, results: Iterable[ResultItem]
 ) -> Frame:
     """The table with the columns of its rows' results, which are in the order of its rows."""
-    added = columns_of(results, columns, _names(table))
+    names = _names(table)
     whole: Any = table
+    if _is_from("pyarrow", whole, "Table", "RecordBatch"):
+        return cast(Frame, columns.with_arrow(whole, results, columns.arrow_schema(names)))
+    added = columns_of(results, columns, names)
     if isinstance(whole, Mapping):
         arrays = isinstance(whole[column], np.ndarray)
         whole = {**whole, **(_as_arrays(added, columns) if arrays else added)}
@@ -59,10 +62,8 @@ def with_results(
         whole = whole.copy(deep=False)
         for name, values in as_pandas(added, columns).items():
             whole[name] = values.array  # by position: an index may repeat
-    elif _is_from("polars", whole, "DataFrame"):
-        whole = whole.with_columns(_as_polars(added, columns))
     else:
-        whole = _with_arrow(whole, added, columns)
+        whole = whole.with_columns(_as_polars(added, columns))
     return cast(Frame, whole)
 
 
@@ -118,12 +119,3 @@ def _as_polars(added: Added, columns: ResultColumns) -> list[Any]:
     types = {str: pl.String, float: pl.Float64, list: pl.List(pl.String)}
     kinds = zip(added.items(), columns.types.values(), strict=True)
     return [pl.Series(name, values, types[kind]) for (name, values), kind in kinds]
-
-
-def _with_arrow(table: Any, added: Added, columns: ResultColumns) -> Any:
-    import pyarrow as pa
-
-    fields = columns.arrow_schema(table.schema.names)
-    arrays = [pa.array(added[field.name], field.type) for field in fields]
-    schema = pa.schema([*table.schema, *fields], metadata=table.schema.metadata)
-    return type(table).from_arrays([*table.columns, *arrays], schema=schema)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 
 from sentiment_service.config.settings import Settings
-from sentiment_service.engine.batching.batches import infer_each
+from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
 from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share

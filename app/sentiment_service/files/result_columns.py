@@ -61,6 +61,14 @@ class ResultColumns:
             pa.array([row[index] for row in rows], field.type) for index, field in enumerate(schema)
         ]
 
+    def with_arrow(self, table: Any, results: Iterable[ResultItem], schema: "pa.Schema") -> Any:
+        """A Table or RecordBatch of Arrow with its rows' results as columns of ``schema``."""
+        import pyarrow as pa
+
+        arrays = [*table.columns, *self.arrow_arrays(results, schema)]
+        whole = pa.schema([*table.schema, *schema], metadata=table.schema.metadata)
+        return type(table).from_arrays(arrays, schema=whole)
+
 
 def error_text(result: ResultItem) -> str | None:
     """What the column ``error`` says; None of a prediction."""

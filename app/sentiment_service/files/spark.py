@@ -50,11 +50,7 @@ class PartitionClassifier:
         task: TaskContext = TaskContext.get()  # never None in a task
         classifier = _classifier(self.bundle, self.digest, self.settings, task.cpus())
         for chunk, results in classifier.classify(self._chunks(batches)):
-            columns = [
-                *chunk.rows.columns,
-                *self.columns.arrow_arrays(results, self.results),
-            ]
-            yield pa.record_batch(columns, schema=pa.schema([*chunk.rows.schema, *self.results]))
+            yield self.columns.with_arrow(chunk.rows, results, self.results)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
         for batch in batches:

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sentiment_service.engine.batching.batches import BatchReport
+from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.observer import STAGES
+from sentiment_service.engine.observer import STAGES, Gauges
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
 from sentiment_service.observability.traces import Tracer, current_tag
@@ -73,10 +73,19 @@ class ModelObserver:
         revision = model.revision or ""
         self._facts = (revision, model.precision, model.digest, model.provider, version)
 
-    def watch(self, **gauges: Callable[[], float]) -> None:
-        self._metrics.show_model(self._name, *self._facts)
-        for name, function in gauges.items():
-            getattr(self._metrics, name).watch(function, self._name)
+    def watch(self, gauges: Gauges) -> None:
+        metrics = self._metrics
+        metrics.show_model(self._name, *self._facts)
+        for metric, gauge in (
+            (metrics.queue_texts, gauges.queue_texts),
+            (metrics.queue_tokens, gauges.queue_tokens),
+            (metrics.queue_wait_seconds, gauges.queue_wait_seconds),
+            (metrics.runners_stuck, gauges.runners_stuck),
+            (metrics.device_lost, gauges.device_lost),
+            (metrics.cache_bytes, gauges.cache_bytes),
+            (metrics.model_ready, gauges.model_ready),
+        ):
+            metric.watch(gauge, self._name)
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

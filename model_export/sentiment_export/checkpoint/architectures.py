@@ -57,9 +57,9 @@ def full_attention(config: Any) -> int:
 class Architecture:
     """One model type of transformers that has a sequence classifier.
 
-    ``layers`` is true if ``find_layers`` recognises its encoder layers; ``padding.py`` then also
-    changes attention. Otherwise ``rows.py`` leaves attention as it was exported. ``max_tokens``
-    takes the model's config and returns how many tokens have a position, special ones included.
+    ``layers`` is true for BERT's family, whose graph is written from its weights. Otherwise
+    ``rows.py`` leaves attention as PyTorch exported it. ``max_tokens`` takes the model's config and
+    returns how many tokens have a position, special ones included.
     """
 
     name: str

@@ -20,13 +20,11 @@ from sentiment_export.checkpoint.config import check_task, model_config, read_co
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.labels import MULTI_LABEL
 from sentiment_export.checkpoint.layout import choose_local_files, shards
-from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
+from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import load_weights
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
-# Architectures whose exported graph has token types as an input.
-_TYPED = ("albert", "bert", "deberta", "deberta-v2", "electra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ def _prepare_for_export(model: Any) -> None:
         # Its sparse attention chooses blocks at random and by the length of the traced text. Up to
         # ``architectures.full_attention``, it attends to all tokens itself.
         model.base_model.set_attention_type("original_full")
-    if config.model_type in _TYPED and config.type_vocab_size == 1:
+    if config.model_type in TYPED and config.type_vocab_size == 1:
         # Optimum traces token types 0 and 1. The second row is for that alone.
         table = model.base_model.embeddings.token_type_embeddings
         table.weight = torch.nn.Parameter(table.weight.detach().repeat(2, 1))

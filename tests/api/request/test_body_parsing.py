@@ -160,7 +160,7 @@ def test_long_bodies_are_parsed_on_the_workers_thread(
         wrong = b'{"numbers": 1}' + b" " * spaces
         with pytest.raises(InvalidRequest, match="numbers"):
             _run(read_body(Body(wrong, worker=worker).request, Sum))
-    assert threads == [threading.current_thread().name] * 2 + ["tokenizer_0"] * 2
+    assert threads == [threading.current_thread().name] * 2 + ["tokenizer"] * 2
 
 
 def test_a_long_body_has_the_time_of_its_request(worker: StepThread) -> None:

@@ -209,7 +209,7 @@ def test_a_threshold_of_the_clients(listen: Listen, moods: Path, tmp_path: Path)
 
 
 def test_a_flag_for_a_threshold_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says what is accepted, and for which models; clusters have no such flag."""
+    """One line says what is accepted, and for which models."""
     for wrong in ("1.1", "x", "nan"):
         with pytest.raises(SystemExit, match="2"):
             main(["classify", "--threshold", wrong, "love"])
@@ -217,8 +217,6 @@ def test_a_flag_for_a_threshold_that_cannot_be(capsys: pytest.CaptureFixture[str
     assert main(["classify", "--threshold", "0.5", "love"]) == 1
     said = "--threshold is for multi-label models; minilm-l6-tweet-sentiment gives each text one"
     assert said in capsys.readouterr().err
-    assert main(["classify", "--engine", "ray", "--threshold", "0.5"]) == 2
-    assert "--threshold is for use without --engine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, "0.5", True])

@@ -117,7 +117,9 @@ class Scraper:
     async def scrape(self, accept: str = "") -> httpx2.Response:
         request: Any = SimpleNamespace(headers={"accept": accept})
         answer = await self._scrapes.answer(request)
-        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.body)
+        return httpx2.Response(
+            answer.status_code, headers=answer.headers, content=bytes(answer.body)
+        )
 
 
 ACCEPTED = [

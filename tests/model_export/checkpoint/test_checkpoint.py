@@ -148,6 +148,11 @@ def _config_is(text: str) -> Callable[[Path], object]:
             id="PEFT beside a model",
         ),
         pytest.param(
+            lambda p: [(p / "model_head.pkl").touch(), configure(p, architectures=["BertModel"])],
+            "holds model_head.pkl, so it is a model of SetFit, whose classifier is not in its wei",
+            id="SetFit",
+        ),
+        pytest.param(
             lambda p: configure(p, hidden_size=96, quantization_config={"quant_method": "gptq"}),
             r"is quantized \(gptq\)",
             id="GPTQ",

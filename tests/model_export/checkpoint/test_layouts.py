@@ -44,7 +44,7 @@ def test_long_texts_are_cut_at_the_side_that_the_checkpoint_names(
     source = make_checkpoint(tmp_path / "made", "bert")
     (source / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
     model = _exported(source, tmp_path / "bundle")
-    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
+    tokenizer = AutoTokenizer.from_pretrained(source)
     text = " ".join(CORPUS * 2)
     assert_like_transformers(model, source, [text])
     encoding = model.tokenizer.encode(text)

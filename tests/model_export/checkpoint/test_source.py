@@ -186,7 +186,10 @@ def test_revisions(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """A branch, a commit and a pull request's ref each give their own files, also offline."""
     other = write_files(
         tmp_path / "other",
-        **{"config.json": b'{"model_type": "bert", "x": 1}', "model.safetensors": b"other"},
+        **{
+            "config.json": b'{"model_type": "bert", "use_cache": true}',
+            "model.safetensors": b"other",
+        },
     )
     main = hub.add(REPO, checkpoint)
     changed = hub.add(REPO, other, ref="refs/pr/1")

@@ -75,7 +75,7 @@ def test_labels_may_be_spelled_as_in_the_checkpoint(
         ("en\t2\tok\n", ":1: label '2' is not one of the model's: negative, neutral, positive"),
         ("", "holds no labelled texts"),
         ("\n \n", "holds no labelled texts"),
-        (b"en\tpositive\t\xff\n", ":1: the text is not UTF-8"),
+        (b"en\tpositive\t\xff\n", "is not text in UTF-8"),
         (None, "there is no file"),
     ],
 )

@@ -14,7 +14,9 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc import StatusCode
 from pydantic import BaseModel
 
-from sentiment_service.adapters.forms.open_inference import (
+from sentiment_service.adapters.grpc.call import INFER, Call, Handlers
+from sentiment_service.adapters.grpc.messages import POOL, SERVICES, Message
+from sentiment_service.adapters.tensors import (
     SERVER,
     VERSION,
     InferRequest,
@@ -27,8 +29,6 @@ from sentiment_service.adapters.forms.open_inference import (
     output,
     unpack,
 )
-from sentiment_service.adapters.grpc.call import INFER, Call, Handlers
-from sentiment_service.adapters.grpc.messages import POOL, SERVICES, Message
 from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.errors import InvalidRequest, NotFound, NotReady, ShuttingDown
 from sentiment_service.results import every_prediction

@@ -1,23 +1,63 @@
 """POST /classify, and what other routes that classify share with it."""
 
+from typing import Annotated
+
 from fastapi import APIRouter, Response
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import examples
-from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.api.openapi.schemas import ClassifyResponse
-from sentiment_service.results import item, whole_failure
+from sentiment_service.api.openapi import (
+    EMPTY,
+    ERRORS,
+    VERSION,
+    documented,
+    documented_body,
+    example,
+)
+from sentiment_service.engine.model.model import ModelVersion
+from sentiment_service.results import FailedItem, Prediction, item, whole_failure
 from sentiment_service.validation import ClassifyRequest
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
+
+PREDICTION = {
+    "label": "positive",
+    "score": 0.899,
+    "scores": {"negative": 0.061, "neutral": 0.04, "positive": 0.899},
+    "logits": {"negative": -0.946, "neutral": -1.47, "positive": 2.464},
+    "tokens": 6,
+    "truncated": False,
+    "polarity": 0.838,
+}
+CLASSIFIED = {
+    "model": VERSION,
+    "labels": ["negative", "neutral", "positive"],
+    "results": [PREDICTION, EMPTY],
+}
+
+Answered = Annotated[ModelVersion, Field(description="the model that answered")]
+
+
+class ClassifyResponse(TypedDict):
+    """The results of the texts, and the model that they are from."""
+
+    model: Answered
+    labels: Annotated[
+        list[str], Field(description="the model's labels, in the order of its logits")
+    ]
+    results: Annotated[
+        list[Prediction | FailedItem],
+        Field(description="one item for each text, in the order of the texts"),
+    ]
 
 
 @router.post(
     "/classify",
     operation_id="classify",
     response_model=ClassifyResponse,
-    responses={**example(examples.CLASSIFIED), **documented(*ERRORS)},
+    responses={**example(CLASSIFIED), **documented(*ERRORS)},
     openapi_extra=documented_body(ClassifyRequest),
 )
 async def classify(request: HttpRequest) -> Response:

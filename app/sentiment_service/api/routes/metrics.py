@@ -7,13 +7,18 @@ from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import exposition
+from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from sentiment_service.api.http_exchange import HttpRequest, Route, packed_answer
-from sentiment_service.api.openapi import examples
-from sentiment_service.api.openapi.document import text_example
+from sentiment_service.api.openapi import MODEL, text_example
 from sentiment_service.observability.metrics import Metrics
+
+EXAMPLE = (
+    "# HELP sentiment_model_ready 1 while the model answers.\n"
+    "# TYPE sentiment_model_ready gauge\n"
+    f'sentiment_model_ready{{model="{MODEL}"}} 1.0\n'
+)
 
 router = APIRouter(tags=["operations"], route_class=Route)  # it may have a port of its own
 
@@ -24,7 +29,7 @@ LEVEL = 4  # higher ones of gzip take longer and save little
 TEXT = "text/plain"
 # What a client may choose. Each further form, such as a version that it names, would be rendered
 # and kept apart.
-FORMS = {
+FORMS: dict[str, tuple[Callable[[CollectorRegistry], bytes], str]] = {
     TEXT: (exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4),
     "application/openmetrics-text": (
         openmetrics.generate_latest,
@@ -74,7 +79,7 @@ class Scrapes:
     "/metrics",
     operation_id="getMetrics",
     response_class=PlainTextResponse,
-    responses=text_example(examples.METRICS, "text/plain"),
+    responses=text_example(EXAMPLE, "text/plain"),
 )
 async def metrics(request: HttpRequest) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""

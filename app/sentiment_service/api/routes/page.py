@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
 from sentiment_service.api.http_exchange import HttpRequest, Route, packed_answer
-from sentiment_service.api.openapi.document import text_example
+from sentiment_service.api.openapi import text_example
 
 router = APIRouter(tags=["page"], route_class=Route)
 docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with --docs on

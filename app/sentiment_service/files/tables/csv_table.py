@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import operator
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = (";", "|")
 # A first line such as "sep=;" is for spreadsheets.
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*$', re.IGNORECASE)
+LINE_END = re.compile(r"\r\n|\r|\n")
 UNCLOSED = "unexpected end of data"  # in the words of Python's csv
 csv.field_size_limit(MAX_FIELD_CHARS)
 
@@ -54,9 +56,9 @@ def read_rows(
     ends may be between them. If something else follows, or there is no other quote, the row has a
     fault, and ends with its line: what followed is read as rows.
 
-    Many programs that write tabs write a quote like any other character. So there, a cell has
-    several lines only if it has no tab and is one of several, as many as the ``width`` of the
-    table, if this is known. Without ``quotes``, all are characters.
+    A cell of several lines that could be rows, too, is doubtful. Many programs that write tabs
+    write a quote like any other character, so there it is a fault, and so is a cell of several
+    lines in a row of other than ``width`` cells. Without ``quotes``, all are characters.
     """
     rest, number = iter(lines), 1
     waiting: deque[str] = deque()  # lines that a faulty quote had taken
@@ -71,7 +73,7 @@ def read_rows(
             except csv.Error as error:
                 row.fault = str(error)
             else:
-                _judge(row, cells, taken, separator, width)
+                _judge(row, cells, len(taken), separator, width)
             if row.fault:
                 waiting.extendleft(reversed(taken[1:]))
         number += row.lines
@@ -91,17 +93,27 @@ def _taking(taken: list[str], waiting: deque[str], rest: Iterator[str]) -> Itera
         yield line
 
 
-def _judge(row: Row, cells: list[str], taken: list[str], separator: str, width: int) -> None:
+def _judge(row: Row, cells: list[str], lines: int, separator: str, width: int) -> None:
     """Give the row its cells, if the quotes can be meant as such."""
-    if len(taken) > 1 and separator == "\t":
-        one = len(cells) == 1 or len(cells) != (width or len(cells))
-        if one or any("\t" in cell and set(cell) & {"\r", "\n"} for cell in cells):
+    if lines > 1:
+        row.doubtful = _could_be_rows(cells, separator, width or len(cells))
+        if separator == "\t" and (row.doubtful or len(cells) != (width or len(cells))):
             row.fault = "the quote would take the next rows"
             return
-    row.cells, row.lines = cells, len(taken)
-    row.doubtful = len(taken) > 1 and all(
-        len(_split(line, separator)) >= width for line in taken[1:]
-    )
+    row.cells, row.lines = cells, lines
+
+
+def _could_be_rows(cells: list[str], separator: str, width: int) -> bool:
+    """Whether the lines of a cell have the separators of the end, the middle and a row's begin."""
+    for index, cell in enumerate(cells):
+        first, *middle = LINE_END.split(cell)
+        if middle:
+            last = middle.pop()
+            found = [line.count(separator) for line in (first, last, *middle)]
+            needed = [width - 1 - index, index, *[width - 1] * len(middle)]
+            if all(map(operator.ge, found, needed)):
+                return True
+    return False
 
 
 class CsvTable(Table):

@@ -63,7 +63,7 @@ class TextFile:
         _check_is_text(path, start)
         text = start.decode("utf-8-sig", "surrogateescape")
         lines = list(io.StringIO(text, newline=""))
-        self.start = lines if self.is_short else lines[:-1]
+        self.start = lines if self.is_short else lines[:-1] or lines
 
     def lines(self) -> Iterator[str]:
         """The lines without their ends. The rest of a line of ``MAX_FIELD_CHARS`` is left out.
@@ -156,7 +156,7 @@ def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
     A line that is longer than ``max_chars`` is cut, which bounds the memory. What is left is
     still longer than ``max_chars``, so that the line is refused later.
     """
-    while line := source.readline(max_chars + 1):
+    while line := source.readline(max_chars + 2):
         rest = line
         while rest and not rest.endswith("\n"):
             rest = source.readline(max_chars)
