@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
 from sentiment_service.engine.text.options import Preprocessing
@@ -67,10 +67,17 @@ class Calibration(_Record):
         )
 
 
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name:
+        raise ValueError("must be a path inside of the bundle")
+    return name
+
+
 class DataFile(_Record):
     """A file of the bundle. ``file`` is its path, relative to the manifest's directory."""
 
-    file: str
+    file: Annotated[str, AfterValidator(_inside)]  # a manifest may be anyone's
     sha256: str
     bytes: int
 
@@ -245,7 +252,8 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise UserError(f"{path / MANIFEST}: {where}: {first['msg']}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{path / MANIFEST}: {where}: {message}") from None
 
 
 def _check_digest(bundle: Path, name: str, expected: str) -> Path:
