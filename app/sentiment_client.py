@@ -36,7 +36,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from math import isfinite
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 try:
     import httpx
@@ -73,6 +73,8 @@ FIRST_BACKOFF_S = 0.1
 PASSING = {"deadline_exceeded", "not_ready", "shutting_down"}
 # A patient client logs why it waits when the wait gets as long as this, and then once in this time.
 SHOWN_FROM_S, SHOWN_EVERY_S = 5.0, 60.0
+# What columns have for a missing value, as ``str`` gives it: None, NaN of any type, NA and NaT.
+MISSING = {"None", "nan", "NaN", "<NA>", "NaT"}
 NOT_THE_SERVICE = "the answer is not from the sentiment service"
 
 logger = logging.getLogger(__name__)
@@ -101,10 +103,22 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ItemError:
-    """Why a text of a list has no prediction. ``code`` is stable, ``message`` is for people."""
+    """Why a text of a list has no prediction. ``code`` is stable, ``message`` is for people.
+
+    What a prediction has is None, so that ``[one.label for one in outcomes]`` is a column.
+    """
 
     code: str
     message: str
+    label: ClassVar[None] = None
+    score: ClassVar[None] = None
+    scores: ClassVar[None] = None
+    logits: ClassVar[None] = None
+    tokens: ClassVar[None] = None
+    truncated: ClassVar[None] = None
+    polarity: ClassVar[None] = None
+    labels: ClassVar[None] = None
+    warnings: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +179,8 @@ class ConnectionFailed(SentimentError):
 
 
 Outcome = Prediction | ItemError
+# Texts, and the errors in the places of values that are none.
+Batch = list[Text | ItemError]
 # The name of a model, or one of ``models()``: then answers of another digest, revision, precision
 # or other labels are errors with the code ``model_changed``.
 Model = str | ModelInfo
@@ -289,12 +305,12 @@ class Client(_BaseClient):
         self._http.close()
 
     @overload
-    def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...  # type: ignore[overload-overlap]
+    def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
     @overload
-    def classify(self, texts: Iterable[Text], **options: Unpack[_Options]) -> list[Outcome]: ...
+    def classify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> list[Outcome]: ...
     def classify(
         self,
-        texts: Text | Iterable[Text],
+        texts: Text | Iterable[Any],
         *,
         model: Model | None = None,
         overflow: Overflow = "truncate",
@@ -302,23 +318,25 @@ class Client(_BaseClient):
     ) -> Prediction | list[Outcome]:
         """Classify one text or pair of texts, or several.
 
-        One text gives its prediction. Several texts give a list in the same order, with an
-        ``ItemError`` in place of each text that cannot be classified. ``threshold`` is the score
-        from which on a multi-label model chooses a label, in the place of its bundle's.
+        One text gives its prediction. Several texts, such as a list or a column, give a list in the
+        same order, with an ``ItemError`` in place of each that cannot be classified: also of None,
+        NaN and what is no text. ``threshold`` is the score from which on a multi-label model
+        chooses a label, in the place of its bundle's.
 
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
+            TypeError: the texts are a table.
         """
-        if not isinstance(texts, str | Mapping):
+        if _are_several(texts):
             return list(
                 self.classify_iter(texts, model=model, overflow=overflow, threshold=threshold)
             )
-        body = _body(texts, _options(model, overflow, threshold))
+        body = _body(_single(texts), _options(model, overflow, threshold))
         return self._request("/classify", partial(_prediction, model), body)
 
     def classify_iter(
         self,
-        texts: Iterable[Text],
+        texts: Iterable[Any],
         *,
         model: Model | None = None,
         overflow: Overflow = "truncate",
@@ -330,13 +348,15 @@ class Client(_BaseClient):
             SentimentError: a request failed.
         """
         options = _options(model, overflow, threshold)
-        waiting: deque[Future[list[Outcome]]] = deque()
+        waiting: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
         for batch in _batches(texts, self._batch_size):
-            waiting.append(_in_thread(partial(self._classify_batch, batch, model, options)))
+            send = partial(self._classify_batch, _to_send(batch), model, options)
+            waiting.append((batch, _in_thread(send)))
             if len(waiting) == self._concurrency:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+                batch, outcomes = waiting.popleft()
+                yield from _in_places(batch, outcomes.result())
+        for batch, outcomes in waiting:
+            yield from _in_places(batch, outcomes.result())
 
     def models(self) -> list[ModelInfo]:
         """The models that the service has loaded; the first is the default.
@@ -349,6 +369,8 @@ class Client(_BaseClient):
     def _classify_batch(
         self, batch: list[Text], model: Model | None, options: dict[str, Any]
     ) -> list[Outcome]:
+        if not batch:
+            return []
         body, read = _body(batch, options), partial(self._outcomes, len(batch), model)
         try:
             outcomes = self._request("/classify", read, body)
@@ -410,29 +432,29 @@ class AsyncClient(_BaseClient):
         await self._http.aclose()
 
     @overload
-    async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...  # type: ignore[overload-overlap]
+    async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
     @overload
     async def classify(
-        self, texts: Iterable[Text], **options: Unpack[_Options]
+        self, texts: Iterable[Any], **options: Unpack[_Options]
     ) -> list[Outcome]: ...
     async def classify(
         self,
-        texts: Text | Iterable[Text],
+        texts: Text | Iterable[Any],
         *,
         model: Model | None = None,
         overflow: Overflow = "truncate",
         threshold: float | None = None,
     ) -> Prediction | list[Outcome]:
         """Like ``Client.classify``."""
-        if not isinstance(texts, str | Mapping):
+        if _are_several(texts):
             results = self.classify_iter(texts, model=model, overflow=overflow, threshold=threshold)
             return [outcome async for outcome in results]
-        body = _body(texts, _options(model, overflow, threshold))
+        body = _body(_single(texts), _options(model, overflow, threshold))
         return await self._request("/classify", partial(_prediction, model), body)
 
     async def classify_iter(
         self,
-        texts: Iterable[Text],
+        texts: Iterable[Any],
         *,
         model: Model | None = None,
         overflow: Overflow = "truncate",
@@ -440,20 +462,24 @@ class AsyncClient(_BaseClient):
     ) -> AsyncGenerator[Outcome, None]:
         """Like ``Client.classify_iter``."""
         options = _options(model, overflow, threshold)
-        waiting: deque[asyncio.Task[list[Outcome]]] = deque()
+        waiting: deque[tuple[Batch, asyncio.Task[list[Outcome]]]] = deque()
         try:
             for batch in _batches(texts, self._batch_size):
-                waiting.append(asyncio.create_task(self._classify_batch(batch, model, options)))
+                sending = self._classify_batch(_to_send(batch), model, options)
+                waiting.append((batch, asyncio.create_task(sending)))
                 if len(waiting) == self._concurrency:
-                    for outcome in await waiting.popleft():
+                    batch, task = waiting.popleft()
+                    for outcome in _in_places(batch, await task):
                         yield outcome
             while waiting:
-                for outcome in await waiting.popleft():
+                batch, task = waiting.popleft()
+                for outcome in _in_places(batch, await task):
                     yield outcome
         finally:
-            for task in waiting:
+            tasks = [task for _, task in waiting]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def models(self) -> list[ModelInfo]:
         """Like ``Client.models``."""
@@ -462,6 +488,8 @@ class AsyncClient(_BaseClient):
     async def _classify_batch(
         self, batch: list[Text], model: Model | None, options: dict[str, Any]
     ) -> list[Outcome]:
+        if not batch:
+            return []
         body, read = _body(batch, options), partial(self._outcomes, len(batch), model)
         try:
             outcomes = await self._request("/classify", read, body)
@@ -596,12 +624,49 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def _batches(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
+def _are_several(texts: Any) -> bool:
+    """Whether it is not a single text, nor what stands for one."""
+    if hasattr(texts, "columns"):
+        raise TypeError("this is a table; give one column of it, such as table['text']")
+    return isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping)
+
+
+def _checked(value: Any) -> Text | ItemError:
+    """The value as a text or pair that JSON can hold, or why it is none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(part, str | None) for part in value.values()):
+        return dict(value)
+    if str(value) in MISSING:
+        return ItemError("empty_text", "there is no text")
+    accepted = 'a string or {"text": ..., "text_pair": ...}'
+    return ItemError("invalid_request", f"a text must be {accepted}, not {type(value).__name__}")
+
+
+def _single(value: Any) -> Text:
+    text = _checked(value)
+    if isinstance(text, ItemError):
+        raise SentimentError(text.message, code=text.code)
+    return text
+
+
+def _to_send(batch: Batch) -> list[Text]:
+    return [one for one in batch if not isinstance(one, ItemError)]
+
+
+def _in_places(batch: Batch, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcomes of what was sent, and the errors of the rest, in the order of the batch."""
+    left = iter(outcomes)
+    return [one if isinstance(one, ItemError) else next(left) for one in batch]
+
+
+def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
     """Batches of at most ``size`` texts and ``MAX_BATCH_BYTES``. A longer text is a batch alone."""
-    batch: list[Text] = []
+    batch: Batch = []
     used = 0
-    for text in texts:
-        needed = len(json.dumps(text)) + 2
+    values = texts.to_pylist() if hasattr(texts, "to_pylist") else texts  # of pyarrow
+    for text in map(_checked, values):
+        needed = 0 if isinstance(text, ItemError) else len(json.dumps(text)) + 2
         if batch and (len(batch) == size or used + needed > MAX_BATCH_BYTES):
             yield batch
             batch, used = [], 0
@@ -753,5 +818,8 @@ def _in_thread(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError:  # the main thread has ended, and Python starts no more of them
+        run()
     return future

@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from sentiment_service.cli.bench import server
-from sentiment_service.cli.bench.target import sums
+from sentiment_service.cli.bench.service import WAIT_S, sums
+from sentiment_service.cli.bench.service import Server as BareServer
 
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Server(server.Server):
+class Server(BareServer):
     """A server whose log is kept, and whose CPU time and memory are read."""
 
     def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
@@ -48,7 +48,7 @@ class Server(server.Server):
 
     def wait(self) -> tuple[int, str]:
         """Wait for the end; the exit code, and what was logged after the first lines."""
-        code = self._process.wait(server.WAIT_S)
+        code = self._process.wait(WAIT_S)
         self._reading.join()
         return code, "".join(self._lines[self._taken :])
 

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from sentiment_service.cli.bench.load import Load, Outcome, run
-from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.cli.bench.load import Load, Outcome, run, tweet_lengths
 from sentiment_service.engine.machine.cpu import available_cpus
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
 from sentiment_service.engine.model.load import load_model

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentiment_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
 from sentiment_export.checkpoint.labels import SENTIMENTS
 from sentiment_export.quality.labelled import Example, read_examples
 from sentiment_service.engine.text.bertweet import EMOJI_NAMES
 from tokenizers import Tokenizer
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 # How often an emoji occurred in tweets of each of SENTIMENTS.
 Counts = Mapping[str, Sequence[float]]
@@ -137,7 +140,7 @@ def main(arguments: Sequence[str]) -> None:
     counts, order = read_counts(Path(ranking)), random.Random(0)
     examples = order.sample(read_examples(Path(train), SENTIMENTS), int(texts))
     model = AutoModelForSequenceClassification.from_pretrained(base)
-    former = load_tokenizer(Path(base))
+    former = AutoTokenizer.from_pretrained(base)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=add_emoji(model, former, counts),
         model_max_length=former.model_max_length,

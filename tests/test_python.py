@@ -113,7 +113,7 @@ def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch)
     """Every flag that `serve` has for a checkpoint is a keyword; a bundle takes none."""
     keywords = inspect.signature(Classifier).parameters
     assert {*CheckpointOptions.model_fields, "refresh"} <= keywords.keys()
-    with pytest.raises(UserError, match="is a bundle, and --labels, --text-pairs cannot change it"):
+    with pytest.raises(UserError, match="is a bundle, and labels, text_pairs cannot change it"):
         Classifier(bundle, labels=["bad", "good"], text_pairs=True)
     seen: list[Settings] = []
 
@@ -302,6 +302,23 @@ def test_wrong_options_and_models(bundle: Path, tmp_path: Path) -> None:
         Classifier(bundle, precision="fp16")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"runners": -1}, "^runners: must be at least 0, not -1$"),
+        ({"max_text_chars": 0}, "^max_text_chars: must be at least 1"),
+        ({"labels": "a,b"}, "is a bundle, and labels cannot change it"),
+        ({"multi_label": False}, "is a bundle, and multi_label cannot change it"),
+        ({"refresh": True}, "^refresh is for a branch or tag of the hub: give a model ORG/NAME"),
+        ({"device": "cuda"}, "to serve without a GPU, use device cpu$"),
+    ],
+)
+def test_errors_speak_of_options_and_not_of_flags(options: dict[str, Any], words: str) -> None:
+    """Where the command's error has a flag, this one has the keyword."""
+    with pytest.raises((ValueError, UserError), match=words):
+        Classifier(**options)
+
+
 def test_it_cannot_be_sent_to_another_process(classifier: Classifier) -> None:
     """Pickling it, as multiprocessing does, says what to do instead."""
     with pytest.raises(TypeError, match="one in each process"):
@@ -332,6 +349,44 @@ print(classifier.classify("love").label)
 """
     done = run_program(sys.executable, "-c", f"{SLOW}\n{code}", str(bundle))
     assert (done.returncode, done.stdout) == (0, "positive\n"), done.stderr
+
+
+def test_threads_go_on_after_the_main_thread(bundle: Path) -> None:
+    """In the middle of a list, later, with a new one, and in what ``atexit`` calls."""
+    code = """
+import atexit, threading, time
+def go_on():
+    long = classifier.classify(["love"] * 6_000)
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    print(len(long), classifier.classify("love").label, [r.label for r in classifier.classify(two)])
+    print(Classifier(sys.argv[1]).classify("worst").label, flush=True)
+two = ["love", "worst"]
+atexit.register(lambda: print(classifier.classify("love").label, classifier.classify(two)[1].label))
+threading.Thread(target=go_on).start()
+"""
+    done = run_program(sys.executable, "-c", f"{SLOW}\n{code}", str(bundle))
+    lines = ["6000 positive ['positive', 'negative']", "negative", "positive negative"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr
+
+
+def test_closing_while_other_threads_classify(bundle: Path) -> None:
+    """Each call has its result, or says that the classifier is closed."""
+    for _ in range(5):
+        classifier = Classifier(bundle, **WAYS)
+        with ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(classifier.classify, "love") for _ in range(200)]
+            classifier.close()
+        errors = {str(call.exception()) for call in calls if call.exception() is not None}
+        assert errors <= {"the Classifier is closed"}
+
+
+def test_an_error_has_what_a_prediction_has(classifier: Classifier) -> None:
+    """Each figure of an error is None, so that results can be read as columns."""
+    results = classifier.classify(["love", ""])
+    assert [one.label for one in results] == ["positive", None]
+    assert [getattr(results[1], name) for name in sorted(FIELDS)] == [None] * len(FIELDS)
+    assert vars(results[1]).keys() == {"code", "message"}
 
 
 def test_ctrl_c(bundle: Path) -> None:

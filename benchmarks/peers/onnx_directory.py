@@ -8,7 +8,8 @@ from pathlib import Path
 
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
-from sentiment_export.graph.variants import export_graph, external_data
+from sentiment_export.graph.builder import external_data
+from sentiment_export.graph.variants import export_graph
 
 
 def onnx_fp32(checkpoint: Path, directory: Path) -> None:

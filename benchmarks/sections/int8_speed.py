@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
-from sentiment_export.graph.variants import export_graph, write_fp32, write_int8
+from sentiment_export.graph.variants import export_graph, graphs_of
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
@@ -109,9 +109,10 @@ def by_shape(
             base = Path(directory)
             config = {**BASE, "vocab_size": 1000, **config}
             source = random_checkpoint(base / "checkpoint", model_type, **config)
-            plain = export_graph(load_checkpoint(source), base)
-            write_fp32(plain, base / "fp32.onnx")
-            write_int8(plain, base / "int8.onnx")
+            checkpoint = load_checkpoint(source)
+            graphs, plain = graphs_of(checkpoint, base), export_graph(checkpoint, base)
+            graphs.write("fp32", base / "fp32.onnx")
+            graphs.write("int8", base / "int8.onnx")
             measured = {
                 FP32: open_session(base / "fp32.onnx", CPU, threads=1),
                 **_stock(plain),

@@ -1,11 +1,10 @@
 """Graphs of 12 layers for GPUs, of every architecture, with random weights."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
-from sentiment_export.graph.variants import export_graph, write_fp16, write_fp32
+from sentiment_export.graph.variants import graphs_of
 from sentiment_service.engine.model.bundle import Precision
 
 from benchmarks.random_checkpoint import random_checkpoint
@@ -18,10 +17,7 @@ SHAPE = {
     "num_hidden_layers": 12,
     "vocab_size": 400,
 }
-WRITERS: dict[Precision, Callable[[Path, Path], list[str]]] = {
-    "fp16": write_fp16,
-    "fp32": write_fp32,
-}
+PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")
 DISTILBERTS = {"dim": 128, "n_heads": 2, "hidden_dim": 256, "n_layers": 12, "vocab_size": 400}
 
 
@@ -29,11 +25,10 @@ def make(folder: Path, model_type: str) -> dict[Precision, Path]:
     """Export the variants for GPUs of an architecture of the table."""
     shape = DISTILBERTS if model_type == "distilbert" else SHAPE
     source = random_checkpoint(folder / model_type, model_type, **shape)
-    plain = export_graph(load_checkpoint(source), source)
-    made: dict[Precision, Path] = {}
-    for precision, write in WRITERS.items():
-        made[precision] = folder / f"{model_type}-{precision}.onnx"
-        write(plain, made[precision])
+    graphs = graphs_of(load_checkpoint(source), source)
+    made = {precision: folder / f"{model_type}-{precision}.onnx" for precision in PRECISIONS}
+    for precision, target in made.items():
+        graphs.write(precision, target)
     return made
 
 

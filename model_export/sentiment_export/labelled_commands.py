@@ -57,7 +57,9 @@ def evaluate_command(words: list[str]) -> None:
 
     from sentiment_export.quality.changes import changes, comparison
     from sentiment_export.quality.evaluation import evaluate
-    from sentiment_export.quality.picture import svg
+
+    if options.picture:
+        from sentiment_export.quality.picture import svg
 
     scored, labels, documents = [], [], []
     for (name, bundle), precision in product(zip(names, bundles, strict=True), precisions):

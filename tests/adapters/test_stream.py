@@ -19,12 +19,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.adapters.stream.ndjson import Line, LineReader
 from sentiment_service.adapters.stream.routes import StreamedAnswers
-from sentiment_service.api.decoding import decoder
-from sentiment_service.api.http_exchange import HttpExchange
 from sentiment_service.engine.classifier import INLINE_CHARS
-from sentiment_service.engine.text.encoding import DEFAULTS
+from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.errors import Overloaded, PayloadTooLarge
-from sentiment_service.limits import InflightBytes
+from sentiment_service.http.decoding import decoder
+from sentiment_service.http.exchange import HttpExchange
+from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory.board import Board
 
 from tests.conftest import FLAGS, Listen, Serve, Start
@@ -138,7 +138,7 @@ def test_a_line_that_finds_no_room_is_overloaded_in_its_place() -> None:
     assert room.remaining == 10
     overloaded, last = _read(reader, b'love"}\n{"text":"worst"}\n')
     assert isinstance(overloaded.text, Overloaded)
-    assert (overloaded.id, last.text) == (None, "worst")
+    assert (overloaded.id, last.text) == (b"null", "worst")
 
 
 def test_a_stream_that_ends_gives_back_all_its_room() -> None:
@@ -192,7 +192,7 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that decompress to hundreds of times their size are cut off, and get an error line."""
-    monkeypatch.setattr("sentiment_service.api.decoding.UNSUSPICIOUS_BYTES", 50_000)
+    monkeypatch.setattr("sentiment_service.http.decoding.UNSUSPICIOUS_BYTES", 50_000)
     headers = {**NDJSON, "content-encoding": "br"}
     for filling in (b"\n", b"x\n", b"a"):
         packed = brotli.compress(_lines(3) + filling * 50_000_000)
@@ -201,6 +201,54 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
         assert [json.loads(line)["id"] for line in lines[:3]] == [0, 1, 2]
         codes = {b"\n": "invalid_request", b"x\n": "invalid_request", b"a": "payload_too_large"}
         assert json.loads(lines[-1])["error"]["code"] == codes[filling]
+
+
+@pytest.mark.parametrize(
+    "line_id", [f'"{"a" * 1_023}"', f'"{"é" * 171}"', f"[{'1, ' * 400}1]", "9" * 1_025]
+)
+def test_an_id_is_short(client: TestClient, line_id: str) -> None:
+    """Answers that wait for a client have the ids of their lines, so a long one is an error."""
+    lines = [f'{{"id": {each}, "text": "love"}}' for each in (f'"{"a" * 1_000}"', line_id)]
+    kept, refused = _post(client, "\n".join(lines))
+    assert kept["label"]
+    assert (refused["id"], refused["error"]["code"]) == (None, "invalid_request")
+    assert "more than 1024 bytes" in refused["error"]["message"]
+
+
+def test_what_decompressing_takes_is_counted(serve: Serve) -> None:
+    """Brotli's window of 16 MB is refused where streams may take 8 MB; one of 4 MB is not.
+
+    It is given back at the end of the stream.
+    """
+    client = serve(max_inflight_bytes=16_000_000)
+    headers = {**NDJSON, "content-encoding": "br"}
+    for window in (22, 24, 22, 22):
+        packed = brotli.compress(_lines(3), lgwin=window)
+        answer = client.post("/classify/stream", content=packed, headers=headers)
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        codes = [line["error"]["code"] if "error" in line else "" for line in lines]
+        assert codes == (["overloaded"] if window == 24 else [""] * 3)
+
+
+def test_a_body_that_waits_for_the_thread_counts_its_window(serve: Serve) -> None:
+    """Beside the content, decompressing a long body may take 19 MB."""
+    client = serve(max_inflight_bytes=16_000_000)
+    headers = {"content-type": "application/json", "content-encoding": "br"}
+    long = json.dumps({"inputs": ["love"] * 1_000, "": "a" * 100_000}).encode()
+    statuses = [
+        client.post("/classify", content=brotli.compress(body, lgwin=window), headers=headers)
+        for body, window in ((b'{"inputs": "love"}', 24), (long, 22), (long, 24), (long, 22))
+    ]
+    assert [answer.status_code for answer in statuses] == [200, 422, 429, 422]
+
+
+def test_a_stream_is_compressed_with_little_memory(client: TestClient) -> None:
+    """gzip takes 0.3 MB as long as a stream lasts, brotli and zstd several."""
+    for accepted, encoding in (("br, zstd, gzip", "gzip"), ("br, zstd", None)):
+        headers = {**NDJSON, "accept-encoding": accepted}
+        answer = client.post("/classify/stream", content=_lines(1), headers=headers)
+        assert answer.headers.get("content-encoding") == encoding
+        assert answer.json()["label"] == "positive"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +401,8 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
     async def answer() -> None:
         scope: dict[str, Any] = {"method": "POST", "path": "/", "headers": [], "client": None}
         exchange = HttpExchange(service, app.router, scope, receive, send)
-        await StreamedAnswers(exchange, None, DEFAULTS, decoder(""))(scope, receive, send)
+        classifier = service.models.classifier(None)
+        await StreamedAnswers(exchange, classifier, DEFAULTS, decoder(""))(scope, receive, send)
 
     asyncio.run(answer())
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]

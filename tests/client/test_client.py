@@ -2,16 +2,22 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import sentiment_client
 from sentiment_client import (
@@ -24,7 +30,7 @@ from sentiment_client import (
     SentimentError,
 )
 
-from tests.support.serving import Process
+from tests.support.serving import Process, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 Call = Callable[[str, Any, dict[str, Any]], Any]
@@ -492,6 +498,94 @@ def test_the_answer_of_another_model(
             assert raised.value.code == "model_changed"
             assert raised.value.detail == f"the service now serves {shown}, not {PINNED}"
     assert [body["model"] for _, body in server.seen] == ["tiny"]
+
+
+MISSING = [None, float("nan"), np.float32("nan"), np.datetime64("NaT"), Decimal("NaN"), pd.NA]
+NO_TEXTS = [3, np.int64(3), b"love", ["love"], {"text": float("nan")}, {"text": {1}}, object()]
+
+
+def test_what_is_no_text_fails_alone(service: Process, classify: Call) -> None:
+    """Missing values and what is no text are errors in their places, as in `Classifier`."""
+    values = ["love", *MISSING, *NO_TEXTS, {"text": "worst"}, np.str_("love"), "\ud83d"]
+    outcomes = classify(service.url, values, {"batch_size": 4})
+    codes = ["empty_text"] * len(MISSING) + ["invalid_request"] * len(NO_TEXTS)
+    assert [getattr(one, "code", None) for one in outcomes] == [
+        None,
+        *codes,
+        None,
+        None,
+        "invalid_request",
+    ]
+    assert [one.label for one in outcomes if isinstance(one, Prediction)] == [
+        "positive",
+        "negative",
+        "positive",
+    ]
+    assert outcomes[-4 - len(NO_TEXTS)] == ItemError("empty_text", "there is no text")
+
+
+@pytest.mark.parametrize("values", [MISSING, [None] * 10])
+def test_nothing_is_sent_of_values_without_a_text(classify: Call, values: list[Any]) -> None:
+    """A column in which every value is missing needs no request."""
+    server = Server([])
+    with _listening(server) as url:
+        assert {one.code for one in classify(url, values, {"batch_size": 3})} == {"empty_text"}
+    assert not server.seen
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (None, "empty_text"),
+        (float("nan"), "empty_text"),
+        (3, "invalid_request"),
+        (b"love", "invalid_request"),
+        ({"text": 3}, "invalid_request"),
+    ],
+)
+def test_a_single_value_that_is_no_text(classify: Call, value: Any, code: str) -> None:
+    """It is an error with the code that it would have in a list, and nothing is sent."""
+    server = Server([])
+    with _listening(server) as url, pytest.raises(SentimentError) as raised:
+        classify(url, value, {})
+    assert raised.value.code == code
+    assert not server.seen
+
+
+def test_columns_of_pandas_and_arrow(service: Process, classify: Call) -> None:
+    """Columns are sequences of texts; a table is refused."""
+    texts = ["love", None, "worst"]
+    for dtype in ("object", "str", "string", "category"):
+        outcomes = classify(service.url, pd.Series(texts, dtype=dtype, index=[1, 1, 1]), {})
+        assert [one.label for one in outcomes] == ["positive", None, "negative"]
+    outcomes = classify(service.url, pa.array(texts), {})
+    assert [one.label for one in outcomes] == ["positive", None, "negative"]
+    with pytest.raises(TypeError, match="one column"):
+        classify(service.url, pd.DataFrame({"text": texts}), {})
+
+
+def test_an_error_has_what_a_prediction_has() -> None:
+    """Each figure of an error is None, so that outcomes can be read as columns."""
+    error = ItemError("empty_text", "there is no text")
+    names = [field.name for field in fields(Prediction)]
+    assert [getattr(error, name) for name in names] == [None] * len(names)
+    assert asdict(error) == {"code": "empty_text", "message": "there is no text"}
+
+
+def test_threads_go_on_after_the_main_thread(service: Process) -> None:
+    """Another thread, and what ``atexit`` calls, still get their results."""
+    code = """
+import atexit, sys, threading
+from sentiment_client import Client
+client = Client(sys.argv[1])
+def go_on():
+    threading.main_thread().join()
+    print([one.label for one in client.classify(["love", "worst"])], flush=True)
+atexit.register(lambda: print([one.label for one in client.classify(["worst"])]))
+threading.Thread(target=go_on).start()
+"""
+    done = run_program(sys.executable, "-c", code, service.url)
+    assert done.stdout.splitlines() == ["['positive', 'negative']", "['negative']"], done.stderr
 
 
 def _endless(taken: list[int]) -> Iterator[str]:

@@ -38,7 +38,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The batcher's clock."""
     clock = Clock()
     monkeypatch.setattr("sentiment_service.engine.batching.batcher.time", clock)
-    monkeypatch.setattr("sentiment_service.engine.batching.batches.time", clock)
     return clock
 
 

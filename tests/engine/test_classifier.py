@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from sentiment_service.engine.classifier import INLINE_CHARS, Classification, Classifier
-from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.steps import STEP_CHARS
 from sentiment_service.errors import (
     DeadlineExceeded,
@@ -87,14 +87,14 @@ async def test_windows_and_sentences_are_texts_of_the_request(bundle: Path) -> N
 async def test_only_short_requests_are_tokenised_on_the_event_loop(
     bundle: Path, tokenised: list[tuple[str, int]]
 ) -> None:
-    """A long text, many texts and any text for sentences go to the worker's thread."""
+    """A long text, many texts and any text for sentences go to the step thread."""
     async with classifying(bundle) as (classifier, _):
         loop = threading.current_thread().name
         for texts, options, thread in (
             (["love"], {}, loop),
-            ([LONG], {}, "tokenizer_0"),
-            (["love"] * 100, {}, "tokenizer_0"),
-            (["love"], {"split": "sentences"}, "tokenizer_0"),
+            ([LONG], {}, "tokenizer"),
+            (["love"] * 100, {}, "tokenizer"),
+            (["love"], {"split": "sentences"}, "tokenizer"),
         ):
             tokenised.clear()
             await _ask(classifier, *texts, **options)
@@ -161,7 +161,7 @@ async def test_repeated_texts_come_from_the_cache(bundle: Path) -> None:
         assert sum(observer.batches) == 3
         assert (again.stages["queue"], again.stages["inference"]) == (0.0, 0.0)
         assert classifier._cache is not None
-        assert observer.gauges["cache_bytes"]() == classifier._cache.size > 0
+        assert observer.gauges.cache_bytes() == classifier._cache.size > 0
 
 
 async def test_only_a_service_that_is_ready_admits(bundle: Path) -> None:
@@ -171,13 +171,13 @@ async def test_only_a_service_that_is_ready_admits(bundle: Path) -> None:
         lifecycle.stop()
         with pytest.raises(ShuttingDown):
             await _ask(classifier, "love")
-        assert observer.gauges["model_ready"]() == 0
+        assert observer.gauges.model_ready() == 0
         lifecycle.stopped()
         lifecycle.restart()
         with pytest.raises(NotReady):
             await _ask(classifier, "love")
         lifecycle.started()
-        assert observer.gauges["model_ready"]() == 1
+        assert observer.gauges.model_ready() == 1
         await _ask(classifier, "love")
 
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
-from sentiment_service.engine.step_thread import Steps, StepThread, finish
-from sentiment_service.errors import DeadlineExceeded, ShuttingDown
+from sentiment_service.engine.step_thread import Kind, Steps, StepThread, finish
+from sentiment_service.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 from tests.support.serving import eventually
 
@@ -68,21 +69,74 @@ async def _begin(thread: StepThread, gated: Gated, seconds: float = 30) -> async
     return task
 
 
-async def test_jobs_take_turns(thread: StepThread) -> None:
-    """Jobs take turns step by step, so a short job does not wait for long ones."""
-    log, gated = Log(), Gated()
+async def test_a_short_job_does_not_wait_for_long_ones(thread: StepThread) -> None:
+    """Short jobs and long ones take turns step by step; those of a length are done in order."""
+    log, gated, kind = Log(), Gated(), Kind(0.01)
     first = await _begin(thread, gated)
-    jobs = [("long", 4), ("longer", 5), ("short", 1)]
+    jobs = [("long", 4), ("longer", 5), ("short", 1), ("shorter", 1)]
     tasks = [
-        asyncio.create_task(thread.run(log.job(name, steps), deadline=_later()))
+        asyncio.create_task(
+            thread.run(log.job(name, steps), deadline=_later(), kind=kind, size=4 * steps)
+        )
         for name, steps in jobs
     ]
     await asyncio.sleep(0)  # they queue
     gated.go.set()
     first.cancel()
-    assert await asyncio.gather(*tasks) == ["long", "longer", "short"]
-    assert log.steps[:7] == ["long", "longer", "short", "long", "longer", "long", "longer"]
-    assert len(log.steps) == 10
+    assert await asyncio.gather(*tasks) == ["long", "longer", "short", "shorter"]
+    assert log.steps.index("short") < log.steps.index("shorter") < 6
+    assert [name for name in log.steps if "l" in name] == ["long"] * 4 + ["longer"] * 5
+
+
+async def test_it_admits_what_it_can_finish(thread: StepThread) -> None:
+    """A job that would wait too long is refused at once, and says when to come again.
+
+    A job alone is tried, however long it may take. One whose caller leaves makes room.
+    """
+    log, gated, kind = Log(), Gated(), Kind(1.0)
+
+    def job(size: float) -> asyncio.Task[str]:
+        work = thread.run(log.job("job", 1), deadline=_later(10), kind=kind, size=size)
+        return asyncio.create_task(work)
+
+    first = asyncio.create_task(thread.run(gated.job(), deadline=_later(), kind=kind, size=2))
+    await asyncio.to_thread(gated.begun.wait, 30)
+    admitted, refused, small = job(1.5), job(1.5), job(0.25)
+    with pytest.raises(Overloaded, match=r"takes 3\.5 s") as error:
+        await refused
+    assert (error.value.rejection, error.value.retry_after_s) == ("deadline", 3.5)
+    first.cancel()
+    await asyncio.sleep(0)
+    after = job(1.5)
+    gated.go.set()
+    assert [*await asyncio.gather(admitted, small, after)] == ["job"] * 3
+    assert await job(1_000) == "job"
+
+
+async def test_it_learns_how_long_a_kind_of_job_takes(thread: StepThread) -> None:
+    """The first guess is forgotten with the first job; what fails early says nothing."""
+
+    def fails() -> Steps[None]:
+        raise ValueError("early")
+        yield
+
+    kind = Kind(1e-9)
+    for _ in range(2):
+        await thread.run(_sleeps(0.02), deadline=_later(), kind=kind, size=10)
+    assert 0.002 <= kind.seconds_per_unit < 0.2
+    known = kind.seconds_per_unit
+    with pytest.raises(ValueError, match="early"):
+        await thread.run(fails(), deadline=_later(), kind=kind, size=1_000)
+    assert kind.seconds_per_unit == known
+    with pytest.raises(DeadlineExceeded):
+        await thread.run(_sleeps(0.2), deadline=_later(0.1), kind=kind, size=1e-9)
+    await thread.run(Log().job("next", 1), deadline=_later())  # behind it
+    assert kind.seconds_per_unit >= known
+
+
+def _sleeps(seconds: float) -> Steps[None]:
+    time.sleep(seconds)
+    yield
 
 
 def test_all_steps_at_once_give_the_same(thread: StepThread) -> None:

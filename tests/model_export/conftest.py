@@ -1,7 +1,5 @@
 """Fixtures: exports of tiny checkpoints, made once for all tests, which must not change them."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.checkpoints import ARCHITECTURES, Exported, exported
@@ -11,12 +9,6 @@ from tests.support.checkpoints import ARCHITECTURES, Exported, exported
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Each of four architectures in turn, exported to fp32 and int8."""
     return exported(tmp_path_factory.getbasetemp(), request.param)
-
-
-@pytest.fixture(scope="session")
-def plain(made: Exported) -> Path:
-    """Its graph, which no pass has seen."""
-    return made.plain
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -17,10 +18,10 @@ import pytest
 from optimum.onnxruntime import ORTModelForSequenceClassification
 from sentiment_export import export as export_module
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from sentiment_export.export import WRITERS, export
-from sentiment_export.graph import variants
-from sentiment_export.graph.linear import NotRecognised
-from sentiment_export.graph.variants import write_fp32, write_int8
+from sentiment_export.export import export
+from sentiment_export.graph import builder
+from sentiment_export.graph.passes.half_precision import to_half_precision
+from sentiment_export.graph.variants import Graphs, graphs_of
 from sentiment_export.model_card import model_card
 from sentiment_export.output import ONNX_FILES
 from sentiment_export.quality.labelled import Example
@@ -60,13 +61,8 @@ FILES = {
 
 
 @pytest.fixture
-def quick(roberta: Exported, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], object]:
-    """Export RoBERTa to a path, its graph taken from the earlier export."""
-
-    def copy(checkpoint: Checkpoint, directory: Path) -> Path:
-        return Path(shutil.copyfile(roberta.plain, directory / "plain.onnx"))
-
-    monkeypatch.setattr(export_module, "export_graph", copy)
+def quick(roberta: Exported) -> Callable[[Path], object]:
+    """Export RoBERTa to a path."""
     return lambda output: export(load_checkpoint(roberta.source), output, say=silent)
 
 
@@ -215,7 +211,7 @@ def test_what_it_says_while_at_work(
     """A line a step, with each variant's size and parity."""
     said: list[str] = []
     export(load_checkpoint(roberta.source), tmp_path / "out", say=said.append)
-    assert said[0] == "exporting the graph"
+    assert said[0] == "writing the graphs"
     assert said[1::2] == ["comparing fp32 with PyTorch", "comparing int8 with PyTorch"]
     assert [line.split(":")[0] for line in said[2::2]] == ["fp32", "int8"]
     assert all("of PyTorch, labels agree on" in line for line in said[2::2])
@@ -352,60 +348,110 @@ def test_a_failure_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if replacing else [])
 
 
-def _damaged(
-    write: Callable[[Path, Path], list[str]], name: str
-) -> Callable[[Path, Path], list[str]]:
-    """Write a variant with one of its weights wrong."""
+@dataclass(frozen=True)
+class _Damaged:
+    """Writes graphs of which one has a wrong weight, whose name holds ``name``."""
 
-    def damaged(plain: Path, target: Path) -> list[str]:
-        passes = write(plain, target)
-        model = ir.load(target)
-        value = next(value for key, value in model.graph.initializers.items() if name in key)
-        assert value.const_value is not None
-        array = np.array(value.const_value.numpy())
-        array[:] = array[::-1].copy()
-        value.const_value = ir.tensor(array, name=value.name)
-        ir.save(model, target)
+    graphs: Graphs
+    damaged: Precision
+    name: str
+
+    def write(self, precision: Precision, target: Path) -> list[str]:
+        passes = self.graphs.write(precision, target)
+        if precision == self.damaged:
+            model = ir.load(target)
+            value = next(v for key, v in model.graph.initializers.items() if self.name in key)
+            assert value.const_value is not None
+            array = np.array(value.const_value.numpy())
+            array[:] = array[::-1].copy()
+            value.const_value = ir.tensor(array, name=value.name)
+            ir.save(model, target)
         return passes
 
-    return damaged
 
-
-def test_fp32_with_a_wrong_weight_is_refused(
-    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _export_damaged(
+    roberta: Exported, output: Path, damaged: Precision, name: str, **options: Any
 ) -> None:
+    def graphs(checkpoint: Checkpoint, work: Path) -> Graphs:
+        return _Damaged(graphs_of(checkpoint, work), damaged, name)
+
+    export(load_checkpoint(roberta.source), output, graphs_of=graphs, say=silent, **options)
+
+
+def test_fp32_with_a_wrong_weight_is_refused(roberta: Exported, tmp_path: Path) -> None:
     """The message names the variant, and nothing is written."""
-    monkeypatch.setitem(WRITERS, "fp32", _damaged(write_fp32, "layer.0.output.dense.bias"))
-    with pytest.raises(UserError, match="the fp32 model differs too much from the PyTorch"):
-        quick(tmp_path / "out")
+    with pytest.raises(UserError, match="the fp32 model differs too much from PyTorch"):
+        _export_damaged(roberta, tmp_path / "out", "fp32", "layer.0.output.dense.bias")
     assert not list(tmp_path.iterdir())
 
 
-def test_int8_that_is_too_coarse_is_left_out(
-    quick: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int8_that_is_too_coarse_is_left_out(roberta: Exported, tmp_path: Path) -> None:
     """fp32 is kept, and can be served; the command fails with a line that says why."""
-    wrong = _damaged(write_int8, "layer.0.attention.self.query.weight_int8")
-    monkeypatch.setitem(WRITERS, "int8", wrong)
     with pytest.raises(
         UserError,
         match=r"out was written with fp32: int8 was left out because the int8 model differs",
     ):
-        quick(tmp_path / "out")
+        _export_damaged(roberta, tmp_path / "out", "int8", "layer.0.attention.self.query.weight_i")
     assert list(Bundle.open(tmp_path / "out").manifest.variants) == ["fp32"]
     assert [path.name for path in (tmp_path / "out/onnx").iterdir()] == ["model.onnx"]
 
 
+def test_fp32_is_the_reference_where_pytorch_is_not_installed(
+    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifest and card say so; int8 is compared with fp32, and fp32 with nothing."""
+    checkpoint, said = load_checkpoint(roberta.source), list[str]()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    manifest = export(checkpoint, tmp_path / "out", say=said.append)
+    assert manifest.reference == "fp32"
+    assert manifest.variants["fp32"].parity is None
+    parity = manifest.variants["int8"].parity
+    assert parity is not None
+    assert 0 < parity.max_abs_logit_diff < 0.5
+    assert parity.samples > 30
+    assert "## Parity with the fp32 graph" in (tmp_path / "out/README.md").read_text()
+    assert "comparing int8 with its fp32 graph" in said
+    assert Bundle.open(roberta.bundle).manifest.reference == "pytorch"
+
+
+def test_a_reference_that_nobody_asked_for_is_not_kept(roberta: Exported, tmp_path: Path) -> None:
+    """int8 alone is compared with fp32 as well, whose file goes."""
+    checkpoint = load_checkpoint(roberta.source)
+    output = tmp_path / "out"
+    manifest = export(checkpoint, output, precisions=["int8"], reference="fp32", say=silent)
+    assert [path.name for path in (output / "onnx").iterdir()] == ["model_int8.onnx"]
+    assert manifest.variants["int8"].parity is not None
+
+
+def test_an_int8_that_differs_from_fp32_is_left_out(roberta: Exported, tmp_path: Path) -> None:
+    """The message names the reference."""
+    wrong = "layer.0.attention.self.query.weight_i"
+    with pytest.raises(UserError, match="the int8 model differs too much from its fp32 graph"):
+        _export_damaged(roberta, tmp_path / "out", "int8", wrong, reference="fp32")
+
+
+@pytest.mark.parametrize("asked", [{"reference": "pytorch"}, {"debug_parity": True}])
+def test_a_comparison_with_pytorch_needs_it(
+    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """One line names the extra; nothing is written."""
+    checkpoint = load_checkpoint(roberta.source)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="needs PyTorch and transformers, which the extra `torch`"):
+        export(checkpoint, tmp_path / "out", say=silent, **asked)
+    assert not list(tmp_path.iterdir())
+
+
 def test_precisions_are_those_that_can_be_written() -> None:
-    """Every name has a writer, and a file of the contract."""
-    assert set(WRITERS) == set(ONNX_FILES) == set(get_args(Precision))
+    """Every name has a file of the contract."""
+    assert set(ONNX_FILES) == set(get_args(Precision))
 
 
-@pytest.mark.parametrize("kilobytes", [3_000, 10_000, 13_000])
+@pytest.mark.parametrize("kilobytes", [3_000, 6_500])
 def test_a_full_disk_is_named_and_nothing_stays_there(tmp_path: Path, kilobytes: int) -> None:
     """Whichever file does not fit: exit code 1, one line that names the disk, nothing left.
 
-    The files are those of PyTorch's exporter, of ONNX Runtime and of a variant.
+    The files are those of fp32 and of int8.
     """
     source = make_checkpoint(tmp_path / "source", "bert", vocab_size=30_000)  # 6 MB
     disk = tmp_path / "disk"
@@ -426,7 +472,7 @@ def test_weights_beyond_one_file_go_into_another(
     precisions: tuple[Precision, ...] = ("fp32", "int8", "fp16")
     source = make_checkpoint(tmp_path / "source", "xlm-roberta")
     export(load_checkpoint(source), tmp_path / "small", precisions=precisions, say=silent)
-    monkeypatch.setattr(variants, "LARGEST_FILE", 1_000)
+    monkeypatch.setattr(builder, "LARGEST_FILE", 1_000)
     export(load_checkpoint(source), tmp_path / "large", precisions=precisions, say=silent)
     bundles = [Bundle.open(tmp_path / name) for name in ("small", "large")]
     for precision in precisions:
@@ -448,16 +494,30 @@ def test_weights_beyond_one_file_go_into_another(
         bundles[1].variant_path("fp32")
 
 
-def test_an_fp16_variant_with_padding_is_served(
-    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@dataclass(frozen=True)
+class _Padded:
+    """Writes fp16 as earlier exports did for BERT's family, with padding."""
+
+    graphs: Graphs
+
+    def write(self, precision: Precision, target: Path) -> list[str]:
+        self.graphs.write("fp32", target)
+        model = ir.load(target)
+        to_half_precision(model)
+        ir.save(model, target)
+        return ["half precision"]
+
+
+def test_an_fp16_variant_with_padding_is_served(roberta: Exported, tmp_path: Path) -> None:
     """Earlier exports wrote it for BERT's family, too. Its logits are those of the flat graph."""
+    kinds: dict[str, Callable[[Checkpoint, Path], Graphs]] = {
+        "flat": graphs_of,
+        "padded": lambda checkpoint, work: _Padded(graphs_of(checkpoint, work)),
+    }
     found = {}
-    for kind in ("flat", "padded"):
-        if kind == "padded":
-            monkeypatch.setattr(variants, "flatten", _not_recognised)
-        output = tmp_path / kind
-        export(load_checkpoint(roberta.source), output, precisions=["fp16"], say=silent)
+    for kind, graphs in kinds.items():
+        output, checkpoint = tmp_path / kind, load_checkpoint(roberta.source)
+        export(checkpoint, output, precisions=["fp16"], graphs_of=graphs, say=silent)
         model = load(output, "fp16")
         encodings = [model.tokenizer.encode(text) for text in CORPUS]
         assert ("attention_mask" in model.feeds(encodings)) == (kind == "padded")
@@ -467,10 +527,6 @@ def test_an_fp16_variant_with_padding_is_served(
         )
     allowed = tolerance("fp16", found["flat"])
     np.testing.assert_allclose(found["padded"], found["flat"], rtol=0, atol=allowed)
-
-
-def _not_recognised(model: ir.Model) -> None:
-    raise NotRecognised("as before the flat graphs")
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_int8.onnx"])

@@ -150,8 +150,8 @@ def test_the_picture_shows_what_the_table_does(
     texts = [text.strip() for text in texts if text.strip()]
     assert texts.count("bad & <sad>") == (1 if config else 2)
     expected = ["0.67", "1.00", "0.80"] if config else ["1", "0", "1"]
-    first = len(texts) - texts[::-1].index("bad & <sad>")
-    assert texts[first : first + 3] == expected
+    cells = [text for text in texts if text.replace(".", "").isdecimal()]
+    assert cells[:3] == expected
 
 
 def test_a_checkpoint_is_exported_once(

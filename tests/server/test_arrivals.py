@@ -10,9 +10,10 @@ from itertools import chain
 import httpx2
 import pytest
 from sentiment_service.errors import UserError
-from sentiment_service.limits import PathSet
+from sentiment_service.requests.limits import PathSet
 from sentiment_service.server.addresses import bind
-from sentiment_service.server.arrivals import STARTS_AT_ONCE, Listener, Turns
+from sentiment_service.server.arrivals import STARTS_AT_ONCE, Listener, Starts, Turns
+from sentiment_service.server.connection import Connection
 
 from benchmarks.service import free_port
 from tests.conftest import Start
@@ -51,7 +52,7 @@ def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
 
     class Greeting(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
+            assert isinstance(transport, Connection)
             transport.write(b"hello")
             transport.close()
 
@@ -124,10 +125,10 @@ def test_a_few_requests_begin_in_an_iteration() -> None:
     """Requests begin in order, a few in each iteration; the loop does its other work between."""
 
     async def run() -> list[list[int]]:
-        turns = Turns(AT_ONCE)
+        turns = Turns()
         begun: list[list[int]] = [[]]
         for number in range(3 * STARTS_AT_ONCE + 1):
-            turns.take(POST, partial(lambda n: begun[-1].append(n), number))
+            turns.take(partial(lambda n: begun[-1].append(n), number))
         for _ in range(4):
             begun.append([])
             await asyncio.sleep(0)
@@ -140,18 +141,17 @@ def test_a_few_requests_begin_in_an_iteration() -> None:
 
 @pytest.mark.parametrize(("patience_s", "begun"), [(60.0, [0, 1, 2, 3]), (0.001, [3, 0, 2, 1])])
 def test_requests_that_are_late_do_not_make_all_others_late(
-    monkeypatch: pytest.MonkeyPatch, patience_s: float, begun: list[int]
+    patience_s: float, begun: list[int]
 ) -> None:
     """When requests are late, every second one to begin is the latest; none is forgotten."""
-    monkeypatch.setattr("sentiment_service.server.arrivals.PATIENCE_S", patience_s)
 
     async def run() -> list[int]:
-        turns = Turns(AT_ONCE)
+        turns = Turns(patience_s=patience_s)
         seen: list[int] = []
         for _ in range(STARTS_AT_ONCE):
-            turns.take(POST, lambda: None)
+            turns.take(lambda: None)
         for number in range(4):
-            turns.take(POST, partial(seen.append, number))
+            turns.take(partial(seen.append, number))
         time.sleep(0.01)  # noqa: ASYNC251 - the event loop is busy
         await asyncio.sleep(0.05)
         return seen
@@ -175,12 +175,12 @@ def test_a_probe_does_not_wait_for_a_turn(line: bytes, waits: bool) -> None:
     """However many requests wait, what reads one of the paths begins at once."""
 
     async def run() -> list[str]:
-        turns = Turns(AT_ONCE)
+        starts = Starts(AT_ONCE)
         begun: list[str] = []
         for _ in range(STARTS_AT_ONCE):
-            turns.take(POST, lambda: None)
-        turns.take(POST, partial(begun.append, "request"))
-        turns.take(line + b"\r\nhost: x", partial(begun.append, "probe"))
+            starts.take(POST, lambda: None)
+        starts.take(POST, partial(begun.append, "request"))
+        starts.take(line + b"\r\nhost: x", partial(begun.append, "probe"))
         await asyncio.sleep(0.05)
         return begun
 
@@ -193,13 +193,13 @@ def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
     async def run() -> list[int]:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
-        turns = Turns(AT_ONCE)
+        turns = Turns()
         begun: list[int] = []
         for _ in range(STARTS_AT_ONCE):
-            turns.take(POST, lambda: None)
+            turns.take(lambda: None)
         for number in range(3 * STARTS_AT_ONCE):
             start = partial(begun.append, number) if number % 5 else partial(next, iter(()))
-            turns.take(POST, start)
+            turns.take(start)
         await asyncio.sleep(0.05)
         return begun
 

@@ -15,9 +15,9 @@ from typing import ClassVar, cast
 import httpx2
 import pytest
 import uvicorn
+from sentiment_service.server.connection import Buffers, Connection
 from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.server.server import Server
-from sentiment_service.server.transport import ResponseTransport
 
 from tests.conftest import FLAGS, Listen, Start
 from tests.support.raw_http import (
@@ -137,8 +137,8 @@ def test_a_refused_body_is_not_read_for_ever(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server stops reading a refused body when its time is over, or after some silence."""
-    monkeypatch.setattr("sentiment_service.server.transport.LINGER_S", 2.0)
-    monkeypatch.setattr("sentiment_service.server.transport.SILENCE_S", 1.0)
+    monkeypatch.setattr("sentiment_service.server.connection.LINGER_S", 2.0)
+    monkeypatch.setattr("sentiment_service.server.connection.SILENCE_S", 1.0)
     head = HEAD + b"connection: close\r\ncontent-length: 999000000\r\n\r\n"
     port = listen()
     with connect(port, head) as client:
@@ -206,7 +206,8 @@ def test_head_and_body_of_an_answer_leave_together() -> None:
             self.written.append(b"closed")
 
     async def run() -> list[bytes]:
-        transport = ResponseTransport(cast(asyncio.Transport, Recorder()), lambda: False)
+        transport = Connection(asyncio.Protocol(), Buffers())
+        transport.connection_made(cast(asyncio.Transport, Recorder()))
         for data in (b"head ", b"body", b"alone"):
             transport.write(data)
         await asyncio.sleep(0)

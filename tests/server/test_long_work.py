@@ -12,8 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 import sentencex
-from sentiment_service.api.body import parse
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.errors import InvalidRequest
+from sentiment_service.http.body import parse
 
 from tests.conftest import FLAGS, Serve
 from tests.support.raw_http import connect, post
@@ -149,7 +150,7 @@ def test_sentences_are_found_off_the_event_loop(
     client = serve()
     body = {"inputs": "。」" * (chars // 2), "split": "sentences"}
     assert client.post("/classify", json=body).status_code == 200
-    assert threads == ["tokenizer_0"]
+    assert threads == ["tokenizer"]
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return json.loads(text)
 
     for decoder in ("FAST_DECODER", "STRICT_DECODER"):
-        monkeypatch.setattr(f"sentiment_service.api.body.{decoder}", SimpleNamespace(decode=note))
+        monkeypatch.setattr(f"sentiment_service.http.body.{decoder}", SimpleNamespace(decode=note))
     return threads
 
 
@@ -192,8 +193,8 @@ def test_long_bodies_are_parsed_off_the_event_loop(
     for filling in (b"", b" " * 100_000):
         answer = client.post(path, content=content + filling, headers=headers)
         assert answer.status_code == 200, answer.text
-    assert parsed_on[0] != "tokenizer_0"
-    assert parsed_on[1] == "tokenizer_0"
+    assert parsed_on[0] != "tokenizer"
+    assert parsed_on[1] == "tokenizer"
 
 
 @pytest.mark.parametrize(
@@ -211,3 +212,22 @@ def test_signs_inside_texts_are_no_json(text: str, encoding: str) -> None:
     for ensure_ascii in (True, False):
         content = json.dumps(value, ensure_ascii=ensure_ascii).encode(encoding, "surrogatepass")
         assert parse(content, "it") == value
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" + "[[]]," * 100_000,
+        "[[]]," * 100_000 + "[]",
+        "[" + "1.5," * 200_000 + "1]",
+        "[" + '"",' * 300_000 + "x",
+        '{"a":1},' * 60_000,
+        r'["\\",' * 60_000,
+    ],
+    ids=lambda content: content[:9],
+)
+def test_what_holds_nearly_nothing_but_signs_is_not_parsed(content: str, encoding: str) -> None:
+    """No thread runs while a document is parsed, so one with too many signs is refused before."""
+    with pytest.raises(InvalidRequest, match="it has more than 100000 brackets, commas"):
+        parse(content.encode(encoding), "it")

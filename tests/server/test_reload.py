@@ -121,8 +121,8 @@ def _prepare_and_drop(client: TestClient) -> None:
     models: ModelRegistry = cast(FastAPI, client.app).state.service.models
 
     async def refuse() -> None:
-        await models.prepare("tiny")
-        models.drop("tiny")
+        async with models.replacement("tiny"):
+            pass
 
     assert client.portal is not None
     client.portal.call(refuse)
@@ -190,29 +190,67 @@ def test_nothing_fails_while_models_change(start: Start, bundle: Path) -> None:
     assert set(seen) == {"0123abc", *REVISIONS}
 
 
-def test_a_stream_goes_on_with_the_new_model(start: Start, bundle: Path) -> None:
-    """A stream continues with the new model; the reload does not wait for the stream's end."""
-    process = start("--admin-keys", "admin-key-1")
-    with connect(process.port, STREAM_HEAD) as connection, connection.makefile("rb") as received:
-        for number in range(4):
-            ask_line(connection, received, number)
-            release(bundle, REVISIONS[number])
-            assert reload(process.client).status_code == 200
+def test_a_stream_has_one_model(start: Start, bundle: Path) -> None:
+    """It goes on with the model that its header names, while the reload waits as for a request.
+
+    When this takes longer than a request may, its last line says so, and the rest is for the new
+    model, which may have other labels.
+    """
+    process = start("--admin-keys", "admin-key-1", "--deadline-ms", "2000", "--drain-ms", "2000")
+    before = process.client.get("/models").json()["models"][0]["digest"]
+    with (
+        connect(process.port, STREAM_HEAD) as connection,
+        connection.makefile("rb") as received,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        ask_line(connection, received, 0)
+        _release_labels(bundle, ["bad", "so-so", "good"])
+        reloaded = pool.submit(reload, process.client)
+        eventually(lambda: process.client.get("/models").json()["models"][0]["labels"][2] == "good")
+        assert not reloaded.done()
+        ask_line(connection, received, 1)
+        assert reloaded.result().status_code == 200
+        last = received.read()
+        assert b'{"id":null,"error":{"code":"shutting_down"' in last
+        assert b"another model has taken the place" in last
+    answer = process.client.post("/classify/stream", content=b'{"text": "love"}', headers=NDJSON)
+    assert answer.json()["label"] == "good"
+    assert answer.headers["x-model-digest"] != before
 
 
-def test_lines_that_a_model_leaves_undone_go_to_the_next(stuck: Callable[..., Stuck]) -> None:
-    """Lines that the old model has not computed when its drain ends go to the new model."""
+def test_lines_that_a_model_leaves_undone_are_not_answered_by_the_next(
+    stuck: Callable[..., Stuck], bundle: Path
+) -> None:
+    """Each has an error in its place."""
     old = stuck(deadline_ms=100, drain_ms=100)
     content = "".join(f'{{"id":{n},"text":"love"}}\n' for n in range(300))
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(old.client.post, "/classify/stream", content=content, headers=NDJSON)
         assert old.reached.wait(30)
+        _release_labels(bundle, ["bad", "so-so", "good"])
         assert reload(old.client).status_code == 200
         lines = [json.loads(line) for line in answer.result().text.splitlines()]
         old.over.set()
-    assert [(line["id"], line.get("label")) for line in lines] == [
-        (n, "positive") for n in range(300)
-    ]
+    seen = [(line["id"], line["error"]["code"]) for line in lines]
+    assert seen == [(number, "shutting_down") for number in range(300)]
+
+
+def test_the_lines_of_a_request_have_one_model(stuck: Callable[..., Stuck], bundle: Path) -> None:
+    """SageMaker's records are classified in groups, and a reload comes between two of them."""
+    old = stuck()
+    headers = {"content-type": "application/jsonlines"}
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(
+            old.client.post, "/invocations", content='"love"\n' * 600, headers=headers
+        )
+        assert old.reached.wait(30)
+        _release_labels(bundle, ["bad", "so-so", "good"])
+        reloaded = pool.submit(reload, old.client)
+        eventually(lambda: old.client.get("/models").json()["models"][0]["labels"][2] == "good")
+        old.over.set()
+        labels = [json.loads(line)["label"] for line in answer.result().text.splitlines()]
+        assert reloaded.result().status_code == 200
+    assert labels == ["positive"] * 600
 
 
 @pytest.mark.parametrize("damage", ["manifest", "model", "name", "gone"])
@@ -298,9 +336,12 @@ def _release_labels(bundle: Path, labels: list[str]) -> None:
 def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
     """A client's key or no key is refused; reload of an unknown model gives 404."""
     client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
-    for headers in ({}, {"authorization": "Bearer client-key-1"}):
-        for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/tiny/reload%0D"):
-            assert client.post(path, headers=headers).status_code == 401, path
+    known = {"authorization": "Bearer client-key-1"}
+    assert client.post("/models/tiny/reload", headers=known).status_code == 401
+    for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/a/b"):
+        assert client.post(path).status_code == 401, path
+    for path in ("/models/tiny/reload%0A", "/models/a/b", "/models/tiny", "/models/tiny/reload/x"):
+        assert client.post(path, headers=known).status_code in (404, 405), path
     assert reload(client).status_code == 200
     assert client.get("/info", headers=ADMIN).status_code == 401
     unknown = reload(client, "other")

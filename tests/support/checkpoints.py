@@ -7,7 +7,6 @@ weights are seeded and large enough that different texts get different answers.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import save_file
 from sentiment_export.checkpoint import architectures as known
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
-from sentiment_export.export import WRITERS, export
-from sentiment_export.graph.variants import write_fp32
+from sentiment_export.export import export
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.input_tokenizer import normaliser
@@ -168,11 +165,10 @@ def save_model(path: Path, model: PreTrainedModel, *, pickled: bool = False) -> 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A checkpoint, the bundle made of it, and its graph before any pass."""
+    """A checkpoint, and the bundle made of it."""
 
     source: Path
     bundle: Path
-    plain: Path
 
     def model(self, precision: Precision, *, threads: int = 1) -> Model:
         """Load a variant of the bundle as the service would."""
@@ -184,24 +180,16 @@ def exported(base: Path, architecture: str) -> Exported:
     """Export an architecture once; ``base`` is the session's temporary directory."""
     directory = base / f"exported-{architecture}"
     source = make_checkpoint(directory / "source", architecture)
-    kept = directory / "plain.onnx"
-
-    def keep_plain(plain: Path, target: Path) -> list[str]:
-        shutil.copyfile(plain, kept)
-        return write_fp32(plain, target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(WRITERS, "fp32", keep_plain)
-        export(load_checkpoint(source), directory / "bundle", say=silent)
-    return Exported(source, directory / "bundle", kept)
+    export(load_checkpoint(source), directory / "bundle", say=silent)
+    return Exported(source, directory / "bundle")
 
 
 def assert_like_transformers(model: Model, source: Path, texts: Sequence[str] = CORPUS) -> None:
-    """Ids and fp32 logits are those of transformers' slow tokenizer and model.
+    """Ids and fp32 logits are those of transformers' tokenizer and model.
 
     The logits are the same alone and in one batch.
     """
-    tokenizer = AutoTokenizer.from_pretrained(source, use_fast=False)
+    tokenizer = AutoTokenizer.from_pretrained(source)
     reference = AutoModelForSequenceClassification.from_pretrained(source).eval()
     encodings = [model.tokenizer.encode(text) for text in texts]
     for text, encoding, batched in zip(texts, encodings, model.infer(encodings), strict=True):

@@ -1,17 +1,18 @@
 """A classifier of the tiny model without a server, and an observer that records its reports."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from sentiment_service.config.settings import Settings
-from sentiment_service.engine.batching.batches import BatchReport
+from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.lifecycle import Lifecycle
 from sentiment_service.engine.loading import load
+from sentiment_service.engine.observer import Gauges
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.errors import ServiceError
 from sentiment_service.results import Outcome
@@ -23,13 +24,13 @@ class Recorder:
     """An ``Observer`` that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.gauges: dict[str, Callable[[], float]] = {}
+        self.gauges: Gauges
         self.stage_seconds: list[dict[str, float]] = []
         self.failures: list[tuple[type[BaseException], int]] = []
         self.lookups: list[tuple[int, int]] = []
         self.batches: list[int] = []  # texts
 
-    def watch(self, **gauges: Callable[[], float]) -> None:
+    def watch(self, gauges: Gauges) -> None:
         self.gauges = gauges
 
     def tag(self) -> object:

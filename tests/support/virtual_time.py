@@ -21,7 +21,6 @@ from unittest.mock import patch
 # Where `threading` and `time` are replaced by what stands under virtual time.
 PATCHED = {
     "sentiment_service.engine.batching.batcher": ("threading", "time"),
-    "sentiment_service.engine.batching.batches": ("time",),
     "sentiment_service.engine.batching.runners": ("threading", "time"),
 }
 

@@ -2,29 +2,18 @@
 
 from fastapi import APIRouter, Response
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import RANKED, LabelScore
-from sentiment_service.adapters.forms.pipeline import TextClassification, best_labels
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
+from sentiment_service.adapters.forms import TextClassification, best_labels
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import FOREIGN_BODY
+from sentiment_service.requests.service import Adapter
 
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
 
 
-@router.post(
-    "/",
-    operation_id="classifyHuggingFace",
-    response_model=list[list[LabelScore]],
-    responses={**example([RANKED[:2]]), **documented(*ERRORS)},
-    openapi_extra=documented_body(TextClassification),
-)
+@router.post("/", operation_id="classifyHuggingFace", openapi_extra=FOREIGN_BODY)
 async def text_classification(request: HttpRequest) -> Response:
-    """Labels and scores, in the format of Hugging Face's inference servers.
-
-    The answer has one list for each text, with the highest score first. If a text is bad, the
-    answer is the error of the first bad text.
-    """
+    """Hugging Face's inference servers: the labels of each text, the highest score first."""
     body = await read_body(request, TextClassification)
     ranked, done = await best_labels(request, body)
     return JsonAnswer(ranked, done.server_timing)

@@ -14,19 +14,16 @@ import msgspec
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import ByField
-from sentiment_service.adapters.forms.instances import (
+from sentiment_service.adapters.forms import (
     ACCEPTED,
+    ByField,
     InstancesRequest,
+    TextClassification,
     answer_instances,
+    best_labels,
     text_of_record,
 )
-from sentiment_service.adapters.forms.pipeline import TextClassification, best_labels
-from sentiment_service.api.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
-from sentiment_service.api.openapi.document import ERRORS, documented
-from sentiment_service.api.routes import classify
+from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
@@ -35,9 +32,13 @@ from sentiment_service.errors import (
     TooManyTexts,
     UnsupportedMediaType,
 )
-from sentiment_service.limits import Paths, PathSet
+from sentiment_service.http import classify
+from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
+from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import ClassifyRequest
 from sentiment_service.results import Outcome, item
-from sentiment_service.validation import ClassifyRequest
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.
@@ -156,7 +157,7 @@ async def execution_parameters(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-@text_router.post("/invocations", responses=documented(*ERRORS))
+@text_router.post("/invocations")
 async def invocations(request: HttpRequest) -> Response:
     """Classify in the formats of Amazon SageMaker, and of the containers that run there.
 
@@ -199,11 +200,13 @@ async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -
     # So that no group has more tokens than one request may queue.
     size = max(1, min(GROUP_RECORDS, classifier.request_tokens // classifier.model.max_tokens))
     written: list[bytes] = []
-    for start in range(0, len(lines), size):
-        outcomes = await _classified(request, read, lines[start : start + size], start + 1)
-        group = [answers.write(outcome) for outcome in outcomes]
-        request.exchange.hold(sum(map(len, group)))
-        written += group
+    with classifier.in_use():  # a reload must not give the other groups to another model
+        for start in range(0, len(lines), size):
+            group = lines[start : start + size]
+            outcomes = await _classified(request, classifier, read, group, start + 1)
+            new = [answers.write(outcome) for outcome in outcomes]
+            request.exchange.hold(sum(map(len, new)))
+            written += new
     before, after = answers.ends
     return Response(before + answers.join.join(written) + after, media_type=answers.media_type)
 
@@ -220,21 +223,22 @@ def _texts(read: Reader, lines: Sequence[bytes], first: int) -> Steps[list[Text 
 
 
 async def _classified(
-    request: HttpRequest, read: Reader, lines: Sequence[bytes], first: int
+    request: HttpRequest, classifier: Classifier, read: Reader, lines: Sequence[bytes], first: int
 ) -> list[Outcome]:
     """The outcome of each line. ``first`` is the number of the first line."""
+    exchange = request.exchange
     steps = _texts(read, lines, first)
     if sum(map(len, lines)) <= INLINE_BYTES:
         texts = finish(steps)
     else:
-        step_thread = request.exchange.service.step_thread
-        texts = await step_thread.run(steps, deadline=request.exchange.deadline)
-    outcomes = (await request.exchange.classify(texts, model=None)).outcomes
-    for outcome in outcomes:
+        texts = await exchange.service.step_thread.run(steps, deadline=exchange.deadline)
+    work = classifier.classify(texts, deadline=exchange.deadline)
+    done = await exchange.counted(classifier, len(texts), exchange.while_connected(work))
+    for outcome in done.outcomes:
         if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.
             raise type(outcome)(outcome.detail, retry_after_s=outcome.retry_after_s) from None
-    return outcomes
+    return done.outcomes
 
 
 async def _as_container(request: HttpRequest, body: TextClassification) -> Response:

@@ -7,29 +7,39 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema
 from typing_extensions import TypedDict
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import examples
-from sentiment_service.api.openapi.document import ERRORS, documented, documented_body, example
-from sentiment_service.api.openapi.schemas import Answered
-from sentiment_service.engine.step_thread import Steps
+from sentiment_service.engine.step_thread import Kind, Steps
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
+from sentiment_service.engine.text.steps import CHARS_PER_TEXT
 from sentiment_service.errors import ServiceError, TooManyTexts
+from sentiment_service.http.body import read_body
+from sentiment_service.http.classify import Answered
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import (
+    EMPTY,
+    ERRORS,
+    VERSION,
+    documented,
+    documented_body,
+    example,
+)
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import RequestBody, Texts, as_list
 from sentiment_service.results import FailedItem, item
-from sentiment_service.validation import RequestBody, Texts, as_list
 
 
 class TokenizeRoute(TextRoute):
     operation = "tokenize"
 
 
+# The time of a character, first guessed, then measured. Lists of tokens take long to build.
+SHOWING = Kind(5e-6)
+
 router = APIRouter(tags=["classification"], route_class=TokenizeRoute)
 
 _TWO = {"minItems": 2, "maxItems": 2}
 TOKENS = {
-    "model": examples.VERSION,
+    "model": VERSION,
     "results": [
         {
             "text": "@user I love this!",
@@ -40,7 +50,7 @@ TOKENS = {
             "count": 8,
             "truncated": False,
         },
-        examples.EMPTY,
+        EMPTY,
     ],
 }
 
@@ -126,7 +136,8 @@ async def tokenize(request: HttpRequest) -> Response:
         max_chars=service.settings.max_text_chars,
         max_tokens=classifier.request_tokens,
     )
-    work = service.step_thread.run(steps, deadline=exchange.deadline)
+    size = sum(map(len, texts)) + CHARS_PER_TEXT * len(texts)
+    work = service.step_thread.run(steps, deadline=exchange.deadline, kind=SHOWING, size=size)
     results = await exchange.while_connected(work)
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]

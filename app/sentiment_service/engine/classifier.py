@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,17 +15,13 @@ from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.health import Health
 from sentiment_service.engine.lifecycle import Lifecycle, Phase
 from sentiment_service.engine.model.model import Model, Scored, outcomes_of
-from sentiment_service.engine.observer import STAGES, Observer
-from sentiment_service.engine.step_thread import StepThread
-from sentiment_service.engine.text.encoding import (
-    DEFAULTS,
-    EncodedText,
-    Encoding,
-    TextOptions,
-    encodings,
-)
+from sentiment_service.engine.observer import STAGES, Gauges, Observer
+from sentiment_service.engine.step_thread import Kind, StepThread
+from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
+from sentiment_service.engine.text.steps import CHARS_PER_TEXT, encode_steps
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import DeadlineExceeded, ServiceError
 from sentiment_service.results import Outcome
@@ -36,6 +32,9 @@ from sentiment_service.results import Outcome
 # sentences, which take up to eight times as long. Switching to the thread and back takes 0.03 to
 # 0.05 ms, as long as tokenising one or two tweets.
 INLINE_CHARS = 2_000
+
+# The first guess of what a character takes on the thread.
+TOKENISING_S, SPLITTING_S = 1e-6, 8e-6
 
 # Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
 # alone is not enough, because the texts of streams come and go in whole groups.
@@ -78,10 +77,12 @@ class Classifier:
         self._config = config
         self.observer = observer
         self._step_thread = step_thread
+        self._tokenising, self._splitting = Kind(TOKENISING_S), Kind(SPLITTING_S)
         self._lifecycle = lifecycle
         self._loop = asyncio.get_running_loop()
-        self._attempts = 0  # number in progress
+        self._uses = 0  # number in progress
         self._unused = asyncio.Event()
+        self.ended = asyncio.Event()  # nothing more is classified: see ``retire``
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             model.compute,
             observer,
@@ -97,13 +98,15 @@ class Classifier:
                 config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            queue_texts=lambda: len(self._batcher.queue),
-            queue_tokens=lambda: self._batcher.queue.tokens,
-            queue_wait_seconds=lambda: self._batcher.queue_wait_s,
-            runners_stuck=lambda: self._batcher.runners.stuck,
-            device_lost=lambda: self._batcher.device_lost is not None,
-            cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
-            model_ready=lambda: self.health.good and not self._lifecycle.stopping,
+            Gauges(
+                queue_texts=lambda: len(self._batcher.queue),
+                queue_tokens=lambda: self._batcher.queue.tokens,
+                queue_wait_seconds=lambda: self._batcher.queue_wait_s,
+                runners_stuck=lambda: self._batcher.runners.stuck,
+                device_lost=lambda: self._batcher.device_lost is not None,
+                cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
+                model_ready=lambda: self.health.good and not self._lifecycle.stopping,
+            )
         )
 
     @property
@@ -129,6 +132,20 @@ class Classifier:
         """
         self._batcher.check_admission(1, timeout_s=timeout_s)
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For a request that classifies in parts: ``retire`` waits for its end."""
+        self._uses += 1
+        try:
+            yield
+        finally:
+            self._end_use()
+
+    def _end_use(self) -> None:
+        self._uses -= 1
+        if not self._uses:
+            self._unused.set()
+
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
 
@@ -137,10 +154,11 @@ class Classifier:
         """
         until = time.monotonic() + timeout_s
         self._unused.clear()
-        if self._attempts:
+        if self._uses:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._unused.wait(), timeout_s)
-        finished = not self._attempts
+        finished = not self._uses
+        self.ended.set()
         return await self._batcher.drain(max(LEAST_DRAIN_S, until - time.monotonic())) and finished
 
     @property
@@ -169,7 +187,7 @@ class Classifier:
         if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
         self.model.check(options)
-        self._attempts += 1
+        self._uses += 1
         try:
             begun_ns, started = time.time_ns(), time.perf_counter()
             encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
@@ -192,9 +210,7 @@ class Classifier:
             outcomes = outcomes_of(self.model, encoded, answer.results)
             return Classification(self.model, outcomes, stages)
         finally:
-            self._attempts -= 1
-            if not self._attempts:
-                self._unused.set()
+            self._end_use()
 
     async def _encode(
         self,
@@ -208,7 +224,8 @@ class Classifier:
         if deadline <= self._loop.time():
             raise DeadlineExceeded("the time allowed was over when the request was read")
         tokenizer, max_chars = self.model.tokenizer, self._config.max_text_chars
-        cost = sum(map(chars_of, texts)) + CHARS_PER_TEXT * len(texts)
+        chars = sum([len(text) for text in texts if not isinstance(text, ServiceError)])
+        cost = chars + CHARS_PER_TEXT * len(texts)
         if cost <= INLINE_CHARS and not options.split:
             return tokenizer.encode_texts(texts, options, max_chars=max_chars)
         # Streams wait for room. A cache may know the texts, and knows so only of their token ids.
@@ -221,4 +238,5 @@ class Classifier:
 
         check(len(texts))
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
-        return await self._step_thread.run(steps, deadline=deadline)
+        kind = self._splitting if options.split else self._tokenising
+        return await self._step_thread.run(steps, deadline=deadline, kind=kind, size=cost)

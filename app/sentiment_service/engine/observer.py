@@ -4,6 +4,7 @@ The engine itself does not depend on metrics or traces.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from sentiment_service.engine.batching.runners import BatchObserver
@@ -13,17 +14,30 @@ from sentiment_service.results import Outcome
 STAGES = ("tokenize", "queue", "inference")
 
 
+Gauge = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What a classifier is asked whenever its values are needed. Metrics have the same names."""
+
+    queue_texts: Gauge
+    queue_tokens: Gauge
+    queue_wait_seconds: Gauge
+    runners_stuck: Gauge
+    device_lost: Gauge
+    cache_bytes: Gauge
+    model_ready: Gauge
+
+
 class Observer(BatchObserver, Protocol):
-    """Gets the reports of a classifier.
+    """Gets the reports of a classifier, and of the requests that it answers.
 
     All methods are called on the event loop, except ``batch``.
     """
 
-    def watch(self, **gauges: Callable[[], float]) -> None:
-        """The model answers from now on: call these functions whenever their values are needed.
-
-        They are named like the metrics that have these values, and replace earlier ones.
-        """
+    def watch(self, gauges: Gauges) -> None:
+        """The model answers from now on. Its gauges replace those of an earlier one."""
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""
@@ -35,7 +49,7 @@ class Observer(BatchObserver, Protocol):
         """
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
-        """Each text got a prediction, or the error that takes its place."""
+        """Each text of a request got a prediction, or the error that takes its place."""
 
     def failure(self, error: BaseException, texts: int) -> None:
         """A request failed, so this many texts got no prediction."""

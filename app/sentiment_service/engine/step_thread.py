@@ -1,21 +1,37 @@
-"""One thread for the long work of many requests, which take turns on it.
+"""One thread for the long work of many requests. It admits what it can finish.
 
-If the thread did one request after the other, a short list of texts would wait behind megabytes of
-text. So the work of a request is a job of small steps, and the thread takes one step of each job in
-turn. There is only one such thread, so that the event loop competes with only one.
+There is only one such thread, so that the event loop competes with only one for Python's lock. The
+work of a request is a job of small steps. Long jobs are done one after the other, and so are short
+ones; if there are both, the thread takes a step of each in turn. So a short job waits for no long
+one, what is admitted is done in time, and only what is being done takes memory. If all jobs shared
+the thread instead, none of many would be done by its deadline.
 """
 
 import asyncio
+import math
+import threading
+import time
+from collections import deque
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sentiment_service.errors import DeadlineExceeded, ShuttingDown
+from sentiment_service.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 T = TypeVar("T")
 
 # Work that may be stopped at each yield. It returns its result at the end.
 Steps = Generator[None, None, T]
+
+# A job that probably takes less is a short one.
+SHORT_S = 0.05
+# What may wait before a job and itself: this share of the time that it has. It is less than half
+# because the thread also does jobs of the other length, and because a text may still have to be
+# classified.
+WAITING_SHARE = 0.4
+# How much the measured speed of a kind of jobs remembers: this share of it after each job.
+MEMORY = 0.9
 
 
 def finish(steps: Steps[T]) -> T:
@@ -27,6 +43,38 @@ def finish(steps: Steps[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
+@dataclass(slots=True)
+class Kind:
+    """A kind of jobs, whose time grows with their size. The first speed is a guess."""
+
+    seconds_per_unit: float
+    _seconds: float = 0.0
+    _units: float = 0.0
+
+    def learn(self, size: float, seconds: float) -> None:
+        """A job of this size has taken so long."""
+        self._seconds = self._seconds * MEMORY + seconds
+        self._units = self._units * MEMORY + size
+        self.seconds_per_unit = self._seconds / self._units
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    steps: Steps[Any]
+    done: asyncio.Future[Any]
+    expected_s: float
+    spent_s: float = 0.0
+
+    def settle(self, result: Any, error: Exception | None) -> None:
+        """On the event loop: tell who waits."""
+        if self.done.done():
+            return
+        if error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(result)
+
+
 class StepThread:
     """Runs jobs on its own thread, which starts with the first job and ends after ``close``.
 
@@ -35,50 +83,114 @@ class StepThread:
 
     def __init__(self, name: str) -> None:
         self.busy = False
-        self._thread = ThreadPoolExecutor(1, name)
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._condition = threading.Condition()
+        # Short jobs and long ones in the order of their arrival. The first of each is being done.
+        self._short, self._long = deque[_Job](), deque[_Job]()
         self._closed = False
 
-    async def run(self, steps: Steps[T], *, deadline: float) -> T:
+    async def run(
+        self, steps: Steps[T], *, deadline: float, kind: Kind | None = None, size: float = 0.0
+    ) -> T:
         """Run the steps on the thread. Return their result, or raise what one of them raises.
 
-        If this call is cancelled, or when ``deadline`` (on the event loop's clock) has passed, no
-        further step is taken.
+        A job of a ``kind`` is refused if those before it and itself would take too long. If this
+        call is cancelled, or when ``deadline`` (on the event loop's clock) has passed, no further
+        step is taken.
 
         Raises:
+            Overloaded: the thread cannot finish the job in time.
             DeadlineExceeded: the steps were not done in time.
             ShuttingDown: this thread is closed.
         """
         loop = asyncio.get_running_loop()
+        expected_s = kind.seconds_per_unit * size if kind else 0.0
+        job = _Job(steps, loop.create_future(), expected_s)
+        jobs = self._short if expected_s < SHORT_S else self._long
+        self._add(job, jobs, most_s=WAITING_SHARE * (deadline - loop.time()) if kind else math.inf)
         try:
             async with asyncio.timeout_at(deadline) as limit:
-                while not self._closed:
-                    # The next step waits behind those of the other jobs.
-                    result = await loop.run_in_executor(self._thread, self._take_step, steps)
-                    if result is not None:
-                        return result[0]  # type: ignore[no-any-return]
+                return await job.done  # type: ignore[no-any-return]
         except TimeoutError:
             if not limit.expired():  # a step raised it
                 raise
             raise DeadlineExceeded("the request was not prepared in the time allowed") from None
-        raise ShuttingDown()
+        finally:
+            with self._condition, suppress(ValueError):  # it is done
+                jobs.remove(job)
+            # What ended early says only that it might have taken as long as it did.
+            ended = job.done.cancelled() or not job.done.done() or job.done.exception()
+            if kind and (not ended or job.spent_s > expected_s):
+                kind.learn(size, job.spent_s)
 
     def close(self) -> None:
         """Take no further step. Callers get ``ShuttingDown`` when the present step is over."""
-        self._closed = True
-        self._thread.shutdown(wait=False)
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
 
-    def _take_step(self, steps: Steps[Any]) -> tuple[Any] | None:
-        """Take one step, on the thread. If it was the last, return the result of the steps."""
-        if self._closed:
-            raise ShuttingDown()
+    def _add(self, job: _Job, jobs: deque[_Job], *, most_s: float) -> None:
+        with self._condition:
+            if self._closed:
+                raise ShuttingDown()
+            before_s = sum(max(0.0, other.expected_s - other.spent_s) for other in jobs)
+            # A job alone may take all the time that it has.
+            if jobs and before_s + job.expected_s > most_s:
+                raise Overloaded(
+                    f"the work of the requests before this one takes {before_s:.1f} s, and it can "
+                    "wait no longer",
+                    reason="deadline",
+                    retry_after_s=before_s,
+                )
+            jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+            self._condition.notify()
+
+    def _work(self) -> None:
+        """Take steps of the first short job and of the first long one, in turn, until closed."""
+        turn = self._long
+        while self._wait():
+            turn = self._short if turn is self._long else self._long
+            self._take_step(turn)
+        for job in (*self._short, *self._long):
+            self._tell(job, None, ShuttingDown())
+
+    def _wait(self) -> bool:
+        """Wait for a job. Returns False when no more steps are to be taken."""
+        with self._condition:
+            while not (self._short or self._long or self._closed):
+                self._condition.wait()
+            return not self._closed
+
+    def _take_step(self, jobs: deque[_Job]) -> None:
+        with self._condition:
+            if not jobs:
+                return
+            job = jobs[0]
         self.busy = True
+        begun = time.perf_counter()
+        result, error = None, None
         try:
-            return next(steps)
-        except StopIteration as end:  # itself would be in a cycle with its frames, until collected
-            return (end.value,)
-        except Exception:
-            raise
-        except BaseException as error:  # it would end the event loop
-            raise RuntimeError(f"a step raised {error!r}") from error
+            next(job.steps)
+            return
+        except StopIteration as end:
+            result = end.value
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:  # it would end the event loop
+            error = RuntimeError(f"a step raised {raised!r}")
+            error.__cause__ = raised
         finally:
+            job.spent_s += time.perf_counter() - begun
             self.busy = False
+        with self._condition, suppress(ValueError):  # nobody waits for it any more
+            jobs.remove(job)
+        self._tell(job, result, error)
+        error = None  # its traceback has this frame: a cycle until the next collection
+
+    def _tell(self, job: _Job, result: Any, error: Exception | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            job.done.get_loop().call_soon_threadsafe(job.settle, result, error)

@@ -5,17 +5,18 @@ While the model computes, the next texts are read and tokenised.
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 
 from sentiment_service.config.settings import Settings
-from sentiment_service.engine.batching.batches import infer_each
+from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
 from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
@@ -23,14 +24,10 @@ from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.engine.model.model import Scored, outcomes_of
 from sentiment_service.engine.step_thread import finish
-from sentiment_service.engine.text.encoding import (
-    DEFAULTS,
-    EncodedText,
-    Encoding,
-    TextOptions,
-    encodings,
-)
+from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.steps import encode_steps
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
 from sentiment_service.files.result_columns import ResultColumns
@@ -44,6 +41,7 @@ from sentiment_service.results import Outcome, item
 # batch has a fixed cost.
 MIN_BATCH_TOKENS = 512
 
+T = TypeVar("T")
 BatchResults = list[Scored | ServiceError]
 
 
@@ -56,7 +54,7 @@ class _TokenizedChunk:
 
     encoded: list[EncodedText | ServiceError]
     order: list[int]
-    batches: list[Future[BatchResults]]
+    batches: list[Callable[[], BatchResults]]
 
 
 class LocalClassifier:
@@ -133,10 +131,11 @@ class LocalClassifier:
         """
         self._model.check(options)
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
-        waiting: deque[tuple[Chunk, Future[_TokenizedChunk]]] = deque()
+        waiting: deque[tuple[Chunk, Callable[[], _TokenizedChunk]]] = deque()
         try:
             for chunk in chunks:
-                waiting.append((chunk, tokenizer.submit(self._tokenize, chunk, options, runners)))
+                tokenized = _submit(tokenizer, self._tokenize, chunk, options, runners)
+                waiting.append((chunk, tokenized))
                 if len(waiting) > read_ahead:
                     yield self._results(*waiting.popleft(), advance)
             while waiting:
@@ -156,7 +155,7 @@ class LocalClassifier:
         to_infer = encodings(encoded)
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
-            runners.submit(self._infer, batch)
+            _submit(runners, self._infer, batch)
             for batch in sorted_batches([to_infer[index] for index in order], self._budget.tokens)
         ]
         return _TokenizedChunk(encoded, order, batches)
@@ -176,19 +175,31 @@ class LocalClassifier:
             raise UserError(f"the model fails on every text: {first_line(error)}") from error
 
     def _results(
-        self, chunk: Chunk, future: Future[_TokenizedChunk], advance: Advance
+        self, chunk: Chunk, tokenized_chunk: Callable[[], _TokenizedChunk], advance: Advance
     ) -> tuple[Chunk, list[Outcome]]:
         """Wait for the chunk's batches, and put their results in the order of the texts."""
-        tokenized = future.result()
+        tokenized = tokenized_chunk()
         sorted_results: BatchResults = []
         for batch in tokenized.batches:
-            computed = batch.result()
+            computed = batch()
             sorted_results += computed
             advance(len(computed))
         advance(len(chunk.texts) - len(sorted_results))  # the texts that failed before
         numbered = sorted(zip(tokenized.order, sorted_results, strict=True), key=itemgetter(0))
         results = [result for _, result in numbered]
         return chunk, outcomes_of(self._model, tokenized.encoded, results)
+
+
+def _submit(pool: Executor, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
+    """Have the pool call the function; what is returned waits for its result.
+
+    When the main thread has ended, Python starts no more threads of pools, but other threads may go
+    on, and functions of ``atexit`` are still called. Then the thread that waits calls it.
+    """
+    try:
+        return pool.submit(function, *arguments).result
+    except RuntimeError:
+        return partial(function, *arguments)
 
 
 def sorted_batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:

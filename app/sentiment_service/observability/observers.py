@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sentiment_service.engine.batching.batches import BatchReport
+from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.observer import STAGES
+from sentiment_service.engine.observer import STAGES, Gauges
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
 from sentiment_service.observability.traces import Tracer, current_tag
@@ -73,10 +73,16 @@ class ModelObserver:
         revision = model.revision or ""
         self._facts = (revision, model.precision, model.digest, model.provider, version)
 
-    def watch(self, **gauges: Callable[[], float]) -> None:
-        self._metrics.show_model(self._name, *self._facts)
-        for name, function in gauges.items():
-            getattr(self._metrics, name).watch(function, self._name)
+    def watch(self, gauges: Gauges) -> None:
+        metrics, name = self._metrics, self._name
+        metrics.show_model(name, *self._facts)
+        metrics.queue_texts.watch(gauges.queue_texts, name)
+        metrics.queue_tokens.watch(gauges.queue_tokens, name)
+        metrics.queue_wait_seconds.watch(gauges.queue_wait_seconds, name)
+        metrics.runners_stuck.watch(gauges.runners_stuck, name)
+        metrics.device_lost.watch(gauges.device_lost, name)
+        metrics.cache_bytes.watch(gauges.cache_bytes, name)
+        metrics.model_ready.watch(gauges.model_ready, name)
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

@@ -13,7 +13,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
-    from sentiment_service.engine.batching.batches import BatchReport
+    from sentiment_service.engine.batching.fair_queue import BatchReport
 
 # A module of the extra `otel`, which Tracer needs.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"

@@ -13,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
-from sentiment_service.limits import PathSet
+from sentiment_service.requests.limits import PathSet
 from sentiment_service.server.addresses import cannot_listen, take_no_handshake
+from sentiment_service.server.connection import Buffers, Connection, TlsConnection
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.
@@ -25,14 +25,17 @@ BACKLOG = 2048
 ACCEPTED_AT_ONCE = 512
 # Seconds before the next try when the process has no file descriptor or memory left.
 PAUSE_S = 0.25
-# Seconds for a handshake to complete after its first packet has arrived.
+# Seconds for a handshake of TCP to complete after its first packet has arrived.
 HANDSHAKE_S = 0.1
-# Seconds for the beginning and the end of a connection with TLS.
-TLS_TIMEOUTS: dict[str, Any] = {"ssl_handshake_timeout": 20.0, "ssl_shutdown_timeout": 2.0}
 
 # A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
 # probe or a finished answer waits that long, however many clients send at once.
 STARTS_AT_ONCE = 8
+# What costs the service work and gives the runners none (handshakes of TLS, and what a connection
+# asks again and again without texts) begins this often in each period. Without a pause, the event
+# loop would never be idle, and the runners would wait in vain for Python's lock: the loop gives it
+# up for moments, too short for them to wake, and too often for Python to hand it over.
+PACED_AT_ONCE, PERIOD_S = 4, 0.005
 # When requests wait longer than this, some clients will have no more time for their answers.
 PATIENCE_S = 0.1
 
@@ -130,9 +133,9 @@ class Arrivals:
 class Listener:
     """Begins a connection with a ``protocol`` for each socket that arrives at a site.
 
-    ``arrivals`` takes the sockets of the site. ``on_failure`` is called when a connection is gone
-    before it begins. With ``tls``, which may be replaced later, connections begin with its
-    handshake. Create it on the event loop.
+    ``arrivals`` takes the sockets of the site. ``on_end`` is called when a connection has ended.
+    With ``tls``, which may be replaced later, connections begin with its handshake. Create it on
+    the event loop.
 
     Raises:
         UserError: another process listens on this address.
@@ -143,20 +146,23 @@ class Listener:
         site: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         arrivals: Callable[[socket.socket, Callable[[socket.socket], None]], Arrivals] = Arrivals,
-        on_failure: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.tls = tls
-        self._on_failure = on_failure
+        self._on_end = on_end
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
+        self._buffers = Buffers()
         self._beginning: set[asyncio.Task[None]] = set()
+        self._handshakes = Turns(PACED_AT_ONCE, PERIOD_S)
+        self._in_handshake: set[TlsConnection] = set()
         self.arrivals = arrivals(site, self._take)
 
     @property
     def ended(self) -> bool:
         """Whether nothing more can arrive, and all connections have begun."""
-        return self.arrivals.ended and not self._beginning
+        return self.arrivals.ended and not self._beginning and not self._in_handshake
 
     async def close(self) -> None:
         """Begin every connection that has arrived, and accept no more.
@@ -165,9 +171,11 @@ class Listener:
         """
         await self.arrivals.close()
         if self._beginning:
-            _, late = await asyncio.wait(self._beginning, timeout=QUIET_S)
-            for handshake in late:
-                handshake.cancel()
+            await asyncio.wait(self._beginning)
+        if self._in_handshake:
+            await asyncio.sleep(QUIET_S)
+            for late in [*self._in_handshake]:
+                late.abort()
 
     def _take(self, connection: socket.socket) -> None:
         task = self._loop.create_task(self._begin(connection))
@@ -175,13 +183,26 @@ class Listener:
         task.add_done_callback(self._beginning.discard)
 
     async def _begin(self, connection: socket.socket) -> None:
-        tls = {**TLS_TIMEOUTS, "ssl": self.tls} if self.tls else {}
         try:
-            await self._loop.connect_accepted_socket(self._protocol, connection, **tls)
-        except (OSError, asyncio.CancelledError):  # it is gone already, or its handshake is late
+            await self._loop.connect_accepted_socket(self._connection, connection)
+        except OSError:  # it is gone already
             connection.close()
-            if self._on_failure is not None:
-                self._on_failure()
+            if self._on_end is not None:
+                self._on_end()
+
+    def _connection(self) -> Connection:
+        if self.tls is None:
+            return Connection(self._protocol(), self._buffers, self._on_end)
+        connection = TlsConnection(
+            self._protocol(),
+            self._buffers,
+            self._on_end,
+            context=self.tls,
+            begin=self._handshakes.take,
+            on_open=self._in_handshake.discard,
+        )
+        self._in_handshake.add(connection)
+        return connection
 
 
 class Quiet:
@@ -200,47 +221,55 @@ class Quiet:
 
 
 class Turns:
-    """Begins requests in the order of their arrival, a few in each iteration of the event loop.
+    """Begins what has arrived in order, ``at_once`` in each period: an iteration of the event loop,
+    or ``period_s`` seconds.
 
     Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
     have arrived would all begin before the next connection is accepted or the next probe is read.
 
-    When the first request in the queue has waited for long, there are more requests than can begin.
-    In order of arrival all would be late, so every second request to begin is then the latest one.
+    When the first in the queue has waited longer than ``patience_s``, there are more than can
+    begin. In order of arrival all would be late, so every second to begin is then the latest one.
 
-    What reads the paths ``at_once`` is short and does not wait. Create it on the event loop.
+    Create it on the event loop.
     """
 
-    def __init__(self, at_once: PathSet) -> None:
+    def __init__(
+        self, at_once: int = STARTS_AT_ONCE, period_s: float = 0.0, patience_s: float = PATIENCE_S
+    ) -> None:
         self._at_once = at_once
+        self._period_s = period_s
+        self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
-        # Each entry: when the patience of the request ends, on the loop's clock; how to begin it.
+        # Each entry: when its patience ends, on the loop's clock; how to begin it.
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
-        self._started = 0  # since the last call of _next
+        self._started = 0  # in this period
         self._latest_is_next = False
 
-    def take(self, head: bytes | bytearray, start: Callable[[], None]) -> None:
-        """Begin the request with this ``head``: now, or in a later iteration."""
-        if not head.startswith(b"POST") and _path(head) in self._at_once:
-            start()
-            return
-        if self._waiting or self._started >= STARTS_AT_ONCE:
-            self._waiting.append((self._loop.time() + PATIENCE_S, start))
+    def take(self, start: Callable[[], None]) -> None:
+        """Call ``start``: now, or in a later period."""
+        if self._waiting or self._started >= self._at_once:
+            self._waiting.append((self._loop.time() + self._patience_s, start))
             return
         self._started += 1
-        if self._started == STARTS_AT_ONCE:
-            self._loop.call_soon(self._next)
+        if self._started == (1 if self._period_s else self._at_once):
+            self._next_later()
         start()
 
     def _next(self) -> None:
         self._started = 0
         try:
-            while self._waiting and self._started < STARTS_AT_ONCE:
+            while self._waiting and self._started < self._at_once:
                 self._started += 1
                 self._pop()()
         finally:  # if one of them raises, the others still get their turn
-            if self._waiting or self._started == STARTS_AT_ONCE:
-                self._loop.call_soon(self._next)
+            if self._waiting or self._started:
+                self._next_later()
+
+    def _next_later(self) -> None:
+        if self._period_s:
+            self._loop.call_later(self._period_s, self._next)
+        else:
+            self._loop.call_soon(self._next)
 
     def _pop(self) -> Callable[[], None]:
         patient_until, _ = self._waiting[0]
@@ -248,6 +277,32 @@ class Turns:
         self._latest_is_next = is_late and not self._latest_is_next
         _, start = self._waiting.pop() if self._latest_is_next else self._waiting.popleft()
         return start
+
+
+class Starts:
+    """Begins requests: probes at once, others in turns, and those that repeat at a limited rate.
+
+    ``often_asked`` are the paths of probes. What reads them is short and does not wait.
+    """
+
+    def __init__(self, often_asked: PathSet) -> None:
+        self._often_asked = often_asked
+        self._requests = Turns()
+        self._repeated = Turns(PACED_AT_ONCE, PERIOD_S)
+
+    def take(
+        self, head: bytes | bytearray, start: Callable[[], None], *, repeats: bool = False
+    ) -> None:
+        """Begin the request with this ``head``, when its turn has come.
+
+        ``repeats`` says that its connection asks again and again, and brings no texts.
+        """
+        if repeats:
+            self._repeated.take(start)
+        elif not head.startswith(b"POST") and _path(head) in self._often_asked:
+            start()
+        else:
+            self._requests.take(start)
 
 
 def _path(head: bytes | bytearray) -> str:

@@ -3,8 +3,9 @@
 - **One request at a time.** uvicorn parses everything that arrives, so a client that sends many
   requests ahead fills the memory. Here the parser gets a whole head, then its body, and the next
   head when the answer is complete. Of what is sent ahead, little is read.
-- **Requests begin in turns** (``arrivals.Turns``), and know when they arrived and whether their
-  client has left (``exchange.Arrival``).
+- **Requests begin in turns** (``arrivals.Starts``), and know when they arrived and whether their
+  client has left (``exchange.Arrival``). What a connection asks again and again, and what it sends
+  after a refusal, has a rate of its own.
 - **A limit for heads**, and for the framing and the trailers of bodies in chunks: uvicorn collects
   a head without end.
 - **Time limits** for each head, the first included, and for a client that does not read its answer.
@@ -14,7 +15,8 @@
   no white space behind a header's value, no trailers among the headers.
 - **Offers to upgrade** to HTTP/2 in clear text are ignored. Otherwise the parser loses the body of
   the request. Java's HttpClient makes this offer by default.
-- **Closing lingers** (``transport.ResponseTransport``): clients that are still sending read their
+- **A refused body is dropped unparsed**, and an answered request leaves nothing in memory.
+- **Closing lingers** (``connection.Connection``): clients that are still sending read their
   answer. While the server stops, only connections that have been quiet for a while are closed.
 
 The methods of uvicorn that are not overridden are used as they are; ``test_connections.py`` lists
@@ -24,7 +26,6 @@ the others.
 import asyncio
 import re
 import sys
-from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Literal, cast
@@ -33,18 +34,22 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, ShuttingDown
-from sentiment_service.exchange import Arrival
-from sentiment_service.limits import IPV4_MAPPED, plain_address
-from sentiment_service.server.arrivals import QUIET_S, Turns
+from sentiment_service.requests.exchange import Arrival
+from sentiment_service.requests.limits import IPV4_MAPPED, plain_address
+from sentiment_service.requests.service import Service
+from sentiment_service.server.arrivals import QUIET_S, Starts
+from sentiment_service.server.connection import Connection
 from sentiment_service.server.refusals import refuse
-from sentiment_service.server.transport import ResponseTransport
-from sentiment_service.service import Service
 
 # How much a client may send ahead while its current request is answered. If it sends more, the
 # server stops reading from it.
-MAX_AHEAD_BYTES = 65_536
+MAX_AHEAD_BYTES = 16_384
 # The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
+ENDLESS = sys.maxsize
+# A connection repeats if it asks for no texts, or is refused, and asks again within this time.
+REPEATS_S = 0.1
+LINE_END = b"\r\n"
 HEAD_END = b"\r\n\r\n"
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
@@ -71,37 +76,35 @@ class _Refused(asyncio.Event):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection to the ``service``. Its requests begin in ``turns``.
-
-    ``on_end``, if given, is called when it has ended.
-    """
+    """One connection to the ``service``. Its requests begin as ``starts`` says."""
 
     def __init__(
         self,
         *arguments: Any,
         service: Service,
-        turns: Turns,
-        on_end: Callable[[], None] | None = None,
+        starts: Starts,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._service = service
-        self._on_end = on_end
         self._max_header_bytes = service.settings.max_header_bytes
-        self._turns = turns
+        self._starts = starts
         self._arrival: Arrival | None = None  # of the current request
         self._state = ConnectionState.HEAD
         self._received = bytearray()  # bytes that the parser has not got yet
-        self._body_left = 0  # bytes; as good as endless while it comes in chunks
+        self._line_ended = False  # whether the end of a line has come instead of a head
+        self._body_left = 0  # bytes; ENDLESS while it comes in chunks
         self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._quiet_since = self.loop.time()  # while it waits for a head
+        self._gave_no_work = False  # whether the last request had no texts, or was refused
 
     # The connection
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = ResponseTransport(transport, self._is_sending)
-        super().connection_made(cast(asyncio.Transport, self._transport))
+    def connection_made(self, transport: Connection) -> None:  # type: ignore[override]
+        self._transport = transport
+        transport.sending = self._is_sending
+        super().connection_made(cast(asyncio.Transport, transport))
         if self.client and self.client[0].startswith(IPV4_MAPPED):
             host, port = self.client
             self.client = plain_address(host), port  # compared with --trusted-proxies
@@ -110,10 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
         self.resume_writing()
-        self._transport.end()
         super().connection_lost(exc)
-        if self._on_end is not None:
-            self._on_end()
         if self._arrival is not None:
             self._arrival.departed = True
             if self._arrival.on_departure is not None:
@@ -123,13 +123,22 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.closing or self._state is ConnectionState.REFUSAL:
             self._transport.drop()
         elif self._state is ConnectionState.BODY:
-            self._take_body(data)
+            if self.cycle.response_complete:
+                self._drop_body(data)
+            else:
+                self._take_body(data)
         else:
             self._received += data
             if self._state is ConnectionState.HEAD:
                 self._take_head()
-            elif len(self._received) > MAX_AHEAD_BYTES:
-                self.flow.pause_reading()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Read more, unless the client has sent much ahead while its request is answered."""
+        if len(self._received) > MAX_AHEAD_BYTES and self._state is not ConnectionState.HEAD:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -168,9 +177,10 @@ class HttpProtocol(HttpToolsProtocol):
     def _take_head(self) -> None:
         """Begin a request if its head is complete."""
         # Some clients send the end of a line after a body, perhaps in two packets.
-        while self._received.startswith((b"\r", b"\n")):
-            del self._received[:1]
-        if not self._received:
+        if not self._line_ended and self._received.startswith(LINE_END):
+            del self._received[: len(LINE_END)]
+            self._line_ended = True
+        if not self._received or (self._received == LINE_END[:1] and not self._line_ended):
             return
         end = self._received.find(HEAD_END)
         head = self._received[:end] if end >= 0 else self._received
@@ -183,7 +193,10 @@ class HttpProtocol(HttpToolsProtocol):
         elif end >= 0:
             self._unset_keepalive_if_required()
             self._state = ConnectionState.TURN
-            self._turns.take(head, partial(self._begin, end + len(HEAD_END), self.loop.time()))
+            now = self.loop.time()
+            repeats = self._gave_no_work and now - self._quiet_since < REPEATS_S
+            start = partial(self._begin, end + len(HEAD_END), now)
+            self._starts.take(head, start, repeats=repeats)
         else:
             self._quiet_since = self.loop.time()
 
@@ -191,22 +204,26 @@ class HttpProtocol(HttpToolsProtocol):
         """Give the parser the head, up to ``end``, and the part of the body that has arrived."""
         if self._transport.closing:  # the client has left
             return
-        head, rest = bytes(self._received[:end]), bytes(self._received[end:])
-        self._received.clear()
+        head = bytes(self._received[:end])
+        del self._received[:end]  # only a mark is moved, however much is behind it
+        self._line_ended = False
         if b"\r\nupgrade:" in head.lower():
             head = UPGRADE.sub(b"", head)
         if not self._parse(head):
             return
         self._arrival = Arrival(arrived_at)
         cast(dict[str, Any], self.scope)["arrival"] = self._arrival
-        if rest:
-            self.data_received(rest)
+        if self._state is ConnectionState.BODY and self._received:
+            body, self._received = bytes(self._received), bytearray()
+            self._take_body(body)
         self._arrival.complete = self._state is ConnectionState.ANSWER
+        self._arrival.endless = self._body_left == ENDLESS and not self._arrival.complete
 
     def _take_body(self, data: bytes) -> None:
         """Give the parser what belongs to the body. What is behind it begins the next request."""
         body, ahead = data[: self._body_left], data[self._body_left :]
-        self._body_left -= len(body)
+        if self._body_left != ENDLESS:
+            self._body_left -= len(body)
         self._framing_excess += len(body)
         if not self._parse(body):
             return
@@ -214,6 +231,21 @@ class HttpProtocol(HttpToolsProtocol):
         if self._framing_excess > self._max_header_bytes and self._state is ConnectionState.BODY:
             self._refuse(self._too_large())
         elif ahead:
+            self.data_received(ahead)
+
+    def _drop_body(self, data: bytes) -> None:
+        """Drop what belongs to the body of a refused request, unread, and find its end."""
+        body, ahead = data[: self._body_left], data[self._body_left :]
+        self._body_left -= len(body)
+        self._transport.drop()
+        if self._body_left:
+            return
+        self._transport.stop()
+        # The one before waits for this body for ever.
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._await_head()
+        if ahead:
             self.data_received(ahead)
 
     def _parse(self, data: bytes) -> bool:
@@ -256,7 +288,7 @@ class HttpProtocol(HttpToolsProtocol):
         if codings not in ([], [b"chunked"]):
             raise BadRequest("the only transfer coding accepted is: chunked")
         length = int(dict(self.headers).get(b"content-length", 0))
-        self._body_left = sys.maxsize if codings else length
+        self._body_left = ENDLESS if codings else length
         self._framing_excess = 0
         if self.parser.get_http_version() == "1.0":  # no interim answers (RFC 9110, 10.1.1)
             self.expect_100_continue = False
@@ -265,33 +297,37 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._framing_excess -= 2 * len(body)  # it was counted as framing
-        if self.cycle.response_complete:
-            self._transport.drop()
-        else:
-            super().on_body(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._state = ConnectionState.ANSWER
         super().on_message_complete()
         # A long body pauses reading. From here on, only reading tells whether the client leaves.
-        self.flow.resume_reading()
-        if self.cycle.response_complete:
-            self._transport.stop()
-            self._await_head()
+        self._read_on()
+        if self._arrival is not None:
+            self._arrival.endless = False
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
+        self.cycle.body.clear()
         if self._transport.closing:
             return
-        self.flow.resume_reading()
+        refused = self._arrival is not None and self._arrival.refused
+        self._gave_no_work = refused or self.scope["method"] != "POST"
         if self._state is ConnectionState.ANSWER:
             self._await_head()
+            self._read_on()
+        elif self._body_left == ENDLESS:  # only the parser could find the end, at some expense
+            self._transport.close()
         else:  # the request was refused before its whole body arrived
             self._transport.await_rest()
 
     def _await_head(self) -> None:
         self._state = ConnectionState.HEAD
         self._quiet_since = self.loop.time()
+        # Of the request before, a kept connection has nothing.
+        self.cycle = self.scope = self._arrival = None  # type: ignore[assignment]
+        self.headers, self.url = [], b""
         self._close_later()
         if self._received:  # its deadline begins now, when it becomes the current request
             self._take_head()

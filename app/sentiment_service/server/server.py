@@ -14,9 +14,9 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from sentiment_service.adapter import SideServer
 from sentiment_service.config.credentials import Credentials, read_again
 from sentiment_service.errors import ServiceError, UserError
+from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import signals
 from sentiment_service.server.addresses import announce
 from sentiment_service.server.arrivals import (
@@ -26,13 +26,12 @@ from sentiment_service.server.arrivals import (
     Arrivals,
     Listener,
     Quiet,
-    Turns,
+    Starts,
 )
 from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.server.workers.assignment import Assignment
 from sentiment_service.server.workers.channels import HandedOver
 from sentiment_service.server.workers.member import Member, StatusReport
-from sentiment_service.service import Service
 from sentiment_service.shared_memory.worker_status import WorkerPhase
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
@@ -100,7 +99,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     def _listen(self) -> None:
-        turns = Turns(self._service.often_asked)
+        starts = Starts(self._service.often_asked)
         note_end = self._note_end if self._assignment else None  # only the supervisor counts
         tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
@@ -112,8 +111,7 @@ class Server(uvicorn.Server):
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
                 service=self._service,
-                turns=turns,
-                on_end=note_end,
+                starts=starts,
             )
             arrivals = HandedOver if self._assignment else Arrivals
             self._listeners.append(Listener(site, protocol, arrivals, note_end, tls))
@@ -228,7 +226,6 @@ class Server(uvicorn.Server):
 
 
 def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
-    proxies = app.state.service.settings.trusted_proxies
     return uvicorn.Config(
         app,
         lifespan="on",
@@ -237,8 +234,6 @@ def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
         log_level="warning",  # of uvicorn's own messages
         access_log=False,
         server_header=False,
-        # Otherwise any client on this host could claim to have another address.
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=[*proxies],
+        proxy_headers=False,  # an exchange reads X-Forwarded-For itself
         timeout_keep_alive=keep_alive_s,
     )

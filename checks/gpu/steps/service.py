@@ -7,8 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 
-from sentiment_service.cli.bench.load import Load
-from sentiment_service.cli.bench.texts import tweet_lengths
+from sentiment_service.cli.bench.load import Load, tweet_lengths
 
 from benchmarks.service import Service
 from benchmarks.tables import Row

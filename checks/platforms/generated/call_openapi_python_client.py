@@ -4,14 +4,12 @@ import sys
 
 from sentiment_service_client import Client
 from sentiment_service_client.api.classification import classify, classify_stream, tokenize
-from sentiment_service_client.api.compatibility import predict_tei
 from sentiment_service_client.api.operations import check_ready, get_info, list_models
 from sentiment_service_client.models import (
     ClassifyRequest,
     FailedItem,
     PairObject,
     Prediction,
-    PredictRequest,
     Problem,
     TokenizeRequest,
 )
@@ -38,8 +36,6 @@ with Client(sys.argv[1]) as client:
     assert get_info.sync(client=client).limits.max_inflight_bytes > 0
     tokens = tokenize.sync(client=client, body=TokenizeRequest(inputs="hi")).results[0]
     assert tokens.tokens == ["[CLS]", "hi", "[SEP]"]
-    ranking = predict_tei.sync(client=client, body=PredictRequest(inputs="I love this!"))
-    assert ranking[0].label == "positive"
     # It does not know the media type of the answer, which is bytes for it.
     lines = classify_stream.sync_detailed(
         client=client, body=File(payload=b'{"id": 1, "text": "I love this!"}\n')

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import {
-  ClassificationApi, CompatibilityApi, Configuration, OperationsApi, ProblemFromJSON, ResponseError,
+  ClassificationApi, Configuration, OperationsApi, ProblemFromJSON, ResponseError,
 } from "./client/index.js";
 
 const configuration = new Configuration({ basePath: process.argv[2] });
@@ -33,7 +33,3 @@ const operations = new OperationsApi(configuration);
 assert.equal((await operations.checkReady()).status, "ready");
 assert.equal((await operations.listModels()).models[0].name, "minilm-l6-tweet-sentiment");
 assert((await operations.getInfo()).limits.maxInflightBytes > 0);
-
-const compatibility = new CompatibilityApi(configuration);
-const ranking = await compatibility.predictTei({ predictRequest: { inputs: "I love this!" } });
-assert(Array.isArray(ranking) && !Array.isArray(ranking[0]) && ranking[0].label === "positive");

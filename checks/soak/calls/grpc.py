@@ -5,8 +5,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sentiment_service.adapters.forms.open_inference import pack, unpack
 from sentiment_service.adapters.grpc.messages import METHODS
+from sentiment_service.adapters.tensors import pack, unpack
 
 from checks.soak.calls.call import Call, tensors
 from checks.soak.calls.truth import Truth

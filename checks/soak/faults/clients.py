@@ -7,8 +7,10 @@ import random
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Set
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
+
+import brotli
 
 from checks.soak.calls.call import Call
 from checks.soak.calls.http import COMPRESS, JSON, NDJSON
@@ -20,12 +22,20 @@ from checks.soak.wire import Connection, Lost, request
 CROWD = 100
 READERS, PAGES = 50, 6  # clients, and pages that each reads
 IDLE = 20
+STREAMS = 20
 FLOODS = 8
 # A body of 50 MB in each encoding, above the limit of 2 MB.
 BOMBS = {encoding: compress(bytes(50_000_000)) for encoding, compress in COMPRESS.items()}
 # 1.8 MB that decompress to nothing: each member is empty.
 MEMBERS = gzip.compress(b"") * 90_000
 TEXTS = json.dumps({"inputs": ["love, " * 50] * 20}).encode()
+# Lines of a stream: 4 MB that are long to look back to, and short ones whose ids are long.
+WIDE = brotli.compress(
+    b"".join(b'{"id":%d,"text":"love %d"}\n' % (n, n * n) for n in range(100_000)),
+    quality=5,
+    lgwin=24,
+)
+LONG_IDS = b'{"id":"%b","text":"love"}\n' % (b"\\u00e9" * 150_000) * 5
 COMPRESSED_ROUTES = (("/classify", JSON), ("/classify/stream", NDJSON), ("/invocations", JSON))
 INVALID = (b'{"inputs": "love"', b"[" * 100_000, b'{"inputs": NaN}', b"{}")
 NOT_UNICODE = (b'{"inputs": "\xff\xfe"}', rb'{"inputs": "\ud800"}')
@@ -49,6 +59,9 @@ def faults(traffic: Traffic, order: random.Random) -> dict[str, Fault]:
         f"{CROWD} new connections at once": (1, clients.many_connections, {DONE}),
         f"{READERS} clients read the open pages": (1, clients.many_readers, {DONE}),
         f"{IDLE} idle connections": (1, clients.idle_connections, {DONE}),
+        "asks for the metrics in 100 versions": (1, clients.many_forms, {DONE}),
+        f"{STREAMS} streams with windows of 16 MB": (1, clients.wide_windows, {DONE}),
+        f"{STREAMS} unread streams with long ids": (1, clients.unread_streams, {DONE}),
     }
     for name, (share, make, statuses) in _REFUSED.items():
         kinds[name] = (share, partial(clients.refused, make), statuses)
@@ -183,6 +196,33 @@ class _Clients:
     async def _one_reader(self) -> None:
         for _ in range(PAGES):
             await self._traffic.ask(self._traffic.calls.read())
+
+    async def many_forms(self) -> str:
+        """Ask for ever new versions of a format."""
+        async with await self._open() as connection:
+            for number in range(100):
+                accept = f"application/openmetrics-text; version={number}.0"
+                if (await connection.ask(request("GET", "/metrics", accept=accept))).status != 200:
+                    return WRONG
+        return DONE
+
+    async def wide_windows(self) -> str:
+        return await self._half_streams(WIDE, content_encoding="br")
+
+    async def unread_streams(self) -> str:
+        return await self._half_streams(LONG_IDS)
+
+    async def _half_streams(self, content: bytes, **headers: str) -> str:
+        """Streams at once that neither end nor read, for a few seconds."""
+        sent = request("POST", "/classify/stream", content, content_type=NDJSON, **headers)
+        async with AsyncExitStack() as stack:
+            for _ in range(STREAMS):
+                connection = await stack.enter_async_context(await self._open())
+                with suppress(TimeoutError, Lost):
+                    async with asyncio.timeout(0.2):
+                        await connection.send(sent[:-1])
+            await asyncio.sleep(self._order.uniform(1, 3))
+        return DONE
 
     async def idle_connections(self) -> str:
         async with AsyncExitStack() as stack:

@@ -27,6 +27,8 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
         "holds back the last byte of gRPC messages": _held_back,
         "opens 500 gRPC Watch streams": _watch_flood,
         "opens and resets 6,000 gRPC calls": _reset_flood,
+        "gives no room for 1,000 gRPC answers": _no_room,
+        "sends long messages to open gRPC methods": _long_questions,
     }
     return {
         name: Fault(1, partial(_inflict, traffic, act), {CORRECT, "429"})
@@ -85,6 +87,23 @@ def _reset_flood(port: int) -> None:
         for _ in range(6_000):
             connection.reset(connection.begin(http2.INFER, [AUTHORIZATION]))
         connection.ping()
+
+
+def _no_room(port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(4):
+            with suppress(OSError):
+                connection = stack.enter_context(http2.Connection(port, window=0, timeout_s=WAIT_S))
+                for _ in range(250):
+                    stream = connection.begin(http2.LIVE)
+                    connection.send(stream, http2.message(b""), end=True)
+        time.sleep(HOLD_S)
+
+
+def _long_questions(port: int) -> None:
+    with http2.Connection(port, window=0, timeout_s=WAIT_S) as connection, suppress(OSError):
+        for _ in range(20):
+            connection.send(connection.begin(http2.REFLECT), http2.message(bytes(1_000_000)))
 
 
 def _read_all(connection: http2.Connection) -> None:

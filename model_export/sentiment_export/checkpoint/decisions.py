@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 
 from sentiment_export.checkpoint.labels import (
     MULTI_LABEL,
@@ -26,11 +26,13 @@ from sentiment_export.checkpoint.labels import (
 from sentiment_export.checkpoint.layout import read_json
 from sentiment_export.checkpoint.source import origin
 
-# What a name suggests, if nothing is known of it. BERTweet's tokenizers say it themselves.
+# What the last part of a name suggests, if nothing is known of it: an organisation, or a directory
+# above, says nothing, except where TweetEval's own checkpoints were saved. BERTweet's tokenizers
+# say it themselves.
 SUGGESTED: dict[str, Preprocessing] = {
-    "robertuito": "robertuito",
-    "tweet-topic": "tweet_topic",
-    "twitter|(?<!ber)tweet": "tweet",
+    "robertuito[^/]*/?$": "robertuito",
+    "tweet-topic[^/]*/?$": "tweet_topic",
+    "(twitter|(?<!ber)tweet)[^/]*/?$|tweeteval": "tweet",
 }
 # "multi" or "multilabel" as a part of a name, not "multilingual" or "multi-class".
 SEVERAL = re.compile(r"(?<![a-z])multi[-_]?(?:label(?:l?ed)?)?(?![a-z]|[-_](?:ling|lang|class))")
@@ -80,8 +82,7 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
         entries = {**entries, "problem_type": head}
     spelled = read_labels(entries, str(path), options.labels)
     labels, notes = (spelled, []) if options.labels else _named(spelled, known)
-    names = own, _last_part(base)  # an organisation's name tells nothing
-    preprocessing, guessed_from = _preprocessing(path, entries, options, known, names)
+    preprocessing, guessed_from = _preprocessing(path, entries, options, known, (own, base))
     if guessed_from:
         notes.append(
             f"warning: the preprocessing {preprocessing} is a guess from the name {guessed_from}: "

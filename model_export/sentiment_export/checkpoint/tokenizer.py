@@ -43,7 +43,7 @@ LEAST_USED = 0.99
 # The special tokens by their roles: entries of tokenizer_config.json.
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _ROBERTA = ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>")
-_BERT = ("[CLS]", "[SEP]", "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
+_BERT = (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 _MPNET = ("<s>", "</s>", "[UNK]", "</s>", "<pad>", "<s>", "<mask>")
 _ALBERT = ("[CLS]", "[SEP]", "<unk>", "[SEP]", "<pad>", "[CLS]", "[MASK]")
 _BIG_BIRD = ("<s>", "</s>", "<unk>", "[SEP]", "<pad>", "[CLS]", "[MASK]")
@@ -61,7 +61,8 @@ _FOLLOWS_CASE = re.compile(
     "bert|distilbert|electra|mpnet|(Bert|DistilBert|Electra|MPNet)Tokenizer.*"
 )
 _FOLLOWS_SPACE = re.compile("roberta|data2vec-text|deberta|(Roberta|Deberta)Tokenizer.*")
-_TYPED = ("albert", "bert", "big_bird", "deberta", "deberta-v2", "electra")
+# Model types whose inputs have token types.
+TYPED = ("albert", "bert", "deberta", "deberta-v2", "electra")
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,8 @@ def load_tokenizer(
         needed = ", or ".join(" with ".join(names) for names in sets)
         raise UserError(f"{path} lacks its tokenizer: {model_type} needs {needed}")
     said = _said(path)
-    settings = {**dict(zip(ROLES, _DEFAULTS.get(model_type, _BERT), strict=True)), **said}
+    usual = zip(ROLES, _DEFAULTS.get(model_type, _BERT), strict=True)
+    settings = {**{role: name for role, name in usual if name}, **said}
     class_name = str(said.get("tokenizer_class") or entries.get("tokenizer_class") or "")
     added_rows = 0
     if class_name.startswith("BertJapanese"):
@@ -151,6 +153,11 @@ def _said(path: Path) -> dict[str, Any]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (path / name).is_file():
             said |= read(path / name, read_object)
+    if (side := said.get("truncation_side", "right")) not in ("left", "right"):
+        raise UserError(
+            f"{path}: truncation_side in tokenizer_config.json is {side!r}; it must be left or "
+            "right"
+        )
     return {name: value for name, value in said.items() if value is not None}
 
 
@@ -173,17 +180,21 @@ def _add_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -
     if (path / "added_tokens.json").is_file() and not listed:
         ids = read(path / "added_tokens.json", read_object)
         listed = {index: {"content": piece} for piece, index in ids.items()}
-    special = {content(settings[role]) for role in ROLES if role in settings}
-    tokens = []
-    for _, one in sorted(listed.items(), key=lambda item: int(item[0])):
-        known = content(one) in special
-        tokens.append(token(one, special=known, normalized=not known))
     others = [settings[role] for role in ROLES if role in settings]
+    special = {*map(content, others)}
+    for index, one in sorted(listed.items(), key=lambda item: int(item[0])):
+        known = content(one) in special
+        if add(tokenizer, [token(one, special=known, normalized=not known)]):
+            given = tokenizer.token_to_id(content(one))
+            if given != int(index):
+                raise UserError(
+                    f"{path}: {content(one)} has the id {index}, but {given} is the next one after "
+                    "the vocabulary, so a file of the tokenizer is missing or was cut"
+                )
     for name in ("additional_special_tokens", "extra_special_tokens"):
         more = settings.get(name) or ()
         others += more.values() if isinstance(more, Mapping) else more
-    held = [token(one) for one in others if tokenizer.token_to_id(content(one)) is not None]
-    add(tokenizer, [*tokens, *held])
+    add(tokenizer, [token(o) for o in others if tokenizer.token_to_id(content(o)) is not None])
 
 
 def _check(tokenizer: Tokenizer, path: Path) -> None:
@@ -243,7 +254,7 @@ def _written(tokenizer: Tokenizer, settings: Mapping[str, Any], model_type: str)
     """
     roles = {role: content(settings[role]) for role in ROLES if role in settings}
     known = {role: name for role, name in roles.items() if tokenizer.token_to_id(name) is not None}
-    typed = ["token_type_ids"] if model_type in _TYPED else []
+    typed = ["token_type_ids"] if model_type in TYPED else []
     kept = {
         name: settings[name] for name in ("truncation_side", "padding_side") if name in settings
     }

@@ -77,8 +77,9 @@ def bert_normalizer(settings: Mapping[str, Any]) -> BertNormalizer:
 
 def sentencepiece(file: Path, settings: Mapping[str, Any], model_type: str) -> Tokenizer:
     """From a model file of sentencepiece: XLM-RoBERTa, CamemBERT, ALBERT, DeBERTa-v2, BigBird."""
-    from sentencepiece import sentencepiece_model_pb2 as protobuf
+    from sentencepiece import sentencepiece_model_pb2
 
+    protobuf: Any = sentencepiece_model_pb2  # its class is made at import
     proto = read(file, lambda held: protobuf.ModelProto.FromString(held.read_bytes()))
     if not proto.pieces:
         raise UserError(f"{file} is damaged: it holds no pieces")
@@ -148,8 +149,8 @@ def bertweet(directory: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, i
     """From BERTweet's vocab.txt and bpe.codes, fastBPE; the second value is a number of ids.
 
     fastBPE can merge characters to a piece that the vocabulary lacks; the tokenizer of transformers
-    then gives ``<unk>``. ``tokenizers`` needs an id for the result of each merge. So such pieces get
-    ids after all others, and as many rows of the embedding equal that of ``<unk>``.
+    then gives ``<unk>``. ``tokenizers`` needs an id for the result of each merge, so such pieces
+    get ids after all others, and as many rows of the embedding equal that of ``<unk>``.
 
     Apart from these ids, the result gives what that of transformers gives without normalisation
     (the service normalises, see app/sentiment_service/engine/text/bertweet.py). Where it does not:
@@ -175,6 +176,11 @@ def bertweet(directory: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, i
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(read(codes, read_lines), start=1):
         parts = line.split(" ")  # only there: the parts can hold any other separator
+        if len(parts) == 2:
+            raise UserError(
+                f"{codes} has no counts, as transformers 5 saves it, which reads no merge from it "
+                "then: copy the file from the checkpoint that was fine-tuned"
+            )
         if len(parts) != 3:
             raise UserError(f"{codes} is damaged: line {number} is not two parts and a count")
         merges.append((parts[0], parts[1]))
@@ -240,10 +246,12 @@ def content(written: Any) -> str:
     return str(written.get("content") if isinstance(written, Mapping) else written)
 
 
-def add(tokenizer: Tokenizer, tokens: Sequence[Any]) -> None:
-    """Add tokens that are not there yet."""
+def add(tokenizer: Tokenizer, tokens: Sequence[Any]) -> bool:
+    """Add tokens that are not there yet; returns whether there were any."""
     held = {known.content for known in tokenizer.get_added_tokens_decoder().values()}
-    tokenizer.add_tokens([one for one in tokens if one.content not in held])
+    new = [one for one in tokens if one.content not in held]
+    tokenizer.add_tokens(new)
+    return bool(new)
 
 
 def read(file: Path, how: Callable[[Path], Any]) -> Any:

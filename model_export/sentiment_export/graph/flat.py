@@ -1,40 +1,32 @@
-"""The graph for GPUs of BERT's family: no padding, and what ONNX Runtime has CUDA kernels for.
+"""Writes the graph of a classifier of BERT's family for GPUs: no padding, in fp16.
 
-On CUDA, ONNX Runtime fuses nothing of the exported attention (docs/measurements/gpu.md). So the
-layers are rewritten with its own operators: PackedMultiHeadAttention, which takes the tokens of
+On CUDA, ONNX Runtime fuses nothing of an exported attention (docs/measurements/gpu.md). So the
+layers are written with what it has kernels for: PackedMultiHeadAttention, which takes the tokens of
 all texts one after another, SkipLayerNormalization and BiasGelu. Query, key and value are one
-product. The service says where each text begins (``engine/model/flat.py``). So nothing has to
-be counted in the graph, and the CPU never waits for the GPU before the end of a batch.
+product. The service says where each text begins (``engine/model/flat.py``). So nothing has to be
+counted in the graph, and the CPU never waits for the GPU before the end of a batch.
 
 Values are [tokens, features], and [texts, features] after the last attention, because the
-classifier reads the first token of each text. Embeddings and classifier stay as exported.
+classifier reads the first token of each text. CUDA's kernels add up products, softmax and layer
+norms in float32.
 """
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 import numpy as np
-import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
-from onnx_ir.tape import Tape
-from sentiment_service.engine.model.flat import ATTENTION, POSITION_PADDING
+import onnx
+from onnx import TensorProto
+from sentiment_service.engine.model.flat import ATTENTION, POSITION_PADDING, REFERENCE
 
-from sentiment_export.graph.encoder_layers import EncoderLayer, find_layers
-from sentiment_export.graph.linear import (
-    Linear,
-    NotRecognised,
-    array_of,
-    input_of,
-    is_exact_gelu,
-    linear_to,
-    producer,
-    selects_first_token,
-)
-from sentiment_export.graph.passes.editor import Editor, forget_shapes, scope_of
-from sentiment_export.graph.passes.half_precision import halved
-from sentiment_export.graph.reference_attention import DOMAIN, reference_attention
+from sentiment_export.checkpoint.family import Encoder
+from sentiment_export.graph.activations import EXACT_GELU
+from sentiment_export.graph.builder import CONTRIB, Value
+from sentiment_export.graph.classifier import Classifier, Weights
+from sentiment_export.graph.precision import halved
 
-# The inputs, all int32, with the names of their axes.
-INPUTS = {
-    "input_ids": ["tokens"],
-    "token_type_ids": ["tokens"],
+# The inputs that every graph has besides ids and token types, all int32, with their axes.
+PLACES = {
     "positions": ["tokens"],
     "token_offset": ["texts", "longest"],
     "cumulative_lengths": ["ends"],
@@ -42,167 +34,178 @@ INPUTS = {
 }
 
 
-def flatten(model: ir.Model) -> None:
-    """Rewrite an exported classifier for CUDA in place, in its own precision.
+class FlatClassifier(Classifier):
+    """The graph in fp16, with float32 logits; without ``half``, all in fp32."""
 
-    Raises:
-        NotRecognised: it is not a post-norm encoder, or the classifier reads more than the first
-            token.
-    """
-    _FlatPass(model).run()
-    RemoveUnusedNodesPass()(model)
-    forget_shapes(model)
+    def __init__(self, encoder: Encoder, weights: Weights, *, half: bool = True) -> None:
+        super().__init__(encoder, weights)
+        self._half = half
 
+    def embed(self) -> Value:
+        """The first hidden state of all tokens, [tokens, hidden]."""
+        encoder, embeddings = self.encoder, f"{self.encoder.family.prefix}.embeddings"
+        names = ["input_ids", *["token_type_ids"] * encoder.has_types]
+        for name, axes in {**{name: ["tokens"] for name in names}, **PLACES}.items():
+            self.graph.input(name, TensorProto.INT32, axes)
+        if encoder.family.after_padding:
+            self.graph.metadata[POSITION_PADDING] = str(encoder.padding_id)
+        op, total = self.graph.at(embeddings), self.look_up_words("input_ids")
+        if encoder.has_types:
+            types = self.parameter(f"{embeddings}.token_type_embeddings.weight")
+            total = op("Add", total, op("Gather", types, "token_type_ids"))
+        elif encoder.types:
+            total = op("Add", total, self.first_type())
+        table = self.parameter(f"{embeddings}.position_embeddings.weight")
+        position = op("Gather", table, "positions")
+        return self.project(self._skip_norm(f"{embeddings}.LayerNorm", total, position, None))
 
-def halve(model: ir.Model) -> None:
-    """Give float16 weights to a flat graph, in place. Its logits are float32, as before.
-
-    CUDA's kernels add up products, softmax and layer norms in float32.
-    """
-    graph = model.graph
-    for value in graph.initializers.values():
-        if (tensor := value.const_value) is not None and tensor.dtype == ir.DataType.FLOAT:
-            value.const_value = ir.tensor(halved(tensor), name=value.name)
-            value.type = ir.TensorType(ir.DataType.FLOAT16)
-    logits, tape = graph.outputs[0], Tape()
-    exact = tape.op("Cast", [logits], {"to": ir.DataType.FLOAT})
-    exact.name, exact.type, exact.shape = logits.name, logits.type, logits.shape
-    logits.name, logits.type, logits.shape = f"{logits.name}_fp16", None, None
-    graph.extend(tape.nodes)
-    graph.outputs[0] = exact
-
-
-class _FlatPass:
-    def __init__(self, model: ir.Model) -> None:
-        self._model = model
-        self._graph = model.graph
-        self._edit = Editor(model.graph, "flat")
-        self._layers = find_layers(model.graph)
-        self._heads = self._layers[0].heads
-        width = self._layers[0].hidden_size // self._heads
-        self._by_head = self._edit.integers("by_head", [-1, self._heads, 3, width])
-        self._packed: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}  # by the query's weight
-        int32 = ir.TensorType(ir.DataType.INT32)
-        self._inputs = {
-            name: ir.Value(name=name, type=int32, shape=ir.Shape(axes))
-            for name, axes in INPUTS.items()
-        }
-
-    def run(self) -> None:
-        self._embed()
-        *inner, last = self._layers
-        for layer in inner:
-            self._finish(layer, self._attend(layer), layer.hidden)
-        context, tape = self._attend(last), Tape()
-        first = [
-            tape.op("Gather", [v, self._inputs["first_token"]]) for v in (context, last.hidden)
-        ]
-        self._edit.insert_after(context, tape, "/flat/first_token")
-        for use in tuple((rows := self._finish(last, *first)).uses()):
-            if not selects_first_token(use.node):
-                raise NotRecognised(f"{use.node.name} reads more than the first token")
-            self._edit.replace(use.node, rows)
-        function = reference_attention()
-        self._model.functions[function.identifier()] = function
-        self._model.opset_imports[DOMAIN] = 1
-        self._graph.inputs[:] = [value for value in self._inputs.values() if value.uses()]
-
-    def _embed(self) -> None:
-        """Read one row of each table for each token."""
-        norm = producer(self._layers[0].hidden)
-        if norm.op_type == "Add":  # a linear layer widens the embeddings (ELECTRA, ALBERT)
-            norm = producer(linear_to(self._layers[0].hidden).input)
-        total = producer(input_of(norm, 0), "Add")
-        waiting = [total]
-        while waiting:
-            node = waiting.pop()
-            if node.op_type == "Add":
-                waiting += [producer(value, "Add", "Gather") for value in node.inputs]
-            else:
-                self._look_up(node)
-        self._add_and_normalise(norm, input_of(total, 0), input_of(total, 1), None)
-
-    def _look_up(self, gather: ir.Node) -> None:
-        index = input_of(gather, 1)
-        if index.is_graph_input():
-            gather.replace_input_with(1, self._inputs[str(index.name)])
-            return
-        rule = producer(index, "Slice", "Add", "Expand")
-        if rule.op_type == "Expand":  # all tokens have the type 0
-            row = self._edit.constant("type", array_of(gather.inputs[0])[0])
-            self._edit.replace(gather, row)
-            return
-        if rule.op_type == "Add":  # RoBERTa's rule
-            padding = array_of(rule.inputs[1]).item()
-            self._model.metadata_props[POSITION_PADDING] = str(padding)
-        gather.replace_input_with(1, self._inputs["positions"])
-
-    def _attend(self, layer: EncoderLayer) -> ir.Value:
-        """The context [tokens, hidden] of attention, before its output's linear layer."""
-        weight, bias = self._packed_qkv(layer)
-        tape = Tape()
-        packed = tape.op("Reshape", [tape.op("MatMul", [layer.hidden, weight]), self._by_head])
-        places = [self._inputs[name] for name in ("token_offset", "cumulative_lengths")]
-        context = tape.op(
+    def attend(self, layer: str, hidden: Value) -> Value:
+        """The context [tokens, hidden], by one product for query, key and value."""
+        encoder, op = self.encoder, self.graph.at(f"flat.{layer}{self._call}")
+        weight, bias = self._packed(layer)
+        shape = self.graph.integers([-1, encoder.heads, 3, encoder.width])
+        return op(
             ATTENTION.decode(),
-            [packed, None, None, bias, *places],
-            {"num_heads": self._heads},
-            domain=DOMAIN,
+            op("Reshape", op("MatMul", hidden, weight), shape),
+            None,
+            None,
+            bias,
+            "token_offset",
+            "cumulative_lengths",
+            domain=CONTRIB,
+            num_heads=encoder.heads,
         )
-        matmul = layer.attention_output.matmul
-        self._edit.insert_before(matmul, tape, f"/flat{scope_of(matmul.outputs[0])}/context")
-        return context
 
-    def _packed_qkv(self, layer: EncoderLayer) -> tuple[ir.Value, ir.Value]:
-        """Weight [inputs, heads * 3 * width], and bias [3 * heads * width], as the kernel reads."""
-        linears = (layer.query, layer.key, layer.value)
-        if layer.query.weight not in self._packed:  # layers may share it (ALBERT)
-            name = f"qkv.{len(self._packed)}"
-            weights = [array_of(linear.weight) for linear in linears]
-            by_head = [weight.reshape(len(weight), self._heads, -1) for weight in weights]
-            self._packed[layer.query.weight] = (
-                self._edit.constant(
-                    f"{name}.weight", np.stack(by_head, axis=2).reshape(len(weights[0]), -1)
-                ),
-                self._edit.constant(
-                    f"{name}.bias", np.concatenate([array_of(linear.bias) for linear in linears])
-                ),
-            )
-        return self._packed[layer.query.weight]
+    def attend_from_first(self, layer: str, hidden: Value) -> tuple[Value, Value]:
+        """Context and hidden state of the first tokens, both [texts, hidden]."""
+        context, op = self.attend(layer, hidden), self.graph.at("flat.first_token")
+        return op("Gather", context, "first_token"), op("Gather", hidden, "first_token")
 
-    def _finish(self, layer: EncoderLayer, context: ir.Value, residual: ir.Value) -> ir.Value:
-        """The rest of the layer, for the rows of ``context`` and ``residual``."""
-        layer.attention_output.matmul.replace_input_with(0, context)
-        product = self._without_bias(layer.attention_output)
-        attended = self._add_and_normalise(
-            layer.attention_norm, product, residual, layer.attention_output.bias
-        )
-        activated = layer.output.input
-        if is_exact_gelu(activated):
-            tape = Tape()
-            inputs = [self._without_bias(layer.intermediate), layer.intermediate.bias]
-            gelu = tape.op("BiasGelu", inputs, domain=DOMAIN)
-            self._edit.insert_before(layer.output.matmul, tape, scope_of(activated))
-            self._edit.replace(producer(activated), gelu)
-        product = self._without_bias(layer.output)
-        return self._add_and_normalise(layer.output_norm, product, attended, layer.output.bias)
+    def add_and_normalise(self, module: str, x: Value, residual: Value, norm: str) -> Value:
+        """The linear layer's bias is added by the operator that adds what bypasses the layer."""
+        return self._skip_norm(norm, self._product(module, x), residual, self.vector(module))
 
-    def _add_and_normalise(
-        self, norm: ir.Node, x: ir.Value, skip: ir.Value, bias: ir.Value | None
-    ) -> ir.Value:
-        tape = Tape()
-        result = tape.op(
+    def activate(self, module: str, x: Value, activation: str) -> Value:
+        """The linear layer's bias is added by the operator of GELU, if that is the activation."""
+        if self.encoder.activation not in EXACT_GELU:
+            return super().activate(module, x, activation)
+        product, bias = self._product(module, x), self.vector(module)
+        return self.at(activation)("BiasGelu", product, bias, domain=CONTRIB)
+
+    def classify(self, hidden: Value) -> Value:
+        """The logits, in float32."""
+        logits = super().classify(hidden)
+        return self.graph.at("logits")("Cast", logits, to=TensorProto.FLOAT)
+
+    def write(self, target: Path) -> None:
+        """Write the graph, with the function that takes attention's place on CPUs."""
+        self.graph.functions.append(reference_attention())
+        super().write(target)
+
+    def made(self, name: str, shape: Sequence[int], make: Callable[[], np.ndarray]) -> Value:
+        """A constant in fp16."""
+        if not self._half:
+            return super().made(name, shape, make)
+        return self.graph.weight(name, shape, np.float16, lambda: halved(make()))
+
+    def number(self, value: float) -> Value:
+        """A constant in fp16."""
+        return self.made(f"number {value:.9g}", (), lambda: np.array(value, np.float32))
+
+    def _product(self, module: str, x: Value) -> Value:
+        """Without the bias, it is not what the module in PyTorch computes, nor named after it."""
+        return self.graph.at(f"flat.{module}{self._call}")("MatMul", x, self.matrix(module))
+
+    def _skip_norm(self, norm: str, x: Value, skip: Value, bias: Value | None) -> Value:
+        return self.at(norm)(
             "SkipLayerNormalization",
-            [x, skip, norm.inputs[1], norm.inputs[2], *([bias] if bias is not None else [])],
-            {"epsilon": norm.attributes.get_float("epsilon", 1e-5)},
-            domain=DOMAIN,
+            *(x, skip, self.parameter(f"{norm}.weight"), self.vector(norm)),
+            *([bias] if bias is not None else []),
+            domain=CONTRIB,
+            epsilon=self.encoder.epsilon,
         )
-        self._edit.insert_before(norm, tape, scope_of(norm.outputs[0]))
-        self._edit.replace(norm, result)
-        return result
 
-    @staticmethod
-    def _without_bias(linear: Linear) -> ir.Value:
-        """The product. It is not what the module in PyTorch computes, and not named after it."""
-        linear.matmul.name = f"/flat{linear.matmul.name}"
-        return linear.matmul.outputs[0]
+    def _packed(self, layer: str) -> tuple[Value, Value]:
+        """Weight [inputs, heads * 3 * width], and bias [3 * heads * width], as the kernel reads."""
+        names, heads, size = self.names, self.encoder.heads, self.encoder.hidden_size
+        modules = [f"{layer}.{name}" for name in (names.query, names.key, names.value)]
+
+        def weight() -> np.ndarray:
+            matrices = [self._weights[f"{module}.weight"].T for module in modules]
+            by_head = [matrix.reshape(size, heads, -1) for matrix in matrices]
+            return np.stack(by_head, axis=2).reshape(size, -1)
+
+        def bias() -> np.ndarray:
+            return np.concatenate([self._weights[f"{module}.bias"] for module in modules])
+
+        return (
+            self.made(f"{layer}.qkv.weight", (size, 3 * size), weight),
+            self.made(f"{layer}.qkv.bias", (3 * size,), bias),
+        )
+
+
+# What PackedMultiHeadAttention computes, as a function of ONNX's own operators. ONNX Runtime has
+# that operator on CUDA only. On the CPU, this function takes its place, so a graph for GPUs can be
+# compared with PyTorch on every machine. ``packed`` is [tokens, heads, 3, width] and ``bias``
+# [3 * heads * width]. Scores and softmax are float32. Padding gets the values of another token, and
+# is masked.
+FUNCTION = f"""
+<opset_import: ["" : 18], domain: "{CONTRIB}">
+{REFERENCE.decode()} <num_heads>
+(packed, key, value, bias, token_offset, cumulative_lengths) => (context) {{
+  zero = Constant <value_ints = [0]> ()
+  one = Constant <value_ints = [1]> ()
+  three = Constant <value_ints = [3]> ()
+  last = Constant <value_ints = [-1]> ()
+  after_texts = Constant <value_ints = [1, 2, 3]> ()
+  heads = Shape <start = 1, end = 2> (packed)
+  width = Shape <start = 3> (packed)
+  kinds_heads_width = Concat <axis = 0> (three, heads, width)
+  bias_by_kind = Reshape (bias, kinds_heads_width)
+  bias_by_head = Transpose <perm = [1, 0, 2]> (bias_by_kind)
+  biased = Add (packed, bias_by_head)
+  lengths_so_far = Cast <to = 7> (cumulative_lengths)
+  texts_and_one = Shape (lengths_so_far)
+  starts = Slice (lengths_so_far, zero, last)
+  ends = Slice (lengths_so_far, one, texts_and_one)
+  lengths = Sub (ends, starts)
+  longest = Shape <start = 1> (token_offset)
+  end = Squeeze (longest)
+  begin = Constant <value_int = 0> ()
+  step = Constant <value_int = 1> ()
+  places = Range (begin, end, step)
+  start_of_text = Unsqueeze (starts, one)
+  row_or_later = Add (start_of_text, places)
+  tokens = Shape <end = 1> (packed)
+  last_row = Sub (tokens, one)
+  rows = Min (row_or_later, last_row)
+  padded = Gather (biased, rows)
+  by_kind = Transpose <perm = [3, 0, 2, 1, 4]> (padded)
+  q, k, v = Split <num_outputs = 3> (by_kind)
+  k_across = Transpose <perm = [0, 1, 2, 4, 3]> (k)
+  products = MatMul (q, k_across)
+  exact_products = Cast <to = 1> (products)
+  exact_width = Cast <to = 1> (width)
+  divisor = Sqrt (exact_width)
+  scores = Div (exact_products, divisor)
+  length_of_text = Unsqueeze (lengths, after_texts)
+  is_token = Less (places, length_of_text)
+  lowest = Constant <value_float = -3.4e38> ()
+  masked = Where (is_token, scores, lowest)
+  exact_weights = Softmax <axis = -1> (masked)
+  weights = CastLike (exact_weights, v)
+  by_head = MatMul (weights, v)
+  by_token = Transpose <perm = [0, 1, 3, 2, 4]> (by_head)
+  hidden = Mul (heads, width)
+  row_of_hidden = Concat <axis = 0> (last, hidden)
+  all_rows = Reshape (by_token, row_of_hidden)
+  all_places = Reshape (token_offset, last)
+  real_places = Slice (all_places, zero, tokens)
+  context = Gather (all_rows, real_places)
+}}
+"""
+
+
+def reference_attention() -> onnx.FunctionProto:
+    """The function, for a model that has the operator."""
+    return onnx.parser.parse_function(FUNCTION)

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from sentiment_service import limits as access
 from sentiment_service.cli.command import main
 from sentiment_service.cli.sources import load_settings
 from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import RateLimited
+from sentiment_service.requests import limits as access
 from sentiment_service.shared_memory import moving_window
 from sentiment_service.shared_memory.board import Board
 from sentiment_service.shared_memory.moving_window import MovingWindow, digest
@@ -233,6 +233,56 @@ def test_a_wrong_proxy_ends_the_start(wrong: str) -> None:
     words = r"^--trusted-proxies: give addresses and networks, such as .*, not "
     with pytest.raises(ValueError, match=words):
         load_settings({"trusted_proxies": wrong})
+
+
+TRUSTED = ("127.0.0.1", "10.0.0.0/8")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "lines", "client"),
+    [
+        (TRUSTED, ["198.51.100.7"], "198.51.100.7"),
+        (TRUSTED, ["203.0.113.9, 198.51.100.7, 10.1.2.3"], "198.51.100.7"),
+        (TRUSTED, ["203.0.113.9", "198.51.100.7", "10.1.2.3"], "198.51.100.7"),
+        (TRUSTED, ["10.0.0.1, 10.0.0.2"], "10.0.0.1"),
+        (TRUSTED, ["198.51.100.7:443"], "198.51.100.7"),
+        (TRUSTED, ["[2001:DB8::7]:443"], "2001:db8::7"),
+        (TRUSTED, ["2001:db8:0::7"], "2001:db8::7"),
+        (TRUSTED, ["::ffff:198.51.100.7"], "198.51.100.7"),
+        (TRUSTED, ["I love this!"], "127.0.0.1"),
+        (TRUSTED, ["198.51.100.7, unknown, 10.1.2.3"], "10.1.2.3"),
+        (TRUSTED, ["198.51.100.7, "], "127.0.0.1"),
+        (TRUSTED, ["[198.51.100"], "127.0.0.1"),
+        (TRUSTED, ["2001:db8::7%I love this!"], "2001:db8::7"),
+        (TRUSTED, ["\x1b[31m198.51.100.7"], "127.0.0.1"),
+        (("*",), ["203.0.113.9, 198.51.100.7"], "203.0.113.9"),
+        (("*",), ["x" * 10_000 + ", 198.51.100.7"], "198.51.100.7"),
+        ((), ["198.51.100.7"], "127.0.0.1"),
+    ],
+)
+def test_only_addresses_are_taken_from_a_proxy(
+    trusted: tuple[str, ...], lines: list[str], client: str
+) -> None:
+    """What no trusted proxy has added is not believed, and what is no address ends the search.
+
+    Then the client is the last proxy that could be named.
+    """
+    forwarded = [line.encode("latin-1") for line in lines]
+    assert access.Proxies(trusted).client("127.0.0.1", forwarded) == client
+
+
+def test_the_log_and_the_rate_have_only_addresses(start: Start) -> None:
+    """A made-up X-Forwarded-For is neither logged nor a way around the rate limit."""
+    flags = ("--access-log", "on", "--log-format", "json", "--trusted-proxies", "127.0.0.1")
+    process = start(*flags, "--rate-limit", "1/hour")
+    codes = [
+        process.client.get("/info", headers={"x-forwarded-for": f"love-{n}"}).status_code
+        for n in range(3)
+    ]
+    assert codes == [200, 429, 429]
+    log = process.terminate()
+    assert '"client":"127.0.0.1"' in log
+    assert "love-" not in log
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

@@ -120,7 +120,8 @@ def test_an_empty_name_of_a_file_ends_the_start(name: str) -> None:
     """A variable that a script left empty neither opens the service nor ends its encryption."""
     # Nobody has this address, so a service that does not end at once ends with exit code 1.
     command = [*COMMAND, "serve", "--host", "192.0.2.1"]
-    done = run_program(*command, **{f"SENTIMENT_{name}": "", "SENTIMENT_LOG_FORMAT": "human"})
+    variables = [f"SENTIMENT_{name}=", "SENTIMENT_LOG_FORMAT=human"]
+    done = run_program("env", *variables, *command)
     assert done.stderr.startswith(f"sentiment: SENTIMENT_{name}: give a file, or leave this out")
     assert done.returncode == 2
 

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sentiment_service.api.routes import metrics
+from sentiment_service.http import metrics
 
 from tests.support.virtual_time import Simulation
 
@@ -117,7 +117,9 @@ class Scraper:
     async def scrape(self, accept: str = "") -> httpx2.Response:
         request: Any = SimpleNamespace(headers={"accept": accept})
         answer = await self._scrapes.answer(request)
-        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.body)
+        return httpx2.Response(
+            answer.status_code, headers=answer.headers, content=bytes(answer.body)
+        )
 
 
 ACCEPTED = [

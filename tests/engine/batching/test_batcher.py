@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from sentiment_service.engine.batching.batches import BatchReport
+from sentiment_service.engine.batching.fair_queue import BatchReport
 
 from tests.support.batching import (
     Clock,

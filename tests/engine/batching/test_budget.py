@@ -1,7 +1,7 @@
 """The budget of a batch, where memory runs out."""
 
 import pytest
-from sentiment_service.engine.batching.batches import tokens_taken
+from sentiment_service.engine.batching.batcher import tokens_taken
 from sentiment_service.engine.batching.budget import TokenBudget
 
 

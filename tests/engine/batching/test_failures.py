@@ -6,8 +6,9 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
-from sentiment_service.engine.batching.batches import BatchReport, infer_each
+from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.errors import (
     DeviceLost,
     InferenceFailed,

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sentiment_service.engine.batching.batches import QueuedItem
 from sentiment_service.engine.batching.budget import MAX_PADDING
-from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, FairQueue
+from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, FairQueue, QueuedItem
 
 LONGEST = 20
 

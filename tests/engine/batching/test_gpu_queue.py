@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from sentiment_service.cli.bench.texts import tweet_lengths
-from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.batches import tokens_taken
+from sentiment_service.cli.bench.load import tweet_lengths
+from sentiment_service.engine.batching.batcher import MicroBatcher, tokens_taken
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
 from sentiment_service.engine.tuning.plan import (

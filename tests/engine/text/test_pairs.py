@@ -11,10 +11,11 @@ from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Encoding
 from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair, longest_first
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
 
@@ -56,7 +57,7 @@ def test_ids_types_and_truncation_are_those_of_transformers(
     base: Path, architecture: str, text: str, text_pair: str
 ) -> None:
     """The ids of a pair of any two lengths are those of ``tokenizer(text, text_pair)``."""
-    tokenizer = _checkpoint(base, architecture).tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(_checkpoint(base, architecture).path)
     cut = tokenizer(text, text_pair, truncation="longest_first", max_length=MAX_TOKENS)
     encoding = _model(base, architecture).tokenizer.encode(TextPair(text, text_pair))
     assert encoding.ids == cut["input_ids"]

@@ -1,18 +1,22 @@
 """config.json is checked before anything is built from it; its wrong entries are named."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, REFUSED
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.checkpoint.config import read_config
 from sentiment_export.checkpoint.describe import describe
 from sentiment_export.cli import main
 from sentiment_service.errors import UserError
+from transformers import AutoConfig
 
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import configure, make_checkpoint, random_model, save_model
+from tests.support.model_export.published import modernbert
 
 
 def _config(path: Path, text: str, beside: Path | None = None) -> Path:
@@ -44,22 +48,18 @@ def test_a_refusal_names_the_architecture_the_reason_and_what_is_taken(
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("pad_token_id", None, "an id below vocab_size, which is "),
     ("pad_token_id", -1, "an id below vocab_size, which is "),
     ("pad_token_id", 10**6, "an id below vocab_size, which is "),
     ("is_decoder", True, "false, as in an encoder"),
     ("pruned_heads", {"0": [1]}, "{}, as in an encoder whose layers are all alike"),
     ("architectures", "BertForSequenceClassification", "a list of class names"),
 ]
-# What transformers or PyTorch refuse, with their own words in ours.
+# What no model can be made with.
 IMPOSSIBLE = {
-    "label2id": "much",
     "hidden_act": "no_such",
     "hidden_size": 50,
     "intermediate_size": "96",
-    "max_position_embeddings": None,
     "num_hidden_layers": 2.0,
-    "hidden_dropout_prob": "much",
 }
 
 
@@ -101,7 +101,7 @@ def test_a_config_that_is_no_object(
 
 @pytest.mark.parametrize("entry", IMPOSSIBLE)
 def test_an_entry_of_which_no_model_can_be_made(sound: Path, tmp_path: Path, entry: str) -> None:
-    """One line names the architecture, what the libraries say, and a good example."""
+    """One line names the architecture, what is wrong, and a good example."""
     config = json.loads((sound / "config.json").read_text()) | {entry: IMPOSSIBLE[entry]}
     _config(tmp_path, json.dumps(config), sound)
     expected = "no BERT classifier can be made from its config.json .* compare it with that of nlp"
@@ -109,6 +109,143 @@ def test_an_entry_of_which_no_model_can_be_made(sound: Path, tmp_path: Path, ent
         with pytest.raises(UserError, match=expected) as caught:
             step(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+THETAS = {FULL: {"rope_type": "default", "rope_theta": 80.0}, SLIDING: {"rope_theta": 20.0}}
+LAYERS = [FULL, SLIDING, SLIDING, FULL]
+
+
+def _rotated(global_theta: float, local_theta: float) -> dict[str, float]:
+    return {"global_rope_theta": global_theta, "local_rope_theta": local_theta}
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ({"layer_types": LAYERS}, {"global_attn_every_n_layers": 3}),
+        (
+            {"layer_types": LAYERS, "global_attn_every_n_layers": 2},
+            {"global_attn_every_n_layers": 3},
+        ),
+        ({"layer_types": [FULL] * 4}, {"global_attn_every_n_layers": 1}),
+        ({"layer_types": [FULL, SLIDING] * 2}, {"global_attn_every_n_layers": 2}),
+        ({"layer_types": [FULL, *[SLIDING] * 3]}, {"global_attn_every_n_layers": 4}),
+        ({"rope_parameters": THETAS}, _rotated(80.0, 20.0)),
+        ({"rope_parameters": THETAS, "global_rope_theta": 5.0}, _rotated(80.0, 20.0)),
+        ({"rope_parameters": {FULL: {"rope_theta": 7}}}, _rotated(7, 10_000.0)),
+        ({"rope_parameters": {SLIDING: None}, "local_rope_theta": 9.0}, _rotated(160_000.0, 9.0)),
+        ({"sliding_window": 8}, {"local_attention": 16}),
+        ({"layer_types": None, "rope_parameters": None, "sliding_window": None}, {}),
+    ],
+)
+def test_modernbert_as_transformers_5_writes_it(
+    tmp_path: Path, said: dict[str, object], read: dict[str, object]
+) -> None:
+    """The rotation and the pattern of its layers are read, and win over the older spelling."""
+    entries = {"model_type": "modernbert", "num_hidden_layers": 4, "transformers_version": "5.24.0"}
+    _config(tmp_path, json.dumps(entries | said))
+    kept = {name: value for name, value in said.items() if name not in (*read, *NEWER)}
+    assert read_config(tmp_path, "org/name") == {**entries, **kept, **read}
+
+
+NEWER = ("layer_types", "rope_parameters", "sliding_window")
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("layer_types", [SLIDING, FULL, SLIDING, SLIDING]),
+        ("layer_types", [FULL, SLIDING, SLIDING, SLIDING, FULL]),
+        ("layer_types", [FULL, "chunked_attention", FULL, "chunked_attention"]),
+        ("layer_types", "full_attention"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 160_000.0}),
+        (
+            "rope_parameters",
+            {FULL: {"rope_type": "linear", "factor": 4.0, "rope_theta": 160_000.0}},
+        ),
+        ("rope_parameters", {FULL: {"rope_theta": 80.0, "partial_rotary_factor": 0.5}}),
+        ("rope_parameters", {SLIDING: {"rope_theta": "much"}}),
+        ("sliding_window", "wide"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("rope_theta", 80.0),
+    ],
+)
+def test_what_modernbert_cannot_be_read_with_is_named(
+    tmp_path: Path, entry: str, value: object
+) -> None:
+    """A rotation or a pattern that the export would compute otherwise is refused by its name."""
+    entries = {"model_type": "modernbert", "num_hidden_layers": 4, entry: value}
+    _config(tmp_path, json.dumps(entries))
+    with pytest.raises(UserError, match=entry) as caught:
+        read_config(tmp_path, "org/name")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_spelling_of_transformers_5_computes_the_same(tmp_path: Path) -> None:
+    """Logits are those of the same weights with the entries and token lists of transformers 4."""
+    rotated = {"global_rope_theta": 80.0, "local_rope_theta": 20.0, "local_attention": 4}
+    layers = {"num_hidden_layers": 4, "global_attn_every_n_layers": 3}
+    older = tmp_path / "older"
+    older.mkdir()
+    modernbert(older)
+    save_model(older, random_model("modernbert", 400, **rotated, **layers))
+    newer = Path(shutil.copytree(older, tmp_path / "newer"))
+    configure(newer, **dict.fromkeys((*rotated, *layers)))
+    configure(newer, transformers_version="5.24.0", local_attention=4, num_hidden_layers=4)
+    configure(newer, layer_types=LAYERS, rope_parameters=THETAS)
+    said = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["[CLS]", "[SEP]"]}
+    (newer / "tokenizer_config.json").write_text(json.dumps({"backend": "tokenizers", **said}))
+    before, after = load_checkpoint(older), load_checkpoint(newer)
+    ids = before.tokenizer.tokenizer.encode("the bus was late again and nobody said why").ids
+    assert after.tokenizer.tokenizer.encode("the bus was late again and nobody said why").ids == ids
+    assert torch.equal(before.logits(ids), after.logits(ids))
+    configure(newer, layer_types=[FULL] * 4)
+    assert not torch.equal(before.logits(ids), load_checkpoint(newer).logits(ids))
+
+
+@pytest.mark.parametrize("version", [None, "5.24.0", "4.58.0", "6.0.0.dev0", "next"])
+def test_an_unknown_entry_is_refused_by_name(tmp_path: Path, version: str | None) -> None:
+    """What a library that may know it has written may change the logits; null changes nothing."""
+    entries = {"model_type": "bert", "transformers_version": version, "_note": 1}
+    _config(tmp_path, json.dumps({**entries, "attention_scale": None}))
+    assert read_config(tmp_path, "org/name")["model_type"] == "bert"
+    _config(tmp_path, json.dumps({**entries, "attention_scale": 2}))
+    with pytest.raises(UserError, match=r"does not know the entry attention_scale of config\.json"):
+        read_config(tmp_path, "org/name")
+
+
+def test_an_entry_that_its_library_did_not_know_is_ignored(tmp_path: Path) -> None:
+    """Up to transformers 4.57, every entry with a meaning is known; notes of trainers stay."""
+    entries = {"model_type": "bert", "transformers_version": "4.57.6", "my_note": "from March"}
+    _config(tmp_path, json.dumps(entries))
+    assert read_config(tmp_path, "org/name")["my_note"] == "from March"
+
+
+def test_every_entry_that_transformers_writes_is_known(tmp_path: Path) -> None:
+    """All entries of each architecture's config pass, as if a newer library had written them."""
+    for model_type in ARCHITECTURES:
+        entries = AutoConfig.for_model(model_type).to_dict() | {"transformers_version": "5.24.0"}
+        _config(tmp_path, json.dumps(entries))
+        assert read_config(tmp_path, "org/name")["model_type"] == model_type
+
+
+@pytest.mark.parametrize("architecture", ["bert", "distilbert"])
+def test_no_padding_id_is_no_obstacle(tmp_path: Path, architecture: str) -> None:
+    """Nothing is computed from it where positions are counted from the first token."""
+    source = make_checkpoint(tmp_path / "made", architecture)
+    before = load_checkpoint(source).logits([5, 6, 7])
+    entries = json.loads((source / "config.json").read_text()) | {"pad_token_id": None}
+    (source / "config.json").write_text(json.dumps(entries))
+    assert torch.equal(load_checkpoint(source).logits([5, 6, 7]), before)
+
+
+def test_no_padding_id_is_refused_where_positions_are_counted_from_it(tmp_path: Path) -> None:
+    """RoBERTa's positions begin after it, and the line says which one is usual."""
+    entries = {"model_type": "roberta", "vocab_size": 400, "pad_token_id": None}
+    _config(tmp_path, json.dumps(entries))
+    with pytest.raises(UserError, match=r"pad_token_id .* null; .* positions .* it is 1"):
+        read_config(tmp_path, "org/name")
 
 
 def test_one_token_type_is_exported_like_two(tmp_path: Path) -> None:

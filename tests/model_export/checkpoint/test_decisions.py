@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 from sentiment_export.checkpoint.decisions import Decisions, decide, known_checkpoints, recognised
 from sentiment_service.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 
 SENTIMENTS = ["negative", "neutral", "positive"]
 STANCES = ["none", "against", "favor"]
@@ -140,6 +140,9 @@ def test_a_model_that_somebody_made_of_a_known_one(tmp_path: Path) -> None:
         ("my-twitter-model", "", "tweet", True),
         ("mine", "/home/me/tweeteval_new/thing/", "tweet", True),
         ("mine", "acme/tweet-topic-50", "tweet_topic", True),
+        ("mine", "Twitter/twhin-bert-base", "none", False),  # no name of the model, but its owner's
+        ("mine", "/home/me/twitter_project/checkpoint-500", "none", False),
+        ("mine", "acme/twitter-bert", "tweet", True),
         ("robertuito-sentiment-analysis", "", "robertuito", False),
         ("mine", "pysentimiento/robertuito-irony", "robertuito", False),
         ("my-robertuito", "", "robertuito", True),

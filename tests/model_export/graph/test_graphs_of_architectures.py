@@ -1,13 +1,13 @@
 """The graphs of every architecture: their logits, their bits in any batch, what was done to them.
 
-The checkpoints are those of published.py. test_batch_invariance.py and the tests of
-the single passes examine RoBERTa, XLM-RoBERTa, BERT and DistilBERT in more detail.
+The checkpoints are those of published.py.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -17,17 +17,16 @@ import pytest
 from onnx import TensorProto
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from sentiment_export.export import WRITERS
-from sentiment_export.graph.encoder_layers import find_layers
-from sentiment_export.graph.flat import flatten
-from sentiment_export.graph.linear import as_linear
-from sentiment_export.graph.variants import export_graph
+from sentiment_export.graph import variants
+from sentiment_export.graph.flat import FlatClassifier
+from sentiment_export.graph.passes.editor import as_linear
+from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_export.quality.layer_parity import layer_parity
 from sentiment_service.engine.model import parity
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from tests.support.model_export.graphs import name_of, random_encodings, run, session
 from tests.support.model_export.published import make_published
@@ -42,6 +41,7 @@ IN_FP32 = {
     "electra": {"embeddings_project"},
     "modernbert": {"dense"},
 }
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SHORTEST = Encoding.of([5, 17, 6])
 # The padding id, 0 or 1, may be written in a text. RoBERTa then counts no position for it.
 WITH_PADS = Encoding.of([5, 17, 1, 9, 0, 0, 1, 1, 30, 6])
@@ -53,7 +53,7 @@ class Graphs:
     """A checkpoint, its variants' files, and what was done to each."""
 
     checkpoint: Checkpoint
-    plain: Path  # what no pass has seen
+    source: variants.Graphs
     files: dict[Precision, Path]
     passes: dict[Precision, list[str]]
 
@@ -73,10 +73,10 @@ def _graphs(base: Path, model_type: str) -> Graphs:
     checkpoint = load_checkpoint(
         make_published(directory / "source", ARCHITECTURES[model_type].example)
     )
-    plain = export_graph(checkpoint, directory)
-    files = {precision: directory / f"{precision}.onnx" for precision in WRITERS}
-    passes = {precision: write(plain, files[precision]) for precision, write in WRITERS.items()}
-    return Graphs(checkpoint, plain, files, passes)
+    source = graphs_of(checkpoint, directory)
+    files = {precision: directory / f"{precision}.onnx" for precision in PRECISIONS}
+    passes = {precision: source.write(precision, files[precision]) for precision in PRECISIONS}
+    return Graphs(checkpoint, source, files, passes)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -91,7 +91,7 @@ def graphs(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
     return _graphs(tmp_path_factory.getbasetemp(), model_type)
 
 
-@pytest.mark.parametrize("precision", WRITERS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_logits_are_those_of_pytorch(graphs: Graphs, model_type: str, precision: Precision) -> None:
     """At many lengths, shorter and longer than what was traced, in padded batches."""
     found = run(graphs.session(precision), ENCODINGS)
@@ -175,24 +175,27 @@ def test_no_module_differs_in_fp32(graphs: Graphs) -> None:
     assert len(report.differences) > 10
 
 
-def test_fp16_is_flat_where_the_layers_are_known(graphs: Graphs, model_type: str) -> None:
+def test_fp16_is_flat_where_the_weights_are_known(
+    graphs: Graphs, model_type: str, tmp_path: Path
+) -> None:
     """Attention, layer norms and their sums are single operators of CUDA; all inputs are int32.
 
-    Rewritten in fp32, the graph's logits are PyTorch's.
+    In fp32, the same graph's logits are PyTorch's.
     """
     model = ir.load(graphs.files["fp16"])
     if not ARCHITECTURES[model_type].layers:
         assert graphs.passes["fp16"] == ["half precision"]
         return
+    assert isinstance(graphs.source, WeightGraphs)
     operators = Counter(node.op_type for node in model.graph)
-    layers = len(find_layers(ir.load(graphs.plain).graph))
+    layers = len(graphs.source.encoder.layers)
     assert operators["PackedMultiHeadAttention"] == layers
     assert operators["SkipLayerNormalization"] == 2 * layers + 1
     assert not operators.keys() & {"LayerNormalization", "Softmax", "Transpose", "NonZero", "Shape"}
     assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT32}
-    exact = ir.load(graphs.plain)
-    flatten(exact)
-    found = run(session(exact), ENCODINGS)
+    exact = tmp_path / "exact.onnx"
+    FlatClassifier(graphs.source.encoder, graphs.source.weights, half=False).write(exact)
+    found = run(open_session(exact, CPU, threads=1), ENCODINGS)
     np.testing.assert_allclose(found, graphs.logits, rtol=0, atol=TOLERANCE["fp32"])
 
 
@@ -218,5 +221,5 @@ def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
     assert model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
     weights = [w for w in model.graph.initializer if w.data_type == TensorProto.FLOAT16]
     assert all(np.isfinite(onnx.numpy_helper.to_array(weight)).all() for weight in weights)
-    size = {precision: graphs.files[precision].stat().st_size for precision in WRITERS}
+    size = {precision: graphs.files[precision].stat().st_size for precision in PRECISIONS}
     assert size["fp16"] < 0.75 * size["fp32"]

@@ -1,6 +1,7 @@
 """Per-token int8: the arithmetic of one layer, the remaining graph, and the distance to fp32."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from sentiment_export.graph.encoder_layers import find_layers
-from sentiment_export.graph.linear import array_of
-from sentiment_export.graph.passes.int8 import (
-    LARGEST_WEIGHT,
-    fold_attention_biases,
-    quantize_linears,
-    quantize_matrix,
-)
-from sentiment_export.graph.passes.padding import drop_padding, keep_first_token
-from sentiment_export.graph.variants import export_graph
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_export.graph.classifier import Classifier, Int8Classifier
+from sentiment_export.graph.passes.editor import array_of
+from sentiment_export.graph.precision import LARGEST_WEIGHT, quantize_matrix
+from sentiment_export.graph.variants import WeightGraphs, graphs_of
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints import (
@@ -46,13 +41,22 @@ QUERY = "layer.0.attention.self.query.weight_int8"
 DISTILBERTS_QUERY = "layer.0.attention.q_lin.weight_int8"
 
 
-def quantized(plain: Path) -> ir.Model:
-    """The encoder in int8, the embeddings still in fp32."""
-    model = ir.load(plain)
-    keep_first_token(model)
-    drop_padding(model)
-    quantize_linears(model, fold_attention_biases(model, find_layers(model.graph)))
-    return model
+def _weights(checkpoint: Checkpoint, work: Path) -> WeightGraphs:
+    graphs = graphs_of(checkpoint, work)
+    assert isinstance(graphs, WeightGraphs)
+    return graphs
+
+
+def _written(kind: type[Classifier], graphs: WeightGraphs, work: Path) -> ir.Model:
+    path = work / f"{kind.__name__}.onnx"
+    kind(graphs.encoder, graphs.weights).write(path)
+    return ir.load(path)
+
+
+@pytest.fixture
+def quantized(made: Exported, tmp_path: Path) -> ir.Model:
+    """The int8 graph of each architecture."""
+    return _written(Int8Classifier, _weights(load_checkpoint(made.source), tmp_path), tmp_path)
 
 
 @given(matrices, st.sampled_from([0, 1]))
@@ -85,9 +89,9 @@ def test_weights_of_a_product_cannot_saturate(weight: np.ndarray) -> None:
     assert 2 * 255 * LARGEST_WEIGHT < 2**15
 
 
-def test_a_layer_computes_the_written_formula(made: Exported) -> None:
+def test_a_layer_computes_the_written_formula(quantized: ir.Model) -> None:
     """scale = max|row|/127; round(x/scale) @ w_int8 · w_scale · scale + bias, by numpy."""
-    model = quantized(made.plain)
+    model = quantized
     named = {value.name: value for value in model.graph.initializers.values()}
     first = next(name for name in named if name and name.endswith((QUERY, DISTILBERTS_QUERY)))
     weight, weight_scale = named[first], named[first.replace("weight_int8", "weight_scale")]
@@ -123,9 +127,9 @@ def _only_reader(value: ir.Value) -> ir.Node:
     return node
 
 
-def test_the_whole_pass_stays_close_to_fp32(made: Exported) -> None:
+def test_all_of_int8_stays_close_to_fp32(made: Exported, quantized: ir.Model) -> None:
     """Logits that vary by 1 from text to text move by less than 0.3, on average by 0.07."""
-    fp32, int8 = session(ir.load(made.plain)), session(quantized(made.plain))
+    fp32, int8 = made.model("fp32").session, session(quantized)
     encodings = [encoding for seed in range(8) for encoding in random_encodings(seed)]
     expected, found = run(fp32, encodings), run(int8, encodings)
     difference = np.abs(expected - found)
@@ -134,25 +138,21 @@ def test_the_whole_pass_stays_close_to_fp32(made: Exported) -> None:
     assert difference.mean() < 0.07
 
 
-def test_an_activation_is_quantized_once_for_query_key_and_value(made: Exported) -> None:
+def test_an_activation_is_quantized_once_for_query_key_and_value(quantized: ir.Model) -> None:
     """Four quantizations a layer; the last, whose queries are sliced, has a fifth."""
-    graph = quantized(made.plain).graph
+    graph = quantized.graph
     assert sum(node.op_type == "QuantizeLinear" for node in graph) == 4 * LAYERS + 1
 
 
-def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported) -> None:
+def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported, tmp_path: Path) -> None:
     """Rows share no scale: a huge activation next door does not move a single bit."""
-    model = ir.load(made.plain)
-    table = next(
-        value for name, value in model.graph.initializers.items() if "word_embeddings" in name
-    )
-    array = np.array(array_of(table))
+    graphs = _weights(load_checkpoint(made.source), tmp_path)
+    name = next(name for name in graphs.weights if "word_embeddings" in name)
+    array = np.array(graphs.weights[name])
     array[100, :] = 0
     array[100, 7] = 1e4  # one large component outlives layer normalisation
-    table.const_value = ir.tensor(array, name=table.name)
-    keep_first_token(model)
-    drop_padding(model)
-    quantize_linears(model, fold_attention_biases(model, find_layers(model.graph)))
+    graphs = replace(graphs, weights={**graphs.weights, name: array})
+    model = _written(Int8Classifier, graphs, tmp_path)
     opened = session(model)
     text, calm, outlier = [Encoding.of([5, 9, token, 60, 6]) for token in (40, 41, 100)]
     (alone,) = run(opened, [text])
@@ -171,8 +171,7 @@ def _int8_of(
         change(model)
     save_model(source, model)
     checkpoint = load_checkpoint(source)
-    (directory / "graph").mkdir()
-    return checkpoint, quantized(export_graph(checkpoint, directory / "graph"))
+    return checkpoint, _written(Int8Classifier, _weights(checkpoint, directory), directory)
 
 
 def _changed(

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from safetensors.numpy import load_file, save_file
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from sentiment_export.graph.flat import flatten
-from sentiment_export.graph.passes.half_precision import LARGEST
-from sentiment_export.graph.variants import export_graph, write_fp16
+from sentiment_export.graph.flat import FlatClassifier
+from sentiment_export.graph.precision import LARGEST_HALF
+from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.flat import ATTENTION
 from sentiment_service.engine.model.parity import tolerance
@@ -32,20 +33,22 @@ ENCODINGS = random_encodings(0)
 
 def _magnified(path: Path, times: int) -> Checkpoint:
     """A checkpoint whose values between layer norms are ``times`` as large, before products."""
-    checkpoint = load_checkpoint(random_checkpoint(path, "xlm-roberta", **LARGE))
-    for name, weights in checkpoint.model.named_parameters():
+    random_checkpoint(path, "xlm-roberta", **LARGE)
+    weights = load_file(path / "model.safetensors")
+    for name, values in weights.items():
         if name.endswith("LayerNorm.weight"):
             for feature, size in OUTLIERS.items():
-                weights.data[feature] = size
+                values[feature] = size
         elif ".layer." in name and not name.endswith(("query.weight", "key.weight")):
-            weights.data.mul_(times)
-    return checkpoint
+            values *= times
+    save_file(weights, path / "model.safetensors")
+    return load_checkpoint(path)
 
 
-def _largest_value(plain: Path) -> float:
+def _largest_value(graphs: WeightGraphs, path: Path) -> float:
     """The largest value between two operators, where all are computed in fp32."""
-    exact = ir.external_data.load_to_model(ir.load(plain))
-    flatten(exact)
+    FlatClassifier(graphs.encoder, graphs.weights, half=False).write(path)
+    exact = ir.load(path)
     # What attention computes are means of its input.
     nodes = [node for node in exact.graph if node.op_type != ATTENTION.decode()]
     values = [value for node in nodes for value in node.outputs if value.name]
@@ -59,10 +62,11 @@ def _largest_value(plain: Path) -> float:
 def test_large_activations_do_not_overflow(tmp_path: Path, times: int) -> None:
     """With values 10 and 30 times as large, all fit into fp16, and the logits are PyTorch's."""
     checkpoint = _magnified(tmp_path / "large", times)
-    plain = export_graph(checkpoint, tmp_path)
+    graphs = graphs_of(checkpoint, tmp_path)
+    assert isinstance(graphs, WeightGraphs)
     expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in ENCODINGS])
-    largest = _largest_value(plain)
-    assert times**2 < largest < LARGEST / 2
-    write_fp16(plain, tmp_path / "fp16.onnx")
+    largest = _largest_value(graphs, tmp_path / "exact.onnx")
+    assert times**2 < largest < LARGEST_HALF / 2
+    graphs.write("fp16", tmp_path / "fp16.onnx")
     found = run(open_session(tmp_path / "fp16.onnx", CPU, threads=1), ENCODINGS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("fp16", expected))

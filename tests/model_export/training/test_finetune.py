@@ -139,8 +139,8 @@ def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path
     served = [normaliser(checkpoint.preprocessing)(example.text) for example in examples]
     unknown = tokenizer.unk_token_id
     ids = [
-        [one if one < len(tokenizer) else unknown for one in text]  # see embed_unknown_pieces
-        for text in checkpoint.tokenizer(served)["input_ids"]
+        [one if one < len(tokenizer) else unknown for one in text.ids]  # see ``added_rows``
+        for text in checkpoint.tokenizer.tokenizer.encode_batch(served)
     ]
     assert learnt.ids == ids
 

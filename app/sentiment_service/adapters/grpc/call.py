@@ -6,7 +6,6 @@ here, each for the most that it can take.
 """
 
 import asyncio
-import ipaddress
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -15,7 +14,6 @@ from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
-from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
 from sentiment_service.engine.classifier import Classification
@@ -29,10 +27,10 @@ from sentiment_service.errors import (
     ServiceError,
     ShuttingDown,
 )
-from sentiment_service.exchange import UNMATCHED, Arrival, Exchange
-from sentiment_service.limits import plain_address
+from sentiment_service.requests.exchange import UNMATCHED, Arrival, Exchange
+from sentiment_service.requests.limits import plain_address
+from sentiment_service.requests.service import Service
 from sentiment_service.results import Outcome
-from sentiment_service.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 Task = asyncio.Task[object]
@@ -133,7 +131,6 @@ class CallLimits:
         self.arriving_bytes = max(settings.max_body_bytes, 4 * self.call_bytes)
         self._leaving = Waiting(bytes_allowed // 4)
         self._watching = 0
-        self._proxies = _TrustedHosts([*settings.trusted_proxies])  # as over HTTP
 
     def begin(self, task: Task) -> None:
         """Count the call of a task until its end, with the status that its client must take."""
@@ -185,14 +182,8 @@ class CallLimits:
         ``peer`` is such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
         """
         host = unquote(peer).partition(":")[2].rpartition(":")[0]
-        client = plain_address(host.strip("[]"))
-        if not forwarded or client not in self._proxies:
-            return client
-        named, _ = self._proxies.get_trusted_client_address(forwarded)
-        try:
-            return plain_address(str(ipaddress.ip_address(named)))
-        except ValueError:
-            return client
+        address = plain_address(host.strip("[]"))
+        return self.service.proxies.client(address, [forwarded.encode("latin-1")])
 
 
 class Call(Exchange):
@@ -270,7 +261,8 @@ class Call(Exchange):
         self._context.set_details(error.detail)
         self._set_trailing()
         if isinstance(cause, asyncio.CancelledError):
-            raise cause
+            # Not ``cause``: its frames would refer to it, and so keep a call that was dropped.
+            raise asyncio.CancelledError
 
     def _error(self, cause: BaseException) -> ServiceError:
         if self.service.lifecycle.stopping:

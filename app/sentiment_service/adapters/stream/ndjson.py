@@ -7,25 +7,30 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from sentiment_service.api.body import parse
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
-from sentiment_service.limits import InflightBytes
+from sentiment_service.http.body import parse
+from sentiment_service.requests.limits import InflightBytes
+from sentiment_service.requests.validation import text_or_pair
 from sentiment_service.results import Outcome, item
-from sentiment_service.validation import text_or_pair
 
 # The most lines that are classified together.
 GROUP_LINES = 128
+# The most bytes of an id, as JSON: answers that wait for a client have all ids of a group.
+MOST_ID = 1_024
 # A stream ends when it has so many more blank lines than others, or so many in a row that are not
 # valid: no client that wants an answer sends them, and each takes time.
 MOST_BLANK, MOST_INVALID = 10_000, 500
 
 
+NO_ID = b"null"
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The text or pair of a line, or its error. ``id`` is any JSON value, as the client sent it."""
+    """The text or pair of a line, or its error. ``id`` is any short JSON value of the client."""
 
-    id: Any
+    id: bytes
     text: Text | ServiceError
     reserved: int = 0  # bytes, which are released when the line is answered
 
@@ -81,6 +86,20 @@ class LineReader:
         """The last line, if the stream ended without a newline."""
         return self._line(b"")
 
+    def reserve(self, size: int) -> None:
+        """Reserve bytes for as long as the stream lasts.
+
+        Raises:
+            Overloaded: there is no room for them.
+        """
+        if not self._room.take(size):
+            raise Overloaded(
+                f"request bodies in flight leave no room for the {size} bytes that decompressing "
+                "this one takes",
+                reason="inflight_bytes",
+            )
+        self._reserved += size
+
     def answered(self, lines: Iterable[Line]) -> None:
         """Release the bytes that are reserved for these lines."""
         self._give_back(sum(line.reserved for line in lines))
@@ -95,7 +114,7 @@ class LineReader:
         content, reserved = (bytes(self._kept) + end).strip(), len(self._kept)
         self._number, self._kept, self._size, self._error = number + 1, bytearray(), 0, None
         if error is not None:
-            return [Line(None, error)]
+            return [Line(NO_ID, error)]
         if content:
             line = Line(*_parsed(content, number), reserved)
             self._blank -= 1
@@ -148,22 +167,25 @@ class LineReader:
         self._room.give(size)
 
 
-def answer_line(line: Line, outcome: Outcome) -> bytes:
+def answer_line(line_id: bytes, outcome: Outcome) -> bytes:
     """The answer to a line, as a line of JSON with the same id."""
-    # The id is serialized apart: it may hold half of a surrogate pair, which to_json refuses.
-    return b'{"id":%b,%b\n' % (json.dumps(line.id).encode(), to_json(item(outcome))[1:])
+    return b'{"id":%b,%b\n' % (line_id, to_json(item(outcome))[1:])
 
 
-def _parsed(content: bytes, number: int) -> tuple[Any, Text | ServiceError]:
+def _parsed(content: bytes, number: int) -> tuple[bytes, Text | ServiceError]:
     """The id of a line, and its text or its error."""
     try:
         value = parse(content, f"line {number}")
     except InvalidRequest as error:
         # A new error: the raised one would keep its stack frames, and so the line, in memory.
-        return None, InvalidRequest(error.detail)
+        return NO_ID, InvalidRequest(error.detail)
     if not isinstance(value, dict):
-        return None, InvalidRequest(f'line {number} must be an object: {{"id", "text"}}')
-    return value.get("id"), _text(value, number)
+        return NO_ID, InvalidRequest(f'line {number} must be an object: {{"id", "text"}}')
+    # Not by to_json: the id may hold half of a surrogate pair, which that refuses.
+    line_id = json.dumps(value.get("id")).encode()
+    if len(line_id) > MOST_ID:
+        return NO_ID, InvalidRequest(f"line {number}: the id has more than {MOST_ID} bytes as JSON")
+    return line_id, _text(value, number)
 
 
 def _text(value: dict[str, Any], number: int) -> Text | InvalidRequest:

@@ -6,32 +6,34 @@ waits, or while the client does not read its answers, nothing more is read from 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, get_args
+from typing import Annotated, ClassVar, get_args
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.adapters.forms.common import TextParameters
-from sentiment_service.adapters.stream.group import StreamGroup
-from sentiment_service.adapters.stream.ndjson import Line, LineReader, answer_line
-from sentiment_service.api.body import media_type
-from sentiment_service.api.decoding import Decoder, decoder
-from sentiment_service.api.http_exchange import HttpExchange, HttpRequest, TextRoute
-from sentiment_service.api.openapi.document import ERRORS, documented, text_example
-from sentiment_service.engine.batching.stream_gate import StreamGate
-from sentiment_service.engine.text.encoding import Overflow, TextOptions
+from sentiment_service.adapters.forms import TextParameters
+from sentiment_service.adapters.stream.ndjson import NO_ID, Line, LineReader, answer_line
+from sentiment_service.engine.classifier import Classification, Classifier
+from sentiment_service.engine.text.options import Overflow, TextOptions
+from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
     ClientDisconnected,
     DeadlineExceeded,
     ServiceError,
     ShuttingDown,
+    TooManyTexts,
     UnsupportedMediaType,
 )
-from sentiment_service.validation import checked
+from sentiment_service.http.body import media_type
+from sentiment_service.http.decoding import Decoder, decoder
+from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute
+from sentiment_service.http.openapi import ERRORS, documented, text_example
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import checked
 
 MEDIA_TYPE = "application/x-ndjson"
 ACCEPTED = (
@@ -47,10 +49,13 @@ WAITING_GROUPS = 2
 IDLE_S = 300.0  # the longest silence of a client that has not ended its body
 LAST_LINE_S = 0.1  # to send the last line to a client that may not read
 SEND_AGAIN = "the service is shutting down; send the rest again"
+REPLACED = "another model has taken the place of this stream's; send the rest again"
 
 
 class StreamRoute(TextRoute):
     operation = "stream"
+    # These would keep megabytes as long as the stream lasts.
+    encodings: ClassVar = {"brotli": False, "zstd": False}
 
 
 router = APIRouter(tags=["classification"], route_class=StreamRoute)
@@ -110,8 +115,10 @@ async def classify_stream(request: HttpRequest) -> Response:
 
     For each line `{"id": ..., "text": ...}` you get a line with the same id and the result, or an
     `error`, in the same order. The client must read while it sends, as curl does. A stream waits
-    where other requests would be refused, and its lines have no deadline. When the service shuts
-    down, the last line is an error `shutting_down` with the id null.
+    where other requests would be refused, and its lines have no deadline. All lines are answered by
+    the model that the header `x-model-digest` names. When the service shuts down, or some time
+    after another model has taken its place, the last line is an error `shutting_down` with the id
+    null.
     """
     exchange = request.exchange
     if media_type(request, b"content-type") not in ACCEPTED:
@@ -119,28 +126,31 @@ async def classify_stream(request: HttpRequest) -> Response:
     options = checked(dict(request.query_params), StreamParameters).options
     name = request.query_params.get("model")
     body = decoder(request.headers.get("content-encoding", ""))
-    model = exchange.service.models.classifier(name).model
-    model.check(options)
-    exchange.asks(model.name, 0)
-    answers = StreamedAnswers(exchange, name, options, body)
-    answers.headers["x-model-digest"] = model.digest  # of its first lines: a reload may follow
-    return answers
+    classifier = exchange.service.models.classifier(name)
+    classifier.model.check(options)
+    exchange.asks(classifier.model.name, 0)
+    return StreamedAnswers(exchange, classifier, options, body)
 
 
 class StreamedAnswers(Response):
-    """Reads the request and sends the answers at the same time."""
+    """Reads the request and sends the answers at the same time.
+
+    A reload waits for the end of its streams as for that of other requests. Those that are longer
+    end with an error, because the answers of a stream should be of one model.
+    """
 
     def __init__(
-        self, exchange: HttpExchange, model: str | None, options: TextOptions, body: Decoder
+        self, exchange: HttpExchange, classifier: Classifier, options: TextOptions, body: Decoder
     ) -> None:
         super().__init__(
             media_type=MEDIA_TYPE,
             headers={"x-accel-buffering": "no"},  # so that a proxy passes on each line at once
         )
         del self.headers["content-length"], self.body
+        self.headers["x-model-digest"] = classifier.model.digest
         self._exchange = exchange
         self._service = service = exchange.service
-        self._model = model
+        self._classifier = classifier
         self._options = options
         self._decoder = body
         self._lines = LineReader(service.settings.max_body_bytes, service.stream_inflight)
@@ -152,7 +162,8 @@ class StreamedAnswers(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._exchange.while_connected(self._respond(receive, send))
+            with self._classifier.in_use():
+                await self._exchange.while_connected(self._respond(receive, send))
         except ClientDisconnected as error:  # all work is cancelled
             self._failure = error
         except asyncio.CancelledError:
@@ -172,7 +183,8 @@ class StreamedAnswers(Response):
 
     async def _respond(self, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._watch_shutdown())
+            ends = (self._service.lifecycle.closing, self._classifier.ended)
+            watching = [tasks.create_task(self._end_at(end)) for end in ends]
             tasks.create_task(self._read(receive, tasks))
             # Let the reader ask for the body first: the server then sends "100 Continue" to a
             # client that waits for it. Once the answer has begun, it would not.
@@ -183,16 +195,17 @@ class StreamedAnswers(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await self._send_last(send)
             self._ended = True
-            watching.cancel()
+            for watch in watching:
+                watch.cancel()
 
     async def _send_last(self, send: Send) -> None:
-        line = answer_line(Line(None, self._failure), self._failure) if self._failure else b""
+        line = answer_line(NO_ID, self._failure) if self._failure else b""
         await send({"type": "http.response.body", "body": line})
 
-    async def _watch_shutdown(self) -> None:
-        """When streams must end, stop reading, and let no group wait for its turn any longer."""
-        await self._service.lifecycle.closing.wait()
-        self._gate().close()
+    async def _end_at(self, end: asyncio.Event) -> None:
+        """Then stop reading, and let no group wait for its turn any longer."""
+        await end.wait()
+        self._classifier.stream_gate.close()
         with suppress(RuntimeError):  # the reader waits for no message
             self._patience.reschedule(0)
 
@@ -200,10 +213,10 @@ class StreamedAnswers(Response):
         try:
             async for lines in self._arriving(receive):
                 if lines:
-                    group = StreamGroup(lines, self._exchange, self._model, self._options)
-                    await self._groups.put(tasks.create_task(self._answer(group)))
+                    admitted = asyncio.Event()
+                    await self._groups.put(tasks.create_task(self._answer(lines, admitted)))
                     # Cut the next group when its turn is near: its size depends on how many wait.
-                    await group.admitted.wait()
+                    await admitted.wait()
                 else:
                     # A few bytes may expand to many pieces without a line: let other tasks run.
                     await asyncio.sleep(0)
@@ -211,19 +224,50 @@ class StreamedAnswers(Response):
             self._failure = error
         await self._groups.put(None)
 
-    async def _answer(self, group: StreamGroup) -> bytes:
+    async def _answer(self, lines: Sequence[Line], admitted: asyncio.Event) -> bytes:
+        """The answers to a group of lines, in their order: a result or an error for each.
+
+        ``admitted`` is set when the group has passed the gate, or will never pass it.
+        """
+        texts = [line.text for line in lines]
         try:
-            return await group.answer()
+            work = self._classified(texts, admitted)
+            outcomes = (await self._exchange.counted(self._classifier, len(texts), work)).outcomes
+        except ServiceError as error:
+            outcomes = [text if isinstance(text, ServiceError) else error for text in texts]
         finally:
-            self._lines.answered(group.lines)
+            admitted.set()
+            self._lines.answered(lines)
+        return b"".join(
+            answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
+        )
+
+    async def _classified(
+        self, texts: Sequence[Text | ServiceError], admitted: asyncio.Event
+    ) -> Classification:
+        classifier = self._classifier
+        try:
+            return await classifier.classify(
+                texts, self._options, deadline=math.inf, admitted=admitted
+            )
+        except TooManyTexts as error:  # more tokens than one request may queue: halve the group
+            if len(texts) == 1:
+                return Classification(classifier.model, [error], stages={})
+            middle = len(texts) // 2
+            first = await self._classified(texts[:middle], admitted)
+            second = await self._classified(texts[middle:], admitted)
+            return Classification(classifier.model, first.outcomes + second.outcomes, stages={})
 
     async def _arriving(self, receive: Receive) -> AsyncIterator[list[Line]]:
-        more = True
+        gate, reserved, more = self._classifier.stream_gate, 0, True
         while more:
             message = await self._message(receive)
-            for piece in self._decoder.decode(message.get("body", b"")):
-                self._check_shutdown()
-                for lines in self._lines.feed(piece, lambda: self._gate().group_bytes):
+            body = message.get("body", b"")
+            if body and not reserved:
+                self._lines.reserve(reserved := self._decoder.window(body[0]))
+            for piece in self._decoder.decode(body):
+                self._check_end()
+                for lines in self._lines.feed(piece, lambda: gate.group_bytes):
                     yield lines
                 yield []
             more = message.get("more_body", False)
@@ -232,25 +276,23 @@ class StreamedAnswers(Response):
 
     async def _message(self, receive: Receive) -> Message:
         """The next part of the body."""
-        self._check_shutdown()
+        self._check_end()
         self._patience = asyncio.timeout(IDLE_S)
         try:
             async with self._patience:
                 message = await receive()
         except TimeoutError:
-            self._check_shutdown()
+            self._check_end()
             raise DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected("before its answers")
         return message
 
-    def _gate(self) -> StreamGate[Any, Any]:
-        """That of the model as it is now: a reload replaces it."""
-        return self._service.models.classifier(self._model).stream_gate
-
-    def _check_shutdown(self) -> None:
+    def _check_end(self) -> None:
         if self._service.lifecycle.stopping:
             raise ShuttingDown(SEND_AGAIN)
+        if self._classifier.ended.is_set():
+            raise ShuttingDown(REPLACED)
 
 
 ADAPTER = Adapter(router.routes)

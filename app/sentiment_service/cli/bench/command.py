@@ -1,25 +1,39 @@
-"""The command ``sentiment bench``: a service, its load, and what it can take."""
+"""The command ``sentiment bench``: a service, its load, what it can take, and how that is said."""
 
 import json
+import math
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from sentiment_service.atomic_files import write_text_atomically
-from sentiment_service.cli.bench import report
 from sentiment_service.cli.bench.arguments import OWN
-from sentiment_service.cli.bench.picture import svg
+from sentiment_service.cli.bench.load import tweets
 from sentiment_service.cli.bench.search import FEWEST, Measurement, Step, best, search
-from sentiment_service.cli.bench.server import own_service
-from sentiment_service.cli.bench.target import Target
-from sentiment_service.cli.bench.texts import texts_of_file, tweets
+from sentiment_service.cli.bench.service import Target, own_service
 from sentiment_service.errors import UserError
+from sentiment_service.files.tables.formats import open_table
+from sentiment_service.files.tables.table import check_is_file
 
 MADE_UP = 4_096  # texts, if no file has them
+MOST_TEXTS = 20_000  # of a file; a load repeats them
+BAR = 20  # characters
+USED = 0.7  # the share of a replica's highest rate that is planned for
+# The steps of each number of texts per request.
+Curves = Mapping[int, Sequence[Step]]
+HEAD = """\
+| requests/s | answered/s |   p50 ms |   p95 ms |   p99 ms | CPU ms a text | |
+| ---------: | ---------: | -------: | -------: | -------: | ------------: | --- |"""
+CEILING = 2.0  # times the goal; what is above is not drawn
 
 
 def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
@@ -29,13 +43,17 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
         UserError: the texts or the service cannot be used, or no rate keeps the goal.
         OSError: a file cannot be read or written.
     """
+    if options.picture:
+        import matplotlib as mpl  # before the measurement, if it is missing
+
+        mpl.rcParams |= {"svg.fonttype": "none"}  # text, not outlines
     texts = tweets(MADE_UP)
     if options.input:
         texts = texts_of_file(Path(options.input), options.column)
     curves: dict[int, list[Step]] = {}
     with ExitStack() as stack:
         if options.url:
-            target = Target(options.url, os.environ.get("SENTIMENT_API_KEY"))
+            target = Target(options.url, _key())
         else:
             _say("starting the service")
             own = own_service({name: value for name, value in flags.items() if name in OWN})
@@ -44,14 +62,21 @@ def bench(options: Namespace, flags: Mapping[str, Any]) -> None:
             bodies = _bodies(texts, count)
             target.check(bodies[0])
             curves[count] = _steps(target, bodies, count, options)
-            print(f"\n{report.conclusions(curves[count], count, options)}\n")
+            print(f"\n{conclusions(curves[count], count, options)}\n")
     if options.json:
-        write_text_atomically(Path(options.json), report.document(curves, options))
+        write_text_atomically(Path(options.json), document(curves, options))
     if options.picture:
         write_text_atomically(Path(options.picture), svg(curves, options.p99_ms))
     if not all(map(best, curves.values())):
         goal = f"{options.p99_ms:g} ms"
         raise UserError(f"no rate was answered within {goal}; give a longer --p99-ms")
+
+
+def _key() -> str | None:
+    key = os.environ.get("SENTIMENT_API_KEY")
+    if key and not re.fullmatch("[!-~]+", key):
+        raise UserError("SENTIMENT_API_KEY must be printable ASCII characters without spaces")
+    return key
 
 
 def _bodies(texts: Sequence[str], count: int) -> list[str]:
@@ -67,13 +92,13 @@ def _steps(target: Target, bodies: Sequence[str], count: int, options: Namespace
     """Every step of the search with ``count`` texts a request; each is printed at once."""
     goal_ms = options.p99_ms
     measurement = Measurement(target, bodies, count, goal_ms, options.seconds)
-    _say(f"requests of {report.texts(count)}, 99 of 100 within {goal_ms:g} ms")
+    _say(f"requests of {counted(count)}, 99 of 100 within {goal_ms:g} ms")
     start = measurement.start()
-    print(report.HEAD, flush=True)
+    print(HEAD, flush=True)
 
     def measure(rate: float) -> Step:
         step = measurement.step(rate)
-        print(report.row(step, goal_ms), flush=True)
+        print(row(step, goal_ms), flush=True)
         return step
 
     return search(measure, start, FEWEST / options.seconds)
@@ -81,3 +106,117 @@ def _steps(target: Target, bodies: Sequence[str], count: int, options: Namespace
 
 def _say(line: str) -> None:
     print(f"sentiment: {line}", file=sys.stderr, flush=True)
+
+
+def texts_of_file(path: Path, column: str) -> list[str]:
+    """The first texts of a file that are not empty.
+
+    Raises:
+        UserError: the file cannot be used, or has no such text.
+        OSError: it cannot be read.
+    """
+    check_is_file(path)
+    found = (text for chunk in open_table(path, column).chunks() for text in chunk.texts)
+    given = (text for text in found if isinstance(text, str) and text.strip())
+    if not (texts := list(islice(given, MOST_TEXTS))):
+        raise UserError(f"{path} has no text to send")
+    return texts
+
+
+def row(step: Step, goal_ms: float) -> str:
+    """A step as a row of the table, which is Markdown. The bar is full when the p99 is the goal."""
+    p99 = math.inf if math.isnan(step.p99_ms) else step.p99_ms
+    full = round(BAR * min(1.0, p99 / goal_ms))
+    cpu = "" if step.cpu_ms is None else f"{step.cpu_ms:.2f}"
+    return (
+        f"| {step.rate:10.1f} | {step.answered:10.1f} | {step.p50_ms:8.1f} | {step.p95_ms:8.1f} "
+        f"| {step.p99_ms:8.1f} | {cpu:>13} | {'█' * full}{'░' * (BAR - full)} "
+        f"{step.fault or 'ok'} |"
+    )
+
+
+def conclusions(steps: Sequence[Step], count: int, options: Namespace) -> str:
+    """What the best step says: the highest rate, replicas, and the threshold for autoscaling."""
+    if (found := best(steps)) is None:
+        return f"no rate of {counted(count)} a request was answered within {options.p99_ms:g} ms"
+    target_rps = options.target_rps
+    limited = _client_was_the_limit(steps, found)
+    rate = f"{found.rate:,.1f} requests/s ({found.rate * count:,.0f} texts/s)"
+    least = "at least " if limited else ""
+    lines = [f"{least}{rate} of {counted(count)} within {options.p99_ms:g} ms"]
+    if limited:
+        lines.append("this client was the limit: run it on a machine of its own")
+    if target_rps:
+        enough = replicas(target_rps, found.rate)
+        lines.append(
+            f"{target_rps:,g} requests/s need {enough} replicas, each at "
+            f"{target_rps / enough / found.rate:.0%}, so that one may fail"
+        )
+    if ms := _threshold_ms(found):
+        lines.append(
+            f"scale out at a predicted wait of {ms} ms: averageValue: {ms}m in hpa-queue, "
+            f'threshold: "{ms / 1000}" in keda, autoscaling.queueWaitMs={ms} in the chart'
+        )
+    return "\n".join(lines)
+
+
+def document(curves: Curves, options: Namespace) -> str:
+    """All figures as JSON: a result for each number of texts. What is not known is null."""
+    results = [_result(steps, count, options.target_rps) for count, steps in curves.items()]
+    found = {"p99_goal_ms": options.p99_ms, "results": results}
+    return to_json(found, indent=1, inf_nan_mode="null").decode() + "\n"
+
+
+def _result(steps: Sequence[Step], count: int, target_rps: float | None) -> dict[str, Any]:
+    found = best(steps)
+    return {
+        "texts_per_request": count,
+        "requests_per_second": found and found.rate,
+        "client_was_the_limit": found and _client_was_the_limit(steps, found),
+        "replicas": replicas(target_rps, found.rate) if found and target_rps else None,
+        "scaling_threshold_ms": found and _threshold_ms(found),
+        "steps": steps,
+    }
+
+
+def counted(count: int) -> str:
+    """The number of texts in words."""
+    return f"{count} text{'s' * (count > 1)}"
+
+
+def replicas(target_rps: float, rate: float) -> int:
+    """Enough to use 70 % of each, and all requests are answered in time if one fails."""
+    return max(math.ceil(target_rps / (USED * rate)), math.ceil(target_rps / rate) + 1)
+
+
+def _client_was_the_limit(steps: Sequence[Step], found: Step) -> bool:
+    """Whether the step that ended the search, the one above the best, says so of itself."""
+    higher = [step for step in steps if step.rate > found.rate]
+    return min(higher, key=lambda step: step.rate, default=found).client_late
+
+
+def _threshold_ms(found: Step) -> int | None:
+    """Half of the predicted wait at the highest rate; None if not known."""
+    return None if found.wait_ms is None else max(1, round(found.wait_ms / 2))
+
+
+def svg(curves: Curves, goal_ms: float) -> str:
+    """The latencies by rate as SVG: a panel for each number of texts, one below the other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5 * len(curves)), layout="constrained")
+    panels = figure.subplots(len(curves), squeeze=False)[:, 0]
+    for panel, (count, steps) in zip(panels, curves.items(), strict=True):
+        drawn = sorted((step for step in steps if step.answered), key=lambda step: step.rate)
+        for name in ("p50", "p95", "p99"):
+            latencies = [getattr(step, f"{name}_ms") for step in drawn]
+            panel.plot([step.rate for step in drawn], latencies, marker="o", label=name)
+        panel.axhline(goal_ms, color="black", linestyle="--", label=f"goal, {goal_ms:g} ms")
+        if found := best(steps):
+            panel.axvline(found.rate, color="grey", linestyle=":", label="best")
+        panel.set(title=f"{counted(count)} a request", xlabel="requests/s", ylabel="ms")
+        panel.set(xlim=(0, None), ylim=(0, CEILING * goal_ms))
+        panel.legend()
+    drawing = StringIO()
+    figure.savefig(drawing, format="svg")
+    return drawing.getvalue()

@@ -1,4 +1,4 @@
-"""Sends HTTP requests from processes of their own, on connections that stay open.
+"""Loads: texts as long as tweets, and processes that send them on connections that stay open.
 
 The loop is open (requests arrive at random times, however long answers take) or closed (a request
 follows each answer).
@@ -6,7 +6,9 @@ follows each answer).
 
 import json
 import math
+import random
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
@@ -18,6 +20,39 @@ from sentiment_service.errors import UserError
 
 COMMAND = child_command("from sentiment_service.cli.bench.sender import main")
 PROCESS_RATE = 3_000.0  # requests a second that one process sends; several share a higher rate
+
+# Token lengths of tweets (RoBERTa's tokenizer) by percentile; above them is a long tail.
+PERCENTILES = (0, 1, 10, 50, 90, 99)
+TOKENS = (5, 8, 14, 26, 36, 45)
+MAX_TOKENS = 512
+SPECIAL_TOKENS = 2
+
+# Each is one token of most tokenizers.
+WORDS = (
+    "the a to and I you it of in is for on my that this be with have just so me at not but are "
+    "was all now what love like good day time today great people new can get out will more know "
+    "going really think back see want one got how they don't worst happy tomorrow night morning "
+    "game team coffee weather service waiting train phone battery beautiful terrible amazing"
+)
+
+
+def tweet_lengths(count: int, *, seed: int = 0) -> list[int]:
+    """Token lengths, special tokens included; one in a hundred is log-uniform from 45 to 512."""
+    generator = np.random.default_rng(seed)
+    ranks = generator.uniform(0, 100, count)
+    body = np.interp(ranks, PERCENTILES, TOKENS)
+    tail = TOKENS[-1] * (MAX_TOKENS / TOKENS[-1]) ** (ranks - PERCENTILES[-1]).clip(0, 1)
+    lengths = np.where(ranks < PERCENTILES[-1], body, tail)
+    return [int(length) for length in lengths.round()]
+
+
+def tweets(count: int) -> list[str]:
+    """Common words in random order, as many as tweets have tokens."""
+    words, generator = WORDS.split(), random.Random(0)
+    return [
+        " ".join(generator.choices(words, k=length - SPECIAL_TOKENS))
+        for length in tweet_lengths(count)
+    ]
 
 
 @dataclass(frozen=True)
@@ -90,16 +125,12 @@ class Generator:
     """Running load processes, from the beginning of their warm-up; leaving the block kills them."""
 
     def __init__(self, load: Load) -> None:
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        self._processes = []
-        for share in load.shares():
-            process = subprocess.Popen[str](COMMAND, text=True, **pipes)  # type: ignore[call-overload]
-            self._processes.append(process)
-            process.stdin.write(json.dumps(asdict(share)))
-            process.stdin.close()
-            process.stdin = None
+        self._processes = [_started(share) for share in load.shares()]
         for process in self._processes:
-            process.stdout.readline()  # it is connected; or it has failed, which outcome() says
+            assert process.stdout is not None  # noqa: S101
+            # It is connected; or it has failed, which outcome() says. The pipe has no buffer here,
+            # so the rest stays in it.
+            process.stdout.readline()
 
     def __enter__(self) -> Self:
         return self
@@ -119,9 +150,18 @@ class Generator:
         for process in self._processes:
             output, errors = process.communicate()
             if process.returncode:
-                raise UserError((errors.splitlines() or ["the load generator was killed"])[-1])
+                lines = errors.decode().splitlines() or ["the load generator was killed"]
+                raise UserError(lines[-1])
             outcome.add(Outcome(**json.loads(output)))
         return outcome
+
+
+def _started(load: Load) -> "subprocess.Popen[bytes]":
+    with tempfile.TemporaryFile() as given:
+        given.write(json.dumps(asdict(load)).encode())
+        given.seek(0)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(COMMAND, bufsize=0, stdin=given, stdout=pipe, stderr=pipe)  # noqa: S603
 
 
 def run(load: Load) -> Outcome:

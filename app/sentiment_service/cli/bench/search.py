@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from sentiment_service.cli.bench.load import Generator, Outcome, run
-from sentiment_service.cli.bench.target import Target
+from sentiment_service.cli.bench.service import Target
 from sentiment_service.errors import UserError
 
 GROWTH = 2.0  # from one rate to the next, until one is too high

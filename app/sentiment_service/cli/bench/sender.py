@@ -70,6 +70,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status < 200:  # the answer is still to come
+            return
         reusable = self._parser.should_keep_alive()
         self._driver.answered(self, status, reusable=reusable)
 

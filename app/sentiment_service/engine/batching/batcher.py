@@ -2,8 +2,8 @@
 
 The items of all requests wait in one fair queue. When a runner thread is free, it forms a batch
 from the items that wait at that moment. No timer delays a batch: under load, batches fill up by
-themselves. Admission is decided at once. The batcher knows only one thing about an item: its length
-in tokens.
+themselves. Admission is decided at once. If a batch fails, it is computed again in parts, so that
+only bad items fail. The batcher knows only one thing about an item: its length in tokens.
 
 The condition's lock protects the queue and the measurements. Requests belong to the event loop.
 """
@@ -12,31 +12,36 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Sized
 from contextlib import suppress
 from typing import Any, Generic
 
-from sentiment_service.engine.batching.batches import (
+from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import (
+    Admission,
     Answer,
     Batch,
     BatchReport,
-    Infer,
+    FairQueue,
     Item,
     PendingRequest,
     QueuedItem,
     Result,
-    compute,
 )
-from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.engine.batching.fair_queue import Admission, FairQueue
 from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners
 from sentiment_service.errors import (
     DeadlineExceeded,
     DeviceLost,
     InferenceFailed,
     NotReady,
+    OutOfMemory,
+    ServiceError,
     ShuttingDown,
+    first_line,
 )
+
+# May raise any error. One that it returns in the place of a result fails only that item.
+Infer = Callable[[Sequence[Item]], Sequence[Result | ServiceError]]
 
 # After this many batches in a row without a single answer, inference counts as failing. One batch
 # is not enough: a bad text that comes alone is a batch of one, and must not take the service down.
@@ -254,3 +259,95 @@ class MicroBatcher(Generic[Item, Result]):
             waiting = self.queue.clear() if self.runners.hopeless else ()
         for queued in waiting:
             queued.request.settle(queued.index, NotReady(NO_RUNNER), now)
+
+
+def compute(
+    infer: Infer[Any, Any], batch: Batch, budget: TokenBudget
+) -> tuple[list[Any], BatchReport]:
+    """A result or an error for each item of the batch, and the report of it."""
+
+    def log(error: BaseException) -> None:
+        # One line with a traceback is enough for a batch and its parts.
+        if not isinstance(error, DeviceLost | OutOfMemory):
+            logger.error("inference raised on a batch of %d", len(batch), exc_info=error)
+
+    started = time.monotonic()
+    results, raised = infer_each(infer, [queued.item for queued in batch], budget, log)
+    ended = time.monotonic()
+    lengths = [queued.tokens for queued in batch]
+    requests = {id(queued.request): queued.request for queued in batch}.values()
+    return results, BatchReport(
+        items=len(batch),
+        tokens=sum(lengths),
+        padded_tokens=tokens_taken(budget, lengths),
+        started=started,
+        ended=ended,
+        failed=sum(isinstance(result, ServiceError) for result in results),
+        out_of_memory=any(isinstance(error, OutOfMemory) for error in raised),
+        tags=tuple(request.tag for request in requests if request.tag is not None),
+        raised=raised,
+    )
+
+
+def infer_each(
+    infer: Infer[Item, Result],
+    items: Sequence[Item],
+    budget: TokenBudget,
+    on_first_error: Callable[[BaseException], None] = lambda error: None,
+) -> tuple[list[Result | ServiceError], list[BaseException]]:
+    """A result or an error for each item, even if ``infer`` raises; and all that it raised.
+
+    If ``infer`` raises on a batch, each half of the batch is computed separately, and so on with
+    the halves of a half. Only the items that cause the failure fail. After ``OutOfMemory``, the
+    budget is lowered. After ``DeviceLost``, no call can succeed: the items that have no result fail
+    at once.
+
+    ``on_first_error`` gets the first error while it has its traceback, which the errors lose here.
+    """
+    results: list[Result | ServiceError] = []
+    raised: list[BaseException] = []
+    parts = [items]  # the last one is computed next
+    while parts:
+        part = parts.pop()
+        try:
+            computed = list(infer(part))
+            if len(computed) != len(part):
+                raise RuntimeError(f"infer gave {len(computed)} results for {len(part)} items")
+            results += computed
+        except BaseException as error:
+            # SystemExit and MemoryError too: they fail items, not the runner.
+            if not raised:
+                on_first_error(error)
+            raised.append(error)
+            if isinstance(error, DeviceLost):
+                # One error each: they are raised in different requests.
+                results += [NotReady(str(error)) for _ in items[len(results) :]]
+                break
+            if isinstance(error, OutOfMemory):
+                _lower(budget, part, error)
+            if len(part) > 1:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+            elif isinstance(error, OutOfMemory):
+                # Without the traceback, which keeps the batch in memory.
+                results.append(OutOfMemory(error.detail))
+            else:
+                results.append(InferenceFailed("inference failed on this text"))
+            # Tracebacks keep what the attempt has allocated, which the next one may need.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+    return results, raised
+
+
+def tokens_taken(budget: TokenBudget, lengths: Sequence[int]) -> int:
+    """The tokens that items of these lengths take of the budget, as one batch."""
+    return sum(lengths) if budget.max_padding is None else len(lengths) * max(lengths)
+
+
+def _lower(budget: TokenBudget, items: Sequence[Sized], error: OutOfMemory) -> None:
+    """Lower the budget if memory ran out for several items; one long item may go alone."""
+    tokens = tokens_taken(budget, [*map(len, items)])
+    reason = first_line(error.__cause__ or error)
+    if len(items) > 1:
+        budget.lower(tokens, reason)
+    else:
+        logger.error("the memory ran out for a single text of %d tokens: %s", tokens, reason)

@@ -1,5 +1,6 @@
-"""The queue of items that wait for inference: their order, and who is admitted to it. It uses no
-threads, no locks, no clock and no event loop.
+"""Requests and their items, the queue in which the items wait, and who is admitted to it.
+
+Queue and admission use no threads, no locks, no clock and no event loop.
 
 The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request is its own flow.
 In virtual time, an item starts when the earlier items of its own request would have ended. So the
@@ -7,14 +8,19 @@ hundredth item of a request waits for as many tokens of newcomers as of its own 
 of a single item are served in the order in which they arrived.
 """
 
+import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
-from sentiment_service.engine.batching.batches import QueuedItem
 from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.errors import RETRY_AFTER_S, Overloaded, TooManyTexts
+from sentiment_service.errors import RETRY_AFTER_S, Overloaded, ServiceError, TooManyTexts
+
+Item = TypeVar("Item", bound=Sized)
+Result = TypeVar("Result")
 
 # How many tokens are considered for a batch, as a multiple of those that it may take. This is
 # enough to find tweets of similar length, and so few that items taken out of turn do not delay
@@ -32,6 +38,97 @@ SPEED_DECAY = 0.9
 # The predicted wait is multiplied by this. The machine may become slower while a request waits, and
 # an answer after its deadline is wasted work. One request less in the queue costs nothing.
 CAUTION = 1.15
+
+
+@dataclass(slots=True)
+class Answer(Generic[Result]):
+    """The results of a request's items, in their order. A failed item has its error as result.
+
+    ``inference_seconds`` is the time in which a batch that gave one of the results was computed.
+    ``queue_seconds`` is the rest of the time until the last item was done.
+    """
+
+    results: list[Result | ServiceError]
+    queue_seconds: float
+    inference_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """A request that waits for the results of its items. Only the event loop uses it."""
+
+    size: int  # number of items
+    done: asyncio.Future[None]
+    queued_at: float
+    tag: object = None
+    results: dict[int, Any] = field(default_factory=dict)  # by the item's place
+    batches: set[tuple[float, float]] = field(default_factory=set)  # when they started and ended
+    ended_at: float = 0.0
+
+    def settle(self, index: int, result: Any, ended: float, started: float | None = None) -> None:
+        """Give an item its result or error. If it already has one, the first stays.
+
+        If the result is of a batch, this was computed from ``started`` to ``ended``.
+        """
+        if self.done.done():
+            return
+        if started is not None:
+            self.batches.add((started, ended))
+        self.results.setdefault(index, result)
+        self.ended_at = max(self.ended_at, ended)
+        if len(self.results) == self.size:
+            self.done.set_result(None)
+
+    def fail_rest(self, error: ServiceError, at: float) -> None:
+        """Give the error to the items that have no result."""
+        for index in range(self.size):
+            self.settle(index, error, at)
+
+    def answer(self) -> Answer[Any]:
+        """The results in the order of the items. Every item must have one."""
+        # The time that the batches cover. Time in which they overlap counts once.
+        seconds, covered = 0.0, self.queued_at
+        for started, ended in sorted(self.batches):
+            seconds += max(0.0, ended - max(covered, started))
+            covered = max(covered, ended)
+        waited = max(0.0, self.ended_at - self.queued_at - seconds)
+        return Answer([self.results[index] for index in range(self.size)], waited, seconds)
+
+
+@dataclass(slots=True, eq=False)
+class QueuedItem:
+    """An item of a request, from its admission to its result. The queue sets the last two."""
+
+    tokens: int
+    deadline: float  # a time of time.monotonic
+    item: Any
+    request: PendingRequest
+    index: int  # the place of its result in the request
+    turn: tuple[int, int] = (0, 0)  # virtual start, then order of arrival
+    waiting: bool = False
+
+
+Batch = Sequence[QueuedItem]
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """What one batch contained, and how it was computed. Times are of time.monotonic."""
+
+    items: int
+    tokens: int
+    padded_tokens: int  # with padding, if the model computes it
+    started: float
+    ended: float
+    failed: int  # number of items that failed
+    out_of_memory: bool = False
+    tags: tuple[object, ...] = ()  # of the requests in the batch
+    raised: list[BaseException] = field(default_factory=list)  # by the batch, then by its parts
+
+    @property
+    def seconds(self) -> float:
+        """How long it was computed."""
+        return self.ended - self.started
 
 
 _turn = attrgetter("turn")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from sentiment_service.engine.batching.batches import Batch, BatchReport
+from sentiment_service.engine.batching.fair_queue import Batch, BatchReport
 
 # Seconds in which a runner rests after a failure. Without them, a fault that comes back at once
 # would keep a CPU and the log busy.

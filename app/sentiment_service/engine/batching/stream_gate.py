@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Generic
 
 from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.batches import Answer, Item, Result
+from sentiment_service.engine.batching.fair_queue import Answer, Item, Result
 from sentiment_service.errors import Overloaded, ShuttingDown
 
 # The shortest and longest wait before a full queue is asked again whether it has room.

@@ -6,18 +6,16 @@ are relative positions (MPNet, DeBERTa) and rotary embeddings (ModernBERT). A Ca
 a value goes from one precision to the other. The logits, the graph's output, are fp32, too.
 """
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
 
-from sentiment_export.graph.linear import consumers, producer
-from sentiment_export.graph.passes.editor import forget_shapes
+from sentiment_export.graph.passes.editor import consumers, forget_shapes, producer
+from sentiment_export.graph.precision import halved
 
 # The last three are the parts of a layer norm that is not a single operator (DeBERTa).
 IN_FLOAT32 = {"LayerNormalization", "Softmax", "If", "Pow", "ReduceMean", "Sqrt"}
 ANGLES = {"Sin", "Cos"}
-LARGEST = float(np.finfo(np.float16).max)
 
 
 def to_half_precision(model: ir.Model) -> None:
@@ -95,14 +93,6 @@ def _cast_for_readers(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> 
     graph.insert_after(source, tape.nodes)
 
 
-def halved(tensor: ir.TensorProtocol) -> np.ndarray:
-    """The tensor in float16.
-
-    A mask's -3.4e38 becomes the lowest value of float16, which softmax also turns into 0.
-    """
-    return tensor.numpy().clip(-LARGEST, LARGEST).astype(np.float16)
-
-
 def _halve(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> None:
     """Give an fp16 copy to the readers that compute in fp16; the others keep the original."""
     tensor = value.const_value
@@ -110,7 +100,7 @@ def _halve(graph: ir.Graph, value: ir.Value, exact: set[ir.Node]) -> None:
         return
     readers = [use for use in value.uses() if use.node not in exact]
     if readers:
-        half = ir.Value(name=f"{value.name}.fp16", const_value=ir.tensor(halved(tensor)))
+        half = ir.Value(name=f"{value.name}.fp16", const_value=ir.tensor(halved(tensor.numpy())))
         graph.register_initializer(half)
         for use in readers:
             use.node.replace_input_with(use.idx, half)

@@ -29,7 +29,7 @@ row. A row becomes floats again when it is looked up, which costs almost nothing
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -37,42 +37,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 from sentiment_service.errors import UserError
 
-from sentiment_export.graph.encoder_layers import EncoderLayer
-from sentiment_export.graph.linear import Linear, array_of, is_exact_gelu, producer
-from sentiment_export.graph.passes.editor import Editor, scope_of
-
-LARGEST_WEIGHT = 64
-# The levels of uint8 are 0...255; those above the zero point are for positive values.
-ZERO_POINT, GELU_ZERO_POINT = 128, 16
-SMALLEST_SCALE = 1e-14  # so that a row of zeros has a scale
-SMALLEST_GELU_SCALE = 0.17 / GELU_ZERO_POINT  # GELU is never below -0.17
-
-
-def fold_attention_biases(model: ir.Model, layers: Sequence[EncoderLayer]) -> list[Linear]:
-    """Remove the biases of key and value in place; the logits stay the same.
-
-    The key's bias adds the same number to all scores of a query, which softmax ignores. The
-    value's bias passes through attention unchanged, because the attention weights sum to one, so
-    it is added to the bias of the attention output.
-
-    Returns:
-        The linear layers of the encoder as they are now.
-    """
-    edit = Editor(model.graph, "int8")
-    linears = []
-    for number, layer in enumerate(layers):
-        dense = layer.attention_output
-        bias = array_of(dense.bias) + array_of(layer.value.bias) @ array_of(dense.weight)
-        folded = edit.constant(f"layer.{number}.attention_output.bias", bias)
-        add = producer(dense.output)
-        add.replace_input_with(tuple(add.inputs).index(dense.bias), folded)
-        for linear in (layer.key, layer.value):
-            product, name = linear.matmul.outputs[0], linear.output.name
-            edit.replace(producer(linear.output), product)
-            product.name = name  # other code finds it by this name
-            linears.append(replace(linear, add=None, bias=None))
-        linears += [layer.query, replace(dense, bias=folded), layer.intermediate, layer.output]
-    return linears
+from sentiment_export.graph.passes.editor import Editor, Linear, array_of, is_exact_gelu, scope_of
+from sentiment_export.graph.precision import (
+    GELU_ZERO_POINT,
+    LARGEST_WEIGHT,
+    SMALLEST_GELU_SCALE,
+    SMALLEST_SCALE,
+    ZERO_POINT,
+    quantize_matrix,
+)
 
 
 def quantize_linears(model: ir.Model, linears: Sequence[Linear]) -> None:
@@ -85,21 +58,6 @@ def quantize_linears(model: ir.Model, linears: Sequence[Linear]) -> None:
     for linear in linears:
         int8.replace(linear)
     RemoveUnusedNodesPass()(model)
-
-
-def quantize_matrix(
-    weight: np.ndarray, axis: int, largest: int = 127
-) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize a matrix to symmetric int8; the values along ``axis`` share one scale.
-
-    Returns:
-        The int8 matrix of the same shape, with values of -``largest`` to ``largest``, and one
-        float32 scale per index of the other axis.
-    """
-    scale = np.abs(weight).max(axis=axis) / np.float32(largest)
-    scale[scale == 0] = 1
-    values = np.rint(weight / np.expand_dims(scale, axis)).clip(-largest, largest)
-    return values.astype(np.int8), scale.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

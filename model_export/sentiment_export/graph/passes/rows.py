@@ -1,10 +1,10 @@
-"""Leaves padding out of any encoder, whatever its attention looks like.
+"""Leaves padding out of a graph from elsewhere, whatever its attention looks like.
 
-``padding.py`` knows the attention of BERT-like layers. In other graphs, attention stays as it is.
-The layers between, whose operators treat each token separately, compute on rows [tokens, features]
-without padding. One Gather makes the rows where a linear layer reads a padded value
-[batch, sequence, features]. Another Gather puts rows back into padded positions for every other
-reader. The positions of padding then hold another token's values, which attention masks.
+Attention stays as it is. The layers between, whose operators treat each token separately, compute
+on rows [tokens, features] without padding. One Gather makes the rows where a linear layer reads a
+padded value [batch, sequence, features]. Another Gather puts rows back into padded positions for
+every other reader. The positions of padding then hold another token's values, which attention
+masks.
 
 If the classifier reads the first token only, then the layers after the last attention compute one
 row per text.
@@ -14,15 +14,18 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from sentiment_export.graph.linear import (
+from sentiment_export.graph.passes.editor import (
+    Editor,
     Linear,
     array_of,
     as_linear,
     consumers,
+    hidden_states,
     input_of,
+    scope_of,
     selects_first_token,
+    text_rows,
 )
-from sentiment_export.graph.passes.editor import Editor, hidden_states, scope_of, text_rows
 
 ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Tanh", "Sigmoid", "Relu", "Neg"}
 
@@ -190,7 +193,7 @@ def sum_tokens_in_order(model: ir.Model) -> None:
 
     ONNX Runtime adds a ReduceSum in an order that depends on the padded length, so the last bits of
     a text's mean depend on the other texts of its batch. A product of two equal rows with the
-    mask's values adds one token after another; ``padding.py`` says why there are two rows.
+    mask's values adds one token after another; ``classifier.py`` says why there are two rows.
     """
     hidden = hidden_states(model)
     edit = Editor(model.graph, "mean_pooling")

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import pytest
 from sentiment_service.engine.batching.batcher import FAILING_AFTER
-from sentiment_service.engine.batching.batches import Answer, BatchReport
 from sentiment_service.engine.batching.fair_queue import (
     CAUTION,
     LOOK_AHEAD,
     REQUEST_SHARE,
     SPEED_DECAY,
+    Answer,
+    BatchReport,
 )
 from sentiment_service.errors import (
     RETRY_AFTER_S,

@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.batches import Answer, BatchReport
 from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.engine.batching.fair_queue import FairQueue
+from sentiment_service.engine.batching.fair_queue import Answer, BatchReport, FairQueue
 from sentiment_service.errors import DeviceLost, OutOfMemory, ServiceError
 
 from tests.support.batching import Hooks
@@ -204,7 +203,7 @@ class Record:
             patch("sentiment_service.engine.batching.runners.LOOK_S", LOOKS_EVERY_S),
             patch("sentiment_service.engine.batching.runners.STUCK_LEAST_S", HANGS_AFTER_S),
             patch("sentiment_service.engine.batching.batcher.FairQueue", lambda: self.queue),
-            patch("sentiment_service.engine.batching.batches.BatchReport", self._report),
+            patch("sentiment_service.engine.batching.batcher.BatchReport", self._report),
         ):
             self.simulation.run(self._play())
 

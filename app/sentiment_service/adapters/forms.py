@@ -1,0 +1,187 @@
+"""Bodies and answers that several protocols of other servers have in common."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import Response
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from sentiment_service.engine.classifier import Classification
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.options import Overflow, TextOptions
+from sentiment_service.engine.text.pairs import Text
+from sentiment_service.errors import InvalidRequest
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer
+from sentiment_service.requests.validation import (
+    NO_OBJECT,
+    Threshold,
+    as_list,
+    parse_texts,
+    text_or_pair,
+    whole,
+)
+from sentiment_service.results import Prediction, every_prediction, items
+
+# These protocols have no place for the error of one text, so every text must be valid.
+AllTexts = Annotated[Text | list[Text], PlainValidator(parse_texts)]
+
+
+class ByField:
+    """A body that may have several forms. The first field of ``forms`` that it has decides.
+
+    A body without any of them has the form ``otherwise``, if given.
+    """
+
+    def __init__(
+        self, forms: Mapping[str, type[BaseModel]], otherwise: type[BaseModel] | None = None
+    ) -> None:
+        self._forms = forms
+        self._otherwise = otherwise
+
+    def model_validate(self, obj: Any, /) -> BaseModel:
+        """The body in its form.
+
+        Raises:
+            ValidationError: it does not match the form.
+            InvalidRequest: it has no form.
+        """
+        fields = obj if isinstance(obj, dict) else ()
+        known = (form for name, form in self._forms.items() if name in fields)
+        form = next(known, self._otherwise)
+        if form is None:
+            names = ", ".join(self._forms)
+            raise InvalidRequest(f"{NO_OBJECT} with at least one of the fields {names}")
+        return form.model_validate(obj)
+
+
+class LabelScore(TypedDict):
+    """A label and its score."""
+
+    label: str
+    score: float
+
+
+class TextParameters(BaseModel):
+    """Parameters of all texts; others are ignored."""
+
+    overflow: Overflow = "truncate"
+    threshold: Threshold | None = None
+
+    @property
+    def options(self) -> TextOptions:
+        """The same for the model."""
+        return TextOptions(self.overflow, threshold=self.threshold)
+
+
+def ranking(values: Mapping[str, float]) -> list[LabelScore]:
+    """Labels and their scores or logits, highest first."""
+    ranked = sorted(values.items(), key=lambda item: -item[1])
+    return [{"label": label, "score": value} for label, value in ranked]
+
+
+# {"instances": […]} → {"predictions": […]}: the form of Vertex AI and KServe V1.
+
+TEXT_FIELDS = ("text", "inputs", "content")
+ACCEPTED = f"a string, or an object with a string in one of the fields {', '.join(TEXT_FIELDS)}"
+
+
+def text_of_record(value: Any) -> Text | None:
+    """The text that a record of a platform holds: the value itself, or one of its fields.
+
+    A record with ``text_pair`` holds a pair. None means that the record holds something else.
+    """
+    text, text_pair = value, None
+    if isinstance(value, dict):
+        text = next((value[name] for name in TEXT_FIELDS if name in value), None)
+        text_pair = value.get("text_pair")
+    return text_or_pair(text, text_pair)
+
+
+def _texts(value: Any) -> list[Text]:
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("instances", "must be a list of at least one text")
+    texts = []
+    for index, instance in enumerate(value):
+        if (text := text_of_record(instance)) is None:
+            raise PydanticCustomError(
+                "instances",
+                "item {index}, counted from 0, must be {accepted}",
+                {"index": index, "accepted": ACCEPTED},
+            )
+        texts.append(text)
+    return texts
+
+
+class InstancesRequest(BaseModel):
+    """A list of texts, or of objects with a text; other fields are ignored."""
+
+    instances: Annotated[list[Text], PlainValidator(_texts)]
+    parameters: TextParameters | None = None
+
+
+async def answer_instances(
+    request: HttpRequest, body: InstancesRequest, *, model: str | None = None
+) -> Response:
+    """Classify the instances. A bad text has its error in its place.
+
+    Raises:
+        ServiceError: ``model`` is not served, or the request as a whole failed.
+    """
+    options = (body.parameters or TextParameters()).options
+    done = await request.exchange.classify(body.instances, model=model, options=options)
+    return JsonAnswer({"predictions": items(done.outcomes)}, done.server_timing)
+
+
+# {"inputs": …, "parameters": {"top_k": …}} → labels by score: the form of Hugging Face.
+
+Function = Literal["softmax", "sigmoid", "none"]
+
+
+class PipelineParameters(BaseModel):
+    """``function_to_apply`` turns logits into scores; None: the model's own. Others are ignored.
+
+    softmax and sigmoid use the temperature of a calibrated model.
+    """
+
+    top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = None
+    function_to_apply: Function | None = None
+
+
+class TextClassification(BaseModel):
+    """One text, or a list of texts; other fields are ignored."""
+
+    inputs: AllTexts
+    parameters: PipelineParameters | None = None
+
+
+async def best_labels(
+    request: HttpRequest, body: TextClassification
+) -> tuple[list[list[LabelScore]], Classification]:
+    """Classify the texts: for each text, the ``top_k`` labels with the highest scores.
+
+    Raises:
+        ServiceError: a text is bad, or the request as a whole failed.
+    """
+    parameters = body.parameters or PipelineParameters()
+    done = await request.exchange.classify(as_list(body.inputs), model=None)
+    predictions = every_prediction(done.outcomes)
+    scores = _scores(done.model, predictions, parameters.function_to_apply)
+    ranked = [ranking(by_label)[: parameters.top_k] for by_label in scores]
+    return ranked, done
+
+
+def _scores(
+    model: Model, predictions: Sequence[Prediction], function: Function | None
+) -> Iterable[Mapping[str, float]]:
+    """The scores of each prediction; if a function is given, that of its logits."""
+    if function is None:
+        return [prediction["scores"] for prediction in predictions]
+    logits = [prediction["logits"] for prediction in predictions]
+    if function == "none":
+        return logits
+    rows = np.array([[*by_label.values()] for by_label in logits], dtype=np.float32)
+    scores = model.scores(rows, function).tolist()
+    return [dict(zip(model.labels, row, strict=True)) for row in scores]

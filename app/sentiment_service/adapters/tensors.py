@@ -1,0 +1,235 @@
+"""Requests, models and tensors in the terms of the Open Inference Protocol, over HTTP and gRPC."""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+from pydantic import BaseModel, Field, PlainValidator, StrictBool
+from pydantic_core import PydanticCustomError
+
+from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.options import Overflow
+from sentiment_service.errors import InvalidRequest, ModelNotFound, TooManyTexts
+from sentiment_service.requests.service import Service
+from sentiment_service.requests.validation import whole
+from sentiment_service.results import Prediction
+
+SERVER = "sentiment-service"
+PLATFORM = "onnxruntime_onnx"
+VERSION = "1"  # the same for every model; not the model's revision
+OutputName = Literal["label", "score", "logits", "scores", "polarity"]
+DataType = Literal["BYTES", "FP32"]
+_LENGTH = struct.Struct("<I")  # of an element of BYTES, before its UTF-8
+
+
+def _shape(value: Any) -> int:
+    """The number of texts in a tensor of this shape."""
+    sizes = [whole(size) for size in value] if isinstance(value, list) else []
+    if all(type(size) is int for size in sizes):  # False for a bool
+        match sizes:
+            case [int(texts)] | [int(texts), 1] if texts >= 1:
+                return texts
+    raise PydanticCustomError("shape", "must be [n] or [n, 1] with n texts, at least one")
+
+
+def _data(value: Any) -> list[str]:
+    """The texts, from a flat list or from rows of one text each."""
+    if isinstance(value, list):
+        rows = bool(value) and all(isinstance(row, list) and len(row) == 1 for row in value)
+        texts = [row[0] for row in value] if rows else value
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise PydanticCustomError("data", "must be a list of strings, or of lists of one string each")
+
+
+class TensorParameters(BaseModel):
+    """Parameters of the input. What a client stored in shared memory cannot be read here."""
+
+    binary_data_size: Annotated[int, Field(strict=True, ge=0)] | None = None
+    shared_memory_region: None = None
+
+
+class TextTensor(BaseModel):
+    """The input tensor. Its texts are in ``data``, or follow the JSON as bytes.
+
+    ``shape`` is the number of texts.
+    """
+
+    name: Literal["text"]
+    datatype: Literal["BYTES"]
+    shape: Annotated[int, PlainValidator(_shape)]
+    parameters: TensorParameters = TensorParameters()
+    data: Annotated[list[str], PlainValidator(_data)] | None = None
+
+    def texts(self, binary: bytes, max_texts: int) -> list[str]:
+        """The texts; ``binary`` is what follows the JSON.
+
+        Raises:
+            TooManyTexts: there are more than ``max_texts``.
+            InvalidRequest: they are not where the tensor says, or not as many.
+        """
+        size = self.parameters.binary_data_size
+        if (size is None) == (self.data is None):
+            raise InvalidRequest(
+                "inputs.0: send the texts in data, or behind the JSON with binary_data_size"
+            )
+        if len(binary) != (size or 0):
+            raise InvalidRequest(
+                f"inputs.0: binary_data_size is {size or 0}, but {len(binary)} bytes follow the "
+                "JSON; inference-header-content-length gives the length of the JSON"
+            )
+        texts = unpack(binary, max_texts) if self.data is None else self.data
+        if len(texts) != self.shape:
+            raise InvalidRequest(f"inputs.0: shape says {self.shape} texts; there are {len(texts)}")
+        return texts
+
+
+class OutputParameters(BaseModel):
+    """Parameters of one output. ``binary_data`` sends it as bytes; the others are not supported."""
+
+    binary_data: StrictBool | None = None
+    classification: None = None
+    shared_memory_region: None = None
+
+
+class RequestedOutput(BaseModel):
+    """An output that the client requests."""
+
+    name: OutputName
+    parameters: OutputParameters = OutputParameters()
+
+
+class RequestParameters(BaseModel):
+    """Parameters of the whole request. ``binary_data_output`` is for outputs that say nothing."""
+
+    overflow: Overflow = "truncate"
+    binary_data_output: StrictBool = False
+
+
+class InferRequest(BaseModel):
+    """A request with one tensor of texts; fields and parameters of other names are ignored."""
+
+    id: str | None = None  # comes back in the answer
+    parameters: RequestParameters = RequestParameters()
+    inputs: Annotated[list[TextTensor], Field(min_length=1, max_length=1)]
+    outputs: Annotated[list[RequestedOutput], Field(max_length=len(get_args(OutputName)))] = []
+
+
+_ALL_OUTPUTS = [RequestedOutput(name=name) for name in get_args(OutputName)]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output with its values, row by row."""
+
+    name: OutputName
+    datatype: DataType
+    shape: list[int]
+    values: Sequence[Any]
+
+    @property
+    def packed(self) -> bytes:
+        """The values as bytes, in the form of the binary tensor data extension."""
+        if self.datatype == "BYTES":
+            return pack(self.values)
+        return np.array(self.values, dtype="<f4").tobytes()
+
+
+def of_version(service: Service, name: str, version: str) -> Classifier:
+    """The classifier of a model and a version of it.
+
+    Raises:
+        ModelNotFound: no model has that name, or the model does not have that version.
+    """
+    classifier = service.models.classifier(name)
+    if version != VERSION:
+        raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
+    return classifier
+
+
+def metadata_of(model: Model) -> dict[str, Any]:
+    """The model's name, version, platform and tensors. In a shape, -1 is the number of texts."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [
+            {"name": one.name, "datatype": _datatype(one.name), "shape": _dims(one.name, -1, model)}
+            for one in _outputs_of(model)
+        ],
+    }
+
+
+def asked_outputs(body: InferRequest, model: Model) -> list[RequestedOutput]:
+    """The outputs that the request names, or all that the model has.
+
+    Raises:
+        InvalidRequest: the model has no such output.
+    """
+    known = _outputs_of(model)
+    if {output.name for output in body.outputs} - {output.name for output in known}:
+        raise InvalidRequest("outputs: only a model of sentiment has polarity")
+    return body.outputs or known
+
+
+def _outputs_of(model: Model) -> list[RequestedOutput]:
+    return [one for one in _ALL_OUTPUTS if one.name != "polarity" or model.is_sentiment]
+
+
+def _datatype(name: OutputName) -> DataType:
+    return "BYTES" if name == "label" else "FP32"
+
+
+def _dims(name: OutputName, texts: int, model: Model) -> list[int]:
+    return [texts, len(model.labels)] if name in ("logits", "scores") else [texts]
+
+
+def output(name: OutputName, predictions: Sequence[Prediction], model: Model) -> Output:
+    """An output of the model for these texts."""
+    values = [value for prediction in predictions for value in _row(prediction[name])]
+    return Output(name, _datatype(name), _dims(name, len(predictions), model), values)
+
+
+def _row(value: str | float | dict[str, float]) -> Sequence[Any]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def pack(texts: Iterable[str]) -> bytes:
+    """The bytes of a tensor of texts, in the form of the binary tensor data extension."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(_LENGTH.pack(len(element)) + element for element in encoded)
+
+
+def unpack(data: bytes, max_texts: int) -> list[str]:
+    """The texts of a tensor.
+
+    Raises:
+        TooManyTexts: there are more than ``max_texts``. The rest is not looked at.
+        InvalidRequest: a length points beyond the end of the data, or an element is not UTF-8.
+    """
+    texts: list[str] = []
+    start = 0
+    while start < len(data):
+        if len(texts) == max_texts:
+            raise TooManyTexts(f"there are more than the {max_texts} texts that are accepted")
+        begin = start + _LENGTH.size
+        if begin > len(data):
+            raise InvalidRequest("the binary data ends in the middle of an element's length field")
+        (length,) = _LENGTH.unpack_from(data, start)
+        start = begin + length
+        if start > len(data):
+            raise InvalidRequest(
+                f"element {len(texts)} of the binary data, counted from 0, should have {length} "
+                f"bytes, but only {len(data) - begin} are left"
+            )
+        try:
+            texts.append(data[begin:start].decode())
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"element {len(texts)} of the binary data, counted from 0, is not UTF-8"
+            ) from None
+    return texts

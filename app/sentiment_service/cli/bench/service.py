@@ -1,0 +1,237 @@
+"""The service that is measured: started if need be, asked by hand, and what its metrics say."""
+
+import asyncio
+import json
+import os
+import re
+import ssl
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, Self, cast
+from urllib.parse import urlsplit
+
+import httptools
+from prometheus_client.parser import text_string_to_metric_families
+
+from sentiment_service.cli.bench.load import Load
+from sentiment_service.cli.children import child_command
+from sentiment_service.config.settings import PREFIX
+from sentiment_service.errors import UserError, first_line
+
+ADDRESS = re.compile(r"(https?)://[\d.\[:\]]+:(\d+)")
+WAIT_S = 60.0  # for the end of a process
+# The settings that must not count for a service that one client asks, on loopback.
+REMOTE = ("API_KEY", "ADMIN_KEY", "RATE_LIMIT", "METRICS_PORT", "GRPC_PORT", "TLS_", "ROOT_PATH")
+TIMEOUT_S = 10.0  # for an answer
+MOST_BYTES = 16 * 2**20  # of an answer
+
+
+class Server:
+    """A server that logs its address to standard error. The end of the ``with`` block stops it.
+
+    ``first_lines`` is what it logged up to its address; ``environment`` is in the place of ours.
+    """
+
+    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start it and wait for its address.
+
+        Raises:
+            RuntimeError: it ended without one; the message is what it logged.
+        """
+        self._process = subprocess.Popen(  # noqa: S603 - our own commands
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stderr is not None  # noqa: S101
+        self.first_lines, address = "", None
+        while address is None:
+            line = self._process.stderr.readline()
+            if not line:
+                self._process.communicate()
+                raise RuntimeError(f"the server did not start: {self.first_lines}")
+            self.first_lines += line
+            address = ADDRESS.search(line)
+        self.port = int(address[2])
+        self.url = f"{address[1]}://127.0.0.1:{self.port}"
+        # If nobody read the pipe, it would fill up and block the server.
+        reader = partial(self._read, self._process.stderr)
+        self._reading = threading.Thread(target=reader, daemon=True)
+        self._reading.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.terminate()
+        self._process.wait(WAIT_S)
+        self._reading.join()
+
+    def _read(self, log: IO[str]) -> None:
+        """Read what it logs from now on, and forget it."""
+        with log:
+            for _ in log:
+                pass
+
+
+def own_service(settings: Mapping[str, object]) -> Server:
+    """Start ``sentiment serve`` on a free port of loopback, in our environment.
+
+    ``settings`` are names with values as a command line gives them.
+
+    Raises:
+        UserError: it did not start.
+    """
+    away = tuple(f"{PREFIX}{name}" for name in REMOTE)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(away)}
+    for name, value in settings.items():
+        kept[PREFIX + name.upper()] = str(value[0] if isinstance(value, list) else value)
+    command = (
+        *child_command("from sentiment_service.__main__ import main"),
+        "serve",
+        "--host",
+        "127.0.0.1",
+    )
+    try:
+        return Server(*command, "--port", "0", "--log-format", "human", environment=kept)
+    except RuntimeError as error:
+        raise UserError(str(error).strip().splitlines()[-1]) from None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A service at a URL, which may have a path, and the API key that it wants.
+
+    ``timeout_s`` are the seconds for an answer to a request that is sent by hand.
+    """
+
+    url: str
+    key: str | None = None
+    timeout_s: float = TIMEOUT_S
+
+    def check(self, body: str) -> None:
+        """Send a body once.
+
+        Raises:
+            UserError: there is no answer, or it is not that of the service.
+        """
+        try:
+            status, answer = self._ask("/classify", body.encode())
+        except ssl.SSLCertVerificationError as error:
+            variables = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
+            trusted = f"; trusted are the certificates in {variables[0]}" if variables else ""
+            why = f"{error.verify_message}{trusted}"
+            raise UserError(f"{self.url} does not answer: {why}") from None
+        except TimeoutError:
+            raise UserError(f"{self.url} does not answer within {self.timeout_s:g} s") from None
+        except (OSError, ValueError) as error:
+            number = error.errno if isinstance(error, OSError) else None
+            why = os.strerror(number) if number and number > 0 else first_line(error)
+            raise UserError(f"{self.url} does not answer: {why}") from None
+        if status == 401:
+            raise UserError(f"{self.url} answers 401: set SENTIMENT_API_KEY to a key it accepts")
+        if 300 <= status < 400:
+            raise UserError(f"{self.url} answers {status}, a redirect: give the URL it leads to")
+        found: Any = None
+        with suppress(ValueError):
+            found = json.loads(answer)
+        if not isinstance(found, dict) or (status == 200 and "results" not in found):
+            raise UserError(f"{self.url} is not the sentiment service: it answers {status}")
+        if status != 200:
+            raise UserError(f"{self.url} answers {status}: {found.get('detail')}")
+
+    def load(self, bodies: Sequence[str], seconds: float, rate: float | None) -> Load:
+        """Requests with these bodies: at a rate per second, or one after the other."""
+        headers = [f"authorization: Bearer {self.key}"] if self.key else []
+        url, connections = f"{self.url.rstrip('/')}/classify", 1 if rate is None else 16
+        return Load(url, bodies, connections, seconds, rate=rate, headers=headers)
+
+    def metrics(self) -> Mapping[str, float]:
+        """The ``sums`` of its metrics; zeros if they cannot be read."""
+        try:
+            status, scrape = self._ask("/metrics")
+            return sums(scrape.decode() if status == 200 else "")
+        except (OSError, ValueError):
+            return sums("")
+
+    def _ask(self, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of an answer. A redirect is not followed: the key is for this URL.
+
+        Raises:
+            OSError, ValueError: there is none in time, or it is too long, or not HTTP.
+        """
+        to = urlsplit(self.url)
+        lines = [
+            f"{'POST' if body else 'GET'} {to.path.rstrip('/')}{path} HTTP/1.1",
+            f"host: {to.netloc.rpartition('@')[2]}",
+            "connection: close",
+            *(["content-type: application/json", f"content-length: {len(body)}"] if body else []),
+            *([f"authorization: Bearer {self.key}"] if self.key else []),
+        ]
+        request = "\r\n".join((*lines, "\r\n")).encode() + body
+        return asyncio.run(_answer(self.url, request, self.timeout_s))
+
+
+async def _answer(url: str, request: bytes, timeout_s: float) -> tuple[int, bytes]:
+    to, loop = urlsplit(url), asyncio.get_running_loop()
+    tls = ssl.create_default_context() if to.scheme == "https" else None
+    port = to.port or (443 if tls else 80)
+    async with asyncio.timeout(timeout_s):
+        answer = _Answer(loop.create_future(), request)
+        transport, _ = await loop.create_connection(
+            lambda: answer, to.hostname or "", port, ssl=tls
+        )
+        try:
+            return await answer.done
+        finally:
+            transport.abort()
+
+
+class _Answer(asyncio.Protocol):
+    """Sends the request, and sets ``done`` to status and body of its answer."""
+
+    def __init__(self, done: "asyncio.Future[tuple[int, bytes]]", request: bytes) -> None:
+        self.done = done
+        self._request = request
+        self._body = bytearray()
+        self._parser = httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail(ValueError("it does not speak HTTP"))
+
+    def on_body(self, part: bytes) -> None:
+        self._body += part
+        if len(self._body) > MOST_BYTES:
+            self._fail(ValueError(f"its answer has more than {MOST_BYTES} bytes"))
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and not self.done.done():  # others come before the answer
+            self.done.set_result((status, bytes(self._body)))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._body and not error:  # which ends with the connection
+            self.on_message_complete()
+        self._fail(error or ConnectionError("the connection was closed"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+def sums(scrape: str) -> Mapping[str, float]:
+    """The value of each metric without our prefix, summed over its labels; 0 of others."""
+    found: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(scrape):
+        for sample in family.samples:
+            found[sample.name.removeprefix("sentiment_")] += sample.value
+    return found

@@ -1,0 +1,209 @@
+"""OpenAPI descriptions for routes that read their request and build their answer by hand.
+
+Schemas and errors are written where they belong. ``with_components`` moves them to the document's
+components, and puts the document into the form that generators of clients need.
+"""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from sentiment_service.errors import (
+    DeadlineExceeded,
+    EmptyText,
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    ServiceError,
+    ShuttingDown,
+    TextTooLong,
+    TooManyTexts,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from sentiment_service.requests.problems import MEDIA_TYPE, Problem
+
+REFERENCE = "#/components/schemas/{model}"
+JSON = "application/json"
+
+Schema = dict[str, Any]
+
+# Parts of examples: what the embedded model answers to the examples of requests.
+MODEL = "minilm-l6-tweet-sentiment"
+DIGEST = "287507e5cc7e7720c9458bc22fb83141d70e1fde2a9f9565b17bfba3cab79099"
+VERSION = {"name": MODEL, "revision": None, "precision": "int8", "digest": DIGEST}
+EMPTY = {
+    "error": {
+        "code": "empty_text",
+        "message": "the text is empty or blank; send at least one visible character",
+    }
+}
+
+# The errors of a route that classifies.
+ERRORS = (
+    Unauthorized,
+    ModelNotFound,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+    InvalidRequest,
+    EmptyText,
+    TextTooLong,
+    TooManyTexts,
+    Overloaded,
+    RateLimited,
+    InferenceFailed,
+    OutOfMemory,
+    NotReady,
+    ShuttingDown,
+    DeadlineExceeded,
+)
+_DETAIL = "what was wrong, and what is accepted"
+_ID = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
+# The ``openapi_extra`` of a route with a model's name in its path.
+NAME_IN_PATH: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "name",
+            "in": "path",
+            "required": True,
+            "description": "name of a served model",
+            "schema": {"type": "string"},
+            "example": MODEL,
+        }
+    ]
+}
+
+
+# The ``openapi_extra`` of a route of another server's protocol, which has its own description.
+FOREIGN_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
+}
+
+
+def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that reads a body with this schema."""
+    body = schema.model_json_schema(ref_template=REFERENCE)
+    content = {"schema": body, "example": encoded(body.pop("examples")[0])}
+    return {"requestBody": {"required": True, "content": {JSON: content}}}
+
+
+def example(value: Any) -> dict[int | str, Any]:
+    """The ``responses`` of a route, with ``value`` as an example of its answer."""
+    return {200: {"content": {JSON: {"example": encoded(value)}}}}
+
+
+def text_example(text: str, media_type: str) -> dict[int | str, Any]:
+    """The ``responses`` of a route that answers with text."""
+    schema = {"type": "string"}
+    return {200: {"content": {media_type: {"schema": schema, "example": text}}}}
+
+
+def documented(*errors: type[ServiceError]) -> dict[int | str, Any]:
+    """The ``responses`` of a route that may fail with these errors."""
+    schema = TypeAdapter(Problem).json_schema(mode="serialization", ref_template=REFERENCE)
+    by_status: dict[int, list[type[ServiceError]]] = {}
+    for error in errors:
+        by_status.setdefault(error.status, []).append(error)
+    responses: dict[int | str, Any] = {}
+    for status, kinds in by_status.items():
+        examples = {kind.code: {"value": encoded(kind.document(_DETAIL, _ID))} for kind in kinds}
+        responses[status] = {
+            "description": ", ".join(kind.code for kind in kinds),
+            "content": {MEDIA_TYPE: {"schema": schema, "examples": examples}},
+        }
+    return responses
+
+
+def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str, Any]:
+    """The document, which is changed, with its object schemas and its errors under ``components``.
+
+    Generators make one class of each component, but one of each copy of an inline schema. Many
+    operations have the same errors. ``keys`` says whether requests need a key.
+
+    Raises:
+        ValueError: two different components have the same name.
+    """
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    errors = components.setdefault("responses", {})
+    if keys:
+        components["securitySchemes"] = {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
+    for operation in [o for methods in document["paths"].values() for o in methods.values()]:
+        # By default the name of our function, which says little in a list of operations.
+        operation["summary"] = operation["description"].partition("\n")[0]
+        if keys:
+            operation["security"] = [{"HTTPBearer": []}]
+        answers = operation["responses"]
+        for body in (operation.get("requestBody", {}), *answers.values()):
+            for media_type, content in body.get("content", {}).items():
+                content["schema"] = _moved(content["schema"], schemas)
+                if media_type in (JSON, MEDIA_TYPE):
+                    _decode_examples(content)
+        for status, answer in answers.items():
+            if error := answer.get("content", {}).get(MEDIA_TYPE):
+                kind = error["schema"]["$ref"].rpartition("/")[2]
+                name = ".".join([kind, *error["examples"]])
+                _add(name, answer, errors)
+                answers[status] = {"$ref": f"#/components/responses/{name}"}
+    document["paths"] = _plain(document["paths"])
+    components["schemas"] = dict(sorted(_plain(schemas).items()))
+    return document
+
+
+def encoded(value: Any) -> str:
+    """An example of JSON, for a route. From a value, FastAPI would remove what is null."""
+    return json.dumps(value)
+
+
+def _decode_examples(content: dict[str, Any]) -> None:
+    if "example" in content:
+        content["example"] = json.loads(content["example"])
+    for example in content.get("examples", {}).values():
+        example["value"] = json.loads(example["value"])
+
+
+def _moved(schema: Schema, schemas: dict[str, Schema]) -> Schema:
+    """What stays in the place of a schema: a reference, if it describes an object."""
+    for name, definition in schema.pop("$defs", {}).items():
+        _add(name, definition, schemas)
+    if schema.get("type") != "object" or "title" not in schema:
+        return schema
+    name = schema["title"]
+    _add(name, schema, schemas)
+    return {"$ref": REFERENCE.format(model=name)}
+
+
+def _add(name: str, component: Schema, components: dict[str, Schema]) -> None:
+    if components.setdefault(name, component) != component:
+        raise ValueError(f"two different components are named {name}")
+
+
+def _plain(part: Any) -> Any:
+    """The part of a document as generators understand it.
+
+    - ``oneOf`` for ``anyOf``. Our alternatives exclude each other. Generators make a union of
+      ``oneOf``; of ``anyOf``, some make one class with the members of all.
+    - No titles of schemas. Pydantic's repeat the names of components and properties, but generators
+      take them for names of further classes.
+    - Integers of 64 bits. Without bounds or a format, some languages get 32.
+    """
+    if isinstance(part, list):
+        return [_plain(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    plain = {
+        "oneOf" if key == "anyOf" else key: value
+        if key in ("example", "examples", "default")
+        else _plain(value)
+        for key, value in part.items()
+        if not (key == "title" and isinstance(value, str))
+    }
+    if plain.get("type") == "integer" and "minimum" not in plain:
+        plain["format"] = "int64"
+    return plain

@@ -1,0 +1,286 @@
+"""Routes for operators: health, the served models, versions and hardware."""
+
+import platform
+from typing import Annotated
+
+import onnxruntime
+from fastapi import APIRouter
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from sentiment_service.engine.machine.cpu import cpu_name, vector_flags
+from sentiment_service.engine.model.bundle import Calibration, Parity
+from sentiment_service.engine.model.model import ModelVersion
+from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.errors import (
+    InvalidBundle,
+    ModelNotFound,
+    NotReady,
+    OutOfMemory,
+    RateLimited,
+    ShuttingDown,
+    Unauthorized,
+)
+from sentiment_service.http.exchange import HttpRequest, Route
+from sentiment_service.http.openapi import DIGEST, NAME_IN_PATH, documented, example
+
+router = APIRouter(tags=["operations"], route_class=Route)
+
+
+class Status(TypedDict):
+    """The answer when all is well; otherwise the answer is a problem."""
+
+    status: Annotated[str, Field(description="one word: live, ready or reloaded")]
+
+
+class Reloaded(Status):
+    """The answer when a model was loaded again."""
+
+    digest: Annotated[str, Field(description="SHA-256 of the manifest.json that is served now")]
+
+
+class Limits(TypedDict):
+    """How large a request may be, and when it is refused."""
+
+    max_batch_tokens: Annotated[int, Field(description="tokens of a batch")]
+    max_queue_tokens: Annotated[
+        int, Field(description="tokens that may wait; a request may have half")
+    ]
+    cache_mb: Annotated[int, Field(description="megabytes for results that are kept; 0: none")]
+    max_texts: Annotated[int, Field(description="texts of a request")]
+    max_text_chars: Annotated[int, Field(description="characters of a text")]
+    max_body_bytes: Annotated[int, Field(description="bytes of a body, also when decompressed")]
+    max_inflight_bytes: Annotated[int, Field(description="bytes of all bodies at one time")]
+    max_header_bytes: Annotated[int, Field(description="bytes of the headers of a request")]
+    deadline_ms: Annotated[int, Field(description="milliseconds in which a request is answered")]
+
+
+UsedDevice = Annotated[
+    str, Field(description="the device really in use: cpu, or cuda with the numbers of the GPUs")
+]
+ProviderOptions = Annotated[
+    dict[str, str],
+    Field(description="ONNX Runtime's options for it that differ from its defaults; none on a CPU"),
+]
+
+
+class WorkerInfo(TypedDict):
+    """A worker: a process that serves. With --workers 1 there is one."""
+
+    number: Annotated[int, Field(description="from 0; log lines name it")]
+    pid: Annotated[int, Field(description="of its process; 0 if it has none")]
+    stage: Annotated[
+        str,
+        Field(
+            description="starting, ready, not_ready (inference fails), stopping, hopeless (only a "
+            "new process helps) or ended"
+        ),
+    ]
+    restarts: Annotated[int, Field(description="how often a new process took its place")]
+    connections: Annotated[int, Field(description="open connections over HTTP")]
+    in_flight: Annotated[int, Field(description="requests that are being answered")]
+
+
+class Info(TypedDict):
+    """Versions, hardware and limits of the running service."""
+
+    version: Annotated[str, Field(description="of the service")]
+    python: Annotated[str, Field(description="its version of Python")]
+    onnxruntime: Annotated[str, Field(description="its version of ONNX Runtime")]
+    digest: Annotated[str, Field(description="SHA-256 of the default model's manifest.json")]
+    device: UsedDevice
+    provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
+    provider_options: ProviderOptions
+    cpus: Annotated[
+        float, Field(description="CPUs that affinity and cgroup grant, divided by the workers")
+    ]
+    cpu: Annotated[str, Field(description="the processor, as the system names it")]
+    cpu_flags: Annotated[
+        str, Field(description="its instruction sets that matter for speed, as Linux lists them")
+    ]
+    batch_invariant: Annotated[
+        bool | None,
+        Field(
+            description="true if a text has the same logits to the last bit in every batch of the "
+            "default model, as measured on x86 CPUs in fp32 and int8; null elsewhere"
+        ),
+    ]
+    runners: Annotated[int, Field(description="batches of the default model computed at once")]
+    threads: Annotated[int, Field(description="threads that compute one of them")]
+    tuning: Annotated[str, Field(description="how these were chosen")]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how the default model's scores were calibrated; null if they were not"),
+    ]
+    limits: Annotated[Limits, Field(description="how large a request may be")]
+    workers: Annotated[list[WorkerInfo], Field(description="the processes that serve")]
+
+
+class ModelInfo(ModelVersion):
+    """A served model."""
+
+    labels: Annotated[list[str], Field(description="in the order of the logits")]
+    max_tokens: Annotated[int, Field(description="longer texts are truncated")]
+    multi_label: Annotated[bool, Field(description="whether each label has a score of its own")]
+    thresholds: Annotated[
+        dict[str, float] | None,
+        Field(description="the score from which on each label applies; null if only one does"),
+    ]
+    text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
+    language: Annotated[
+        str | None, Field(description="the only language it was trained on, if it is known")
+    ]
+    preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
+    device: UsedDevice
+    provider: Annotated[str, Field(description="ONNX Runtime's name for it")]
+    provider_options: ProviderOptions
+    parity: Annotated[
+        Parity | None, Field(description="distance to the PyTorch checkpoint, where measured")
+    ]
+    calibration: Annotated[
+        Calibration | None,
+        Field(description="how its scores were calibrated; null if they were not"),
+    ]
+    tuning: Annotated[
+        str, Field(description="its runners, threads and batch size, and how they were chosen")
+    ]
+
+
+class Models(TypedDict):
+    """The served models. The first one answers requests that name no model."""
+
+    models: Annotated[list[ModelInfo], Field(description="the default model first")]
+
+
+_READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
+
+
+@router.get(
+    "/health/live",
+    operation_id="checkLive",
+    responses={**example({"status": "live"}), **documented(NotReady)},
+)
+async def live(request: HttpRequest) -> Status:
+    """Succeeds if the service works or can recover by itself; otherwise restart it.
+
+    Of several workers, one is enough.
+    """
+    request.exchange.service.check_live()
+    return {"status": "live"}
+
+
+@router.get("/health", operation_id="checkHealth", responses=_READY)
+@router.get("/health/ready", operation_id="checkReady", responses=_READY)
+async def ready(request: HttpRequest) -> Status:
+    """Succeeds while you can send traffic.
+
+    This means that the models are warm, inference works, and shutdown has not begun. Of several
+    workers, one is enough.
+    """
+    await request.exchange.service.check_ready()
+    return {"status": "ready"}
+
+
+@router.get(
+    "/info",
+    operation_id="getInfo",
+    responses=documented(Unauthorized, RateLimited, NotReady),
+)
+async def info(request: HttpRequest) -> Info:
+    """Versions, the device that is really in use, and the limits."""
+    service = request.exchange.service
+    service.show_status()
+    settings = service.settings
+    default = service.models.classifier(None)
+    return {
+        "version": service.version,
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime.__version__,
+        "digest": default.model.digest,
+        "device": str(default.model.device),
+        "provider": default.model.provider,
+        "provider_options": default.model.provider_options,
+        "cpus": service.cpus,
+        "cpu": cpu_name(),
+        "cpu_flags": vector_flags(),
+        "batch_invariant": default.model.batch_invariant,
+        "runners": default.plan.runners,
+        "threads": default.plan.threads,
+        "tuning": default.plan.summary(),
+        "calibration": default.model.calibration,
+        "limits": {
+            "max_batch_tokens": default.plan.budget.tokens,
+            "max_queue_tokens": default.plan.max_queue_tokens,
+            "cache_mb": settings.cache_mb,
+            "max_texts": settings.max_texts,
+            "max_text_chars": settings.max_text_chars,
+            "max_body_bytes": settings.max_body_bytes,
+            "max_inflight_bytes": service.inflight.limit,
+            "max_header_bytes": settings.max_header_bytes,
+            "deadline_ms": settings.deadline_ms,
+        },
+        "workers": [
+            {
+                "number": worker.number,
+                "pid": worker.pid,
+                "stage": worker.phase.name.lower(),
+                "restarts": worker.restarts,
+                "connections": worker.connections,
+                "in_flight": worker.in_flight,
+            }
+            for worker in service.workers
+        ],
+    }
+
+
+@router.get(
+    "/models",
+    operation_id="listModels",
+    responses=documented(Unauthorized, RateLimited),
+)
+async def models(request: HttpRequest) -> Models:
+    """The served models."""
+    classifiers = request.exchange.service.models.classifiers.values()
+    return {
+        "models": [
+            ModelInfo(
+                **model.version,
+                labels=model.labels,
+                max_tokens=model.max_tokens,
+                multi_label=model.multi_label,
+                thresholds=model.thresholds if model.multi_label else None,
+                text_pairs=model.text_pairs,
+                language=model.language,
+                preprocessing=model.preprocessing,
+                device=str(model.device),
+                provider=model.provider,
+                provider_options=model.provider_options,
+                parity=model.parity,
+                calibration=model.calibration,
+                tuning=plan.summary(),
+            )
+            for model, plan in [(c.model, c.plan) for c in classifiers]
+        ]
+    }
+
+
+@router.post(
+    "/models/{name}/reload",
+    operation_id="reloadModel",
+    responses={
+        **example({"status": "reloaded", "digest": DIGEST}),
+        **documented(
+            Unauthorized, ModelNotFound, InvalidBundle, OutOfMemory, NotReady, ShuttingDown
+        ),
+    },
+    openapi_extra=NAME_IN_PATH,
+)
+async def reload(request: HttpRequest) -> Reloaded:
+    """Load a model's bundle again. Needs an admin key.
+
+    The old model answers until the new one is loaded.
+    """
+    service, name = request.exchange.service, request.path_params["name"]
+    await service.reload(name)
+    digest = service.models.classifier(name).model.digest
+    return {"status": "reloaded", "digest": digest}

@@ -1,0 +1,282 @@
+"""One request over HTTP or gRPC: its state, and the envelope that both protocols share."""
+
+import asyncio
+import logging
+import random
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from sentiment_service.engine.classifier import Classification, Classifier
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
+from sentiment_service.engine.text.pairs import Text
+from sentiment_service.errors import (
+    ClientDisconnected,
+    InferenceFailed,
+    Overloaded,
+    ServiceError,
+    ShuttingDown,
+    TooManyTexts,
+    forget_frames,
+)
+from sentiment_service.observability.logs import log_request, trace_id
+from sentiment_service.observability.observers import ModelUse, count_request
+from sentiment_service.requests.limits import READING, timeout_ms
+from sentiment_service.requests.service import Service
+from sentiment_service.results import Outcome
+
+UNMATCHED = "unmatched"  # the route of requests that no route answers
+OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be a series
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+T = TypeVar("T")
+Done = TypeVar("Done", bound=Classification)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """What the server says of a request, beside what ASGI has a place for.
+
+    ``at`` is when the head arrived, on the event loop's clock; under load it waits before it is
+    read. ``complete`` says whether the whole body has arrived with it, ``endless`` whether nobody
+    knows yet where it ends. When the client has closed the connection, the server sets ``departed``
+    and calls ``on_departure``. The answer sets ``refused``.
+    """
+
+    at: float
+    complete: bool = False
+    endless: bool = False
+    refused: bool = False
+    departed: bool = False
+    on_departure: Callable[[], object] | None = None
+
+
+class Exchange(ABC):
+    """A request and its answer. Each protocol says how it answers, and how it says an error.
+
+    ``run`` is the envelope: access, deadline, counting, log, trace and errors. Times are on the
+    event loop's clock. ``route`` is the template of the route, never a path that the client chose;
+    ``status`` is that of the answer, by HTTP's numbers.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        verb: str,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        client: str,
+        arrival: Arrival,
+    ) -> None:
+        """``verb`` is HTTP's method as metrics and log show it, or GRPC.
+
+        The names of ``headers`` are in lower case. ``client`` is its address, empty if unknown.
+        """
+        self.service = service
+        self.verb = verb
+        self.path = path
+        self.headers = headers
+        self.client = client
+        self.arrival = arrival
+        self.request_id = request_id(headers.get(b"x-request-id"))
+        # The time by which it must be answered. It may set an earlier one.
+        self.deadline = arrival.at + service.settings.deadline_ms / 1000
+        self.route = UNMATCHED
+        self.status = InferenceFailed.status  # until the answer says otherwise
+        self.code = ""  # of the error that was answered
+        self.model_use = ModelUse()
+        self._held = 0  # bytes of its body
+
+    @abstractmethod
+    def _answer(self) -> Awaitable[None]:
+        """Read the request and answer it.
+
+        Raises:
+            ServiceError: what the client must know instead.
+        """
+
+    @abstractmethod
+    async def _fail(self, error: ServiceError, cause: BaseException) -> None:
+        """Answer with an error, which ``cause`` led to."""
+
+    async def run(self) -> None:
+        """Check and answer the request; count, log and trace it."""
+        service = self.service
+        tracer, metrics = service.tracer, service.metrics
+        span = tracer.request(self.headers, self.verb) if tracer else None
+        metrics.requests_in_flight.value += 1
+        started = time.perf_counter()
+        try:
+            service.access.check(self)
+            if asked := self.headers.get(b"x-request-timeout-ms"):
+                longest_ms = service.settings.deadline_ms
+                self.deadline = self.arrival.at + timeout_ms(asked, longest_ms=longest_ms) / 1000
+            await self._answer()
+        except (Exception, asyncio.CancelledError) as cause:
+            error = self._error(cause)
+            forget_frames(cause)
+            await self._fail(error, cause)
+        finally:
+            seconds = time.perf_counter() - started
+            metrics.requests_in_flight.value -= 1
+            self.release()
+            traced = span or b"traceparent" in self.headers
+            trace = trace_id(span, self.headers) if traced else None
+            if service.logs_requests:
+                self._log(seconds, trace)
+            count_request(metrics, self.verb, self.route, self.status, seconds, trace)
+            if tracer and span:
+                tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
+
+    async def classify(
+        self,
+        texts: Sequence[Text | ServiceError],
+        *,
+        model: str | None,
+        options: TextOptions = DEFAULTS,
+    ) -> Classification:
+        """Classify texts of the request by its deadline.
+
+        The work is cancelled if the client leaves. A text that could not be read is the error that
+        says so, and stays in its place.
+
+        Raises:
+            TooManyTexts: there are more texts than a request may have.
+            ServiceError: ``model`` is not served, or the request as a whole failed.
+        """
+        self.check_number(len(texts))
+        classifier = self.service.models.classifier(model)
+        work = classifier.classify(texts, options, deadline=self.deadline)
+        return await self.counted(classifier, len(texts), self.while_connected(work))
+
+    async def counted(self, classifier: Classifier, texts: int, work: Awaitable[Done]) -> Done:
+        """What ``work`` returns. Its first ``texts`` outcomes are those of the request's texts.
+
+        These are counted and noted for the log here, whatever becomes of them, and nowhere else.
+        """
+        self.asks(classifier.model.name, texts)
+        try:
+            done = await work
+        except BaseException as error:
+            classifier.observer.failure(error, texts)
+            raise
+        outcomes = done.outcomes[:texts]
+        classifier.observer.predictions(outcomes)
+        self.classified(done, outcomes)
+        return done
+
+    def check_number(self, texts: int) -> None:
+        """Return if a request may have as many texts.
+
+        Raises:
+            TooManyTexts: it may not.
+        """
+        if texts > (most := self.service.settings.max_texts):
+            raise TooManyTexts(f"there are {texts} texts; at most {most} are accepted")
+
+    def asks(self, model: str, texts: int) -> None:
+        """Note for the log what the request asks of a model; in a stream, texts add up."""
+        self.model_use.model = model
+        self.model_use.texts += texts
+
+    def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
+        """Note for the log the tokens of the texts, and the time of each stage."""
+        tokens = (o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
+        self.model_use.tokens += sum(tokens)
+        self.model_use.stages = done.stages
+
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which is cancelled if the client leaves.
+
+        Raises:
+            ClientDisconnected: the client left.
+        """
+        # ASGI does not cancel a request when its client disconnects, and to wait for its message
+        # takes a task. So our server says it.
+        arrival = self.arrival
+        working = cast(asyncio.Task[Any], asyncio.current_task())
+        if arrival.departed:
+            work.close()
+            raise ClientDisconnected("the client left after its request")
+        arrival.on_departure = working.cancel
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if arrival.departed and not working.uncancel():  # 0: the server has not cancelled
+                raise ClientDisconnected("the client left before its answer") from None
+            raise
+        finally:
+            arrival.on_departure = None
+
+    def hold(self, size: int) -> None:
+        """Take ``size`` of the bytes that the bodies of all requests together may hold.
+
+        Raises:
+            Overloaded: they hold too many already.
+        """
+        if not self.service.inflight.take(size):
+            raise self.refuse_body()
+        self._held += size
+
+    def release(self) -> None:
+        """Give back the bytes that this request holds."""
+        if self._held:
+            self.service.inflight.give(self._held)
+            self._held = 0
+
+    def refuse_body(self) -> Overloaded:
+        """Count this request as refused, because bodies take too many bytes; return its error."""
+        inflight = self.service.inflight
+        error = Overloaded(
+            f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
+            reason="inflight_bytes",
+        )
+        self.service.models.classifier(None).observer.failure(error, texts=0)
+        return error
+
+    def _log(self, seconds: float, trace: str | None) -> None:
+        """Write its line. ``trace`` is the id of its trace."""
+        use = self.model_use
+        spent = {"duration": seconds, **use.stages}
+        fields = {
+            "request_id": self.request_id,
+            **({"trace_id": trace} if trace else {}),
+            "client": self.client,
+            "method": self.verb,
+            "route": self.route,
+            "status": self.status,
+            **({"code": self.code} if self.code else {}),
+            **({"model": use.model, "texts": use.texts, "tokens": use.tokens} if use.model else {}),
+            **{f"{name}_ms": round(each * 1000, 2) for name, each in spent.items()},
+        }
+        quiet = self.verb in READING and self.path in self.service.often_asked
+        log_request(fields, quiet=quiet and self.status < 400)
+
+    def _error(self, cause: BaseException) -> ServiceError:
+        """The error that the client sees. What is not expected is logged."""
+        if isinstance(cause, ServiceError):
+            error = cause
+        elif isinstance(cause, asyncio.CancelledError):
+            # The server cancels unfinished requests when its time to stop is over.
+            error = ShuttingDown("the service shut down before the answer")
+        else:
+            logger.error("request %s failed", self.request_id, exc_info=cause)
+            error = InferenceFailed("unexpected error; search the service's log for the request_id")
+        self.code = error.code
+        return error
+
+
+def request_id(own: bytes | None = None) -> str:
+    """The client's own id if it is valid, otherwise a new one, which need not be secret.
+
+    The system's random bytes would cost a system call, for which Python gives up the GIL.
+    """
+    if own and REQUEST_ID.fullmatch(own):
+        return own.decode()
+    return f"{random.getrandbits(128):032x}"

@@ -1,0 +1,253 @@
+"""Who may send requests, how many, how long they take, and how many bytes their bodies hold."""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sentiment_service.config.credentials import Credentials
+from sentiment_service.config.settings import Settings
+from sentiment_service.errors import InvalidRequest, RateLimited, Unauthorized
+from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory.moving_window import MovingWindow
+
+IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
+PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
+IPV6_NETWORK_BITS = 64  # one customer of a provider has at least so many addresses
+# The methods that request a probe or a page; gRPC has one verb for all.
+READING = frozenset({"GET", "HEAD", "GRPC"})
+TIMEOUT_MS = re.compile(rb"[1-9][0-9]*")
+TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its first 18 digits
+
+
+class PathSet:
+    """Paths; ``/web/*`` stands for all below ``/web/``, ``/models/*/reload`` for all between."""
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self.patterns = frozenset(paths)
+        self._below = tuple(path[:-1] for path in self.patterns if path.endswith("/*"))
+        self._between = [path.split("*") for path in self.patterns if "/*/" in path]
+
+    def __contains__(self, path: str) -> bool:
+        if path in self.patterns or path.startswith(self._below):
+            return True
+        for before, after in self._between:
+            if path.startswith(before) and path.endswith(after):
+                return True
+        return False
+
+    def __or__(self, other: "PathSet") -> "PathSet":
+        return PathSet(self.patterns | other.patterns)
+
+
+NONE = PathSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths, HTTP's and gRPC's, that are not treated like the others.
+
+    ``probes`` need no key and have no rate limit; ``open`` need no key. Both are for reading only.
+    A POST to ``admin`` needs an admin key. Orchestrators, Prometheus and browsers ask for
+    ``probes`` and ``quiet`` all the time: they begin at once, and where they succeed, their log
+    line has the level debug.
+    """
+
+    probes: PathSet = NONE
+    open: PathSet = NONE
+    admin: PathSet = NONE
+    quiet: PathSet = NONE
+
+    def __or__(self, other: "Paths") -> "Paths":
+        return Paths(
+            self.probes | other.probes,
+            self.open | other.open,
+            self.admin | other.admin,
+            self.quiet | other.quiet,
+        )
+
+
+class Head(Protocol):
+    """What the access of a request depends on; the names of its headers are in lower case."""
+
+    verb: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    client: str
+
+
+class Access:
+    """Checks a request's key and its rate limit. Only digests of the keys are known here."""
+
+    def __init__(
+        self, settings: Settings, paths: Paths, board: Board, credentials: Credentials
+    ) -> None:
+        self._paths = paths
+        self.credentials = credentials
+        self._rate = settings.rate_limit
+        if self._rate:
+            requests, period = self._rate.split("/")
+            self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
+
+    def check(self, head: Head) -> None:
+        """Return if the request may pass.
+
+        Raises:
+            Unauthorized: it has no key, or an unknown one.
+            RateLimited: its key has sent too many requests. Without keys, its address has.
+        """
+        paths, reads = self._paths, head.verb in READING
+        if reads and head.path in paths.probes:
+            return
+        digests = () if reads and head.path in paths.open else self.credentials.api_keys
+        if head.verb == "POST" and head.path in paths.admin:
+            digests = self.credentials.admin_keys
+            if not digests:
+                raise Unauthorized(
+                    "this service has no admin keys, so only the signal SIGHUP reloads models; "
+                    "to allow this request, the operator must set SENTIMENT_ADMIN_KEYS"
+                )
+        if not (digests or self._rate):
+            return
+        who = _check_key(head, digests) if digests else _network(head.client)
+        if self._rate and (wait_s := self._window.hit(who)):
+            raise RateLimited(
+                f"the rate limit is {self._rate}; wait as long as Retry-After says",
+                retry_after_s=wait_s,
+            )
+
+    def catch_up(self) -> None:
+        """Count what other workers have accepted since the last call."""
+        if self._rate:
+            self._window.catch_up()
+
+
+class InflightBytes:
+    """A number of bytes that may be taken and given back. Use it only on the event loop.
+
+    ``parts`` are where the workers of the service write how many they have taken, with this one's
+    first: the limit is for all together. If ``within`` is given, this is a part of it: bytes taken
+    here are taken there, too.
+    """
+
+    def __init__(
+        self, limit: int, parts: Sequence[memoryview], *, within: "InflightBytes | None" = None
+    ) -> None:
+        self.limit = limit
+        self._own, *self._others = (part.cast("q") for part in parts)
+        self._own_taken = 0
+        self._within = within
+
+    @property
+    def taken(self) -> int:
+        """The bytes that all workers have taken."""
+        taken = self._own_taken
+        for other in self._others:
+            taken += other[0]
+        return taken
+
+    @property
+    def remaining(self) -> int:
+        """Bytes that may still be taken."""
+        return self.limit - self.taken
+
+    def take(self, size: int) -> bool:
+        """Take ``size`` bytes if there is room for them. Returns whether there was."""
+        # First taken, then compared: of two workers that do so at the same time, one sees both.
+        self._add(size)
+        if self.remaining < 0 or (self._within is not None and not self._within.take(size)):
+            self._add(-size)
+            return False
+        return True
+
+    def give(self, size: int) -> None:
+        """Give back ``size`` bytes that were taken."""
+        self._add(-size)
+        if self._within is not None:
+            self._within.give(size)
+
+    def _add(self, size: int) -> None:
+        self._own_taken += size
+        self._own[0] = self._own_taken
+
+
+class Proxies:
+    """The proxies of ``--trusted-proxies``, whose X-Forwarded-For is believed."""
+
+    def __init__(self, trusted: Sequence[str]) -> None:
+        self._all = "*" in trusted
+        self._networks = [ipaddress.ip_network(one) for one in trusted if one != "*"]
+
+    def client(self, peer: str, forwarded: Iterable[bytes]) -> str:
+        """The address of the client behind ``peer``, by the header's lines in their order.
+
+        Each proxy adds the address that it sees at the end. So the client is the last one that is
+        no trusted proxy's; what is no address, a client has made up.
+        """
+        client = peer
+        hops = b",".join(forwarded).decode("latin-1").split(",")
+        while self._trusts(client) and hops and (address := _address(hops.pop())):
+            client = address
+        return client
+
+    def _trusts(self, address: str) -> bool:
+        if self._all:
+            return True
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:  # of a connection that has none
+            return False
+        return any(found in network for network in self._networks)
+
+
+def _address(hop: str) -> str:
+    """The IP address of an entry of X-Forwarded-For, without its port; empty if it has none."""
+    hop = hop.strip()
+    if hop.startswith("["):
+        hop = hop[1:].partition("]")[0]
+    elif hop.count(":") == 1:
+        hop = hop.partition(":")[0]
+    try:
+        found = ipaddress.ip_address(hop.partition("%")[0])  # behind it may be any words
+    except ValueError:
+        return ""
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
+    """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``.
+
+    Raises:
+        InvalidRequest: the client asks for something that is no time.
+    """
+    if not TIMEOUT_MS.fullmatch(asked):
+        raise InvalidRequest(
+            "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
+        )
+    return min(int(asked[:TIMEOUT_DIGITS]), longest_ms)
+
+
+def plain_address(host: str) -> str:
+    """The address; an IPv4 address without the IPv6 prefix: 1.2.3.4, not ::ffff:1.2.3.4."""
+    return host.removeprefix(IPV4_MAPPED) if "." in host else host
+
+
+def _check_key(head: Head, digests: Sequence[bytes]) -> str:
+    """The digest of the request's key, which must be one of ``digests``."""
+    scheme, _, key = head.headers.get(b"authorization", b"").partition(b" ")
+    key_digest = hashlib.sha256(key.strip()).hexdigest()
+    # All are compared, each in constant time, so that the time taken reveals nothing.
+    known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]
+    if scheme.lower() != b"bearer" or not any(known):
+        raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
+    return key_digest
+
+
+def _network(address: str) -> str:
+    """What a client without a key counts for: an IPv4 address, or the network of an IPv6 one."""
+    if ":" not in address:
+        return address
+    return str(ipaddress.ip_network((address.partition("%")[0], IPV6_NETWORK_BITS), False))

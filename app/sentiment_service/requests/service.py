@@ -1,0 +1,184 @@
+"""What the requests of an application share, in which order it starts and ends, and what an adapter
+adds to it: the formats of another server, or another protocol.
+"""
+
+import asyncio
+import importlib.metadata
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from sentiment_service.config.credentials import Credentials
+from sentiment_service.config.settings import Settings
+from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.loading import Loaded
+from sentiment_service.engine.machine.cpu import available_cpus
+from sentiment_service.engine.machine.memory import available_memory
+from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model_registry import ModelRegistry
+from sentiment_service.engine.step_thread import StepThread
+from sentiment_service.engine.tuning.plan import ServingPlan
+from sentiment_service.errors import NotReady, ShuttingDown
+from sentiment_service.observability import logs
+from sentiment_service.observability.metrics import Metrics
+from sentiment_service.observability.observers import ModelObserver
+from sentiment_service.observability.traces import Tracer
+from sentiment_service.requests.limits import Access, InflightBytes, Paths, Proxies
+from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus, statuses
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+# Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
+# texts and tokens of a body take as much again, and the model must fit beside them.
+MEMORY_SHARE = 8
+MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bodies of full size
+
+
+class Service:
+    """Everything that the routes of an application share."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        paths: Paths,
+        *,
+        credentials: Credentials | None = None,
+        board: Board | None = None,
+        cpus: float = 0.0,
+        gpu_workers: int = 1,
+    ) -> None:
+        """``paths`` are those of the application and its adapters.
+
+        ``credentials`` are what the settings' files say, unless they were read before. ``board``,
+        ``cpus``, a share of the CPUs, and ``gpu_workers``, how many of them share a GPU, are given
+        if this process is one of several workers.
+        """
+        self.settings = settings
+        self.paths = paths
+        self.often_asked = paths.probes | paths.quiet
+        self.board = board or Board.alone()
+        self.workers = statuses(self.board)
+        self.status = self.workers[self.board.number or 0]
+        # Writes this process's status on the board; the server sets it.
+        self.show_status: Callable[[], None] = lambda: None
+        credentials = credentials or Credentials.read(settings)
+        self.access = Access(settings, paths, self.board, credentials)
+        self.proxies = Proxies(settings.trusted_proxies)
+        self.version = importlib.metadata.version("sentiment-service")
+        self.cpus = cpus or available_cpus()
+        self.started_at = int(time.time())  # Unix seconds
+        self.metrics = Metrics(self.board)
+        self.lifecycle = Lifecycle(settings.drain_ms / 1000)
+        self.config = settings.engine_config(gpu_workers)
+        self.models = ModelRegistry(self.config, self.lifecycle, self.cpus, self._classifier_of)
+        # Loads a model again, at all workers of the service. A worker among several replaces it.
+        self.reload: Callable[[str], Awaitable[None]] = self.models.reload
+        self.step_thread: StepThread  # for work that would block the event loop; set by running()
+        self.tracer: Tracer | None = None
+        self.logs_requests = False  # set by running()
+        least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
+        share = max(least, min(available_memory() // MEMORY_SHARE, MOST_INFLIGHT_BYTES))
+        self.inflight = InflightBytes(
+            settings.max_inflight_bytes or share, self.board.parts("bodies")
+        )
+        # Lines of a stream have no deadline, so all streams together get only half of the bytes.
+        self.stream_inflight = InflightBytes(
+            self.inflight.limit // 2, self.board.parts("streams"), within=self.inflight
+        )
+
+    @asynccontextmanager
+    async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:
+        """Serve these models. At the end, accepted work is finished, or its time is over."""
+        async with AsyncExitStack() as stack:
+            self.lifecycle.restart()
+            stack.callback(self.metrics.registry.publish)
+            stack.callback(self.lifecycle.stopped)
+            if self.settings.otlp_endpoint:
+                self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
+                stack.push_async_callback(asyncio.to_thread, self.tracer.close)
+            self.logs_requests = logs.logs_requests(self.settings.access_log)
+            self.step_thread = StepThread("tokenizer")
+            stack.callback(self.step_thread.close)
+            stack.push_async_callback(self.models.end)
+            self.models.start(loaded)
+            self.lifecycle.started()
+            yield
+
+    def check_live(self) -> None:
+        """Return while at least one worker can answer, or will probably recover.
+
+        Raises:
+            NotReady: the service must be restarted.
+        """
+        try:
+            self.models.check_live()
+        except NotReady:
+            lost = (WorkerPhase.HOPELESS, WorkerPhase.ENDED)
+            if all(other.phase in lost for other in self._others()):
+                raise
+
+    async def check_ready(self) -> None:
+        """Return while at least one worker answers.
+
+        Raises:
+            NotReady, ShuttingDown: the service is starting, failing or stopping.
+        """
+        try:
+            await self.models.check_ready()
+        except (NotReady, ShuttingDown):
+            if not any(other.phase is WorkerPhase.READY for other in self._others()):
+                raise
+
+    def _others(self) -> list[WorkerStatus]:
+        return [worker for worker in self.workers if worker is not self.status]
+
+    def sync_workers(self) -> None:
+        """Show the other workers what this one has and has counted, and count what they accepted.
+
+        A worker among several calls this on its event loop, about ten times a second.
+        """
+        self.metrics.registry.publish()
+        self.access.catch_up()
+
+    def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
+        observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)
+        return Classifier(
+            model,
+            plan,
+            self.config,
+            observer,
+            step_thread=self.step_thread,
+            lifecycle=self.lifecycle,
+        )
+
+
+class SideServer(Protocol):
+    """A server of another protocol than HTTP, on the same event loop."""
+
+    async def start(self) -> None:
+        """Answer from now on."""
+
+    async def stop(self, stop_by: float) -> None:
+        """Finish the calls in progress; ``stop_by`` is on the clock ``time.monotonic``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
+
+    ``routes`` are HTTP's, of the class ``api.http_exchange.Route``; those at ``instances`` read
+    Vertex AI's form. ``server`` makes a server on the event loop when the models are ready; it
+    raises UserError if it cannot use its address. ``configured`` is for one that depends on the
+    settings or on other adapters: it gets them, and returns the adapter to serve.
+    """
+
+    routes: "Sequence[BaseRoute]" = ()
+    paths: Paths = field(default_factory=Paths)
+    instances: Set[str] = frozenset()
+    server: Callable[[Service], SideServer] | None = None
+    configured: "Callable[[Settings, Sequence[Adapter]], Adapter] | None" = None

@@ -1,0 +1,239 @@
+"""Validates parsed bodies, and the texts in them, with errors that say what was wrong."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, Protocol, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from sentiment_service.engine.text.input_tokenizer import VISIBLE
+from sentiment_service.engine.text.options import Overflow, Split, TextOptions
+from sentiment_service.engine.text.pairs import Text, TextPair
+from sentiment_service.errors import InvalidRequest, plain_words
+
+Body = TypeVar("Body", bound=BaseModel)
+Validated = TypeVar("Validated", bound=BaseModel, covariant=True)
+
+NO_OBJECT = "the body must be a JSON object"
+# By pydantic's types of faults.
+FAULTS = {
+    "missing": "is required",
+    "none_required": "must be left out",
+    "model_type": "must be an object",
+    "too_short": "must not have fewer items than {min_length}",
+    "too_long": "must not have more items than {max_length}",
+}
+
+
+class Schema(Protocol[Validated]):
+    """What validates a parsed body: a pydantic model, or what chooses among several."""
+
+    def model_validate(self, obj: Any, /) -> Validated:
+        """The body as a model."""
+
+
+class RequestBody(BaseModel):
+    """A JSON object without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        # Pydantic's own check reports every unknown field. A hostile body can have a million of
+        # them, and the check would take seconds.
+        known = cls.__pydantic_fields__
+        if isinstance(body, dict) and not known.keys() >= body.keys():
+            unknown = next(name for name in body if name not in known)
+            raise PydanticCustomError(
+                "unknown_field",
+                "unknown field {name}; the accepted fields are {accepted}",
+                {"name": ascii(unknown[:40]), "accepted": ", ".join(known)},
+            )
+        return body
+
+
+def checked(value: Any, schema: Schema[Body]) -> Body:
+    """A parsed body, validated as ``schema``.
+
+    Raises:
+        InvalidRequest: it does not match the schema.
+    """
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise InvalidRequest(_first_fault(error)) from None
+
+
+def _first_fault(error: ValidationError) -> str:
+    """Which field is wrong, and what is accepted."""
+    fault = error.errors()[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    if place and fault["type"] in FAULTS:
+        return f"{place} {FAULTS[fault['type']].format_map(fault.get('ctx', {}))}"
+    if place:
+        return f"{place} {plain_words(fault['msg'])}"
+    return fault["msg"] if fault["type"] == "unknown_field" else NO_OBJECT
+
+
+def whole(value: Any) -> Any:
+    """``value``, as an int if it is a whole float: in JSON, 2.0 and 2 are the same number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+PAIR = '{"text": ..., "text_pair": ...}'
+
+Item = TypeVar("Item")
+# OpenAPI has a list of strings or one of objects. An object alone and a list of both are accepted,
+# too, but generators of clients would write code for them that does not compile.
+NonEmpty = Annotated[list[Item], Field(min_length=1)]
+
+# A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
+# checks each text, so that each bad text gets its own error.
+SingleText = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "pattern": rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$"}),
+]
+
+
+class PairObject(TypedDict):
+    """A text, and a second text that the model judges together with it.
+
+    Only models with `text_pairs` (see `GET /models`) take a second text.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    text: Annotated[str, Field(description="the text")]
+    text_pair: NotRequired[Annotated[str | None, Field(description="the second text")]]
+
+
+def parse_texts(value: Any) -> Text | list[Text]:
+    """One text or pair, or a list of at least one. In a list, null is an empty text.
+
+    So the place of a missing value, as tables have them, gets an error, and the others a result.
+
+    Raises:
+        PydanticCustomError: it is something else; the message names the place in a list.
+    """
+    if not isinstance(value, list):
+        return _text(value)
+    if not value:
+        raise PydanticCustomError("texts", "must hold at least one text")
+    if all(isinstance(text, str) for text in value):
+        return value
+    return ["" if item is None else _text(item, place) for place, item in enumerate(value)]
+
+
+def text_or_pair(text: Any, text_pair: Any = None) -> Text | None:
+    """The text, or the pair if there is a second one. None if one of them is not a string."""
+    if not isinstance(text, str):
+        return None
+    if text_pair is None:
+        return text
+    return TextPair(text, text_pair) if isinstance(text_pair, str) else None
+
+
+def as_list(inputs: Text | list[Text]) -> list[Text]:
+    """The texts of a request, of which there may be only one."""
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
+def text_of(value: Any) -> Text | None:
+    """The text or pair that a string or an object is; None if it is neither."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and value.keys() <= PairObject.__annotations__.keys():
+        return text_or_pair(value.get("text"), value.get("text_pair"))
+    return None
+
+
+def _text(value: Any, place: int | None = None) -> Text:
+    if (text := text_of(value)) is not None:
+        return text
+    if place is not None:
+        raise PydanticCustomError(
+            "texts",
+            "must hold strings or objects {accepted}; the item at place {place} is neither",
+            {"accepted": PAIR, "place": place},
+        )
+    raise PydanticCustomError(
+        "texts", "must be a string, an object {accepted}, or a list of these", {"accepted": PAIR}
+    )
+
+
+Texts = Annotated[
+    Text | list[Text],
+    PlainValidator(
+        parse_texts,
+        json_schema_input_type=SingleText | NonEmpty[str] | NonEmpty[PairObject],
+    ),
+]
+
+# From which score on a multi-label model gives a label.
+Threshold = Annotated[float, Field(strict=True, ge=0, le=1)]
+
+# BCP 47. No language has more letters in its tag; "english" is a mistake.
+LANGUAGE_TAG = re.compile("[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8}){0,3}")
+
+
+def _language_tag(value: str) -> str:
+    if not LANGUAGE_TAG.fullmatch(value):
+        raise PydanticCustomError(
+            "language",
+            "must be a language tag, whose first part has two or three letters, such as 'en' or "
+            "'pt-BR'",
+        )
+    return value
+
+
+LanguageTag = Annotated[
+    str,
+    AfterValidator(_language_tag),
+    Field(json_schema_extra={"pattern": f"^{LANGUAGE_TAG.pattern}$"}),
+]
+
+
+class ClassifyRequest(RequestBody):
+    """One text, or a list of texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": ["I love this!", ""]}]})
+
+    inputs: Texts = Field(
+        description="one text, or a list of texts; a list of two strings is two separate texts"
+    )
+    model: str | None = Field(default=None, description="name of a served model")
+    overflow: Overflow = Field(
+        default="truncate",
+        description="what to do with a text of more tokens than the model takes: cut off its end, "
+        "refuse it, or average the logits of overlapping windows, weighted by tokens",
+    )
+    split: Split | None = Field(
+        default=None, description="sentences: classify each sentence as well, by itself"
+    )
+    language: LanguageTag = Field(
+        default="en",
+        description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
+        "no sentence",
+    )
+    threshold: Threshold | None = Field(
+        default=None,
+        description="for multi-label models: the score from which on a label is one of `labels`; "
+        "by default the bundle's, mostly 0.5",
+    )
+
+    @property
+    def options(self) -> TextOptions:
+        """The same for the model."""
+        return TextOptions(self.overflow, self.split, self.language, self.threshold)

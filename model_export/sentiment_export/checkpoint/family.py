@@ -1,0 +1,390 @@
+"""BERT's family as a table: what each architecture calls its weights, and what config.json says.
+
+``Encoder.weights`` has every weight that the graph reads, with its shape. ``is_known_unused`` knows
+what else lies in files: buffers, poolers and the heads of pre-training. ``Encoder.check`` refuses
+whatever is neither, so a wrong name never passes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sentiment_service.errors import UserError
+
+Shape = tuple[int, ...]
+# What an encoder's config can name; ``graph/activations.py`` writes each.
+ACTIVATIONS = (
+    *("gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast"),
+    *("quick_gelu", "silu", "swish", "relu", "relu2", "tanh", "sigmoid", "mish"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """The modules of one encoder layer, below the layer's own name."""
+
+    query: str
+    key: str
+    value: str
+    attention_output: str
+    attention_norm: str
+    intermediate: str
+    activation: str
+    output: str
+    output_norm: str
+
+
+BERTS_LAYER = LayerNames(
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "intermediate.intermediate_act_fn",
+    "output.dense",
+    "output.LayerNorm",
+)
+DISTILBERTS_LAYER = LayerNames(
+    "attention.q_lin",
+    "attention.k_lin",
+    "attention.v_lin",
+    "attention.out_lin",
+    "sa_layer_norm",
+    "ffn.lin1",
+    "ffn.activation",
+    "ffn.lin2",
+    "output_layer_norm",
+)
+ALBERTS_LAYER = LayerNames(
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "attention.dense",
+    "attention.LayerNorm",
+    "ffn",
+    "activation",
+    "ffn_output",
+    "full_layer_layer_norm",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """A linear layer between the first token's hidden state and the logits.
+
+    ``activation`` is a name of ``activations``, or empty; ``place`` is its module in PyTorch.
+    """
+
+    module: str
+    activation: str = ""
+    place: str = ""
+
+
+BERTS_HEAD = (HeadLayer("bert.pooler.dense", "tanh", "bert.pooler.activation"),)
+ROBERTAS_HEAD = (HeadLayer("classifier.dense", "tanh", "classifier"),)
+OF_CONFIG = "hidden_act"  # an activation that config.json names
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture of BERT's family.
+
+    ``types`` says which token types a text has: those of an input of the graph, always the first,
+    or none. ``names`` are config.json's names for what BERT's config calls otherwise, and
+    ``defaults`` what transformers assumes where config.json says nothing.
+    """
+
+    prefix: str
+    head: tuple[HeadLayer, ...]
+    logits: str
+    layer: LayerNames = BERTS_LAYER
+    layers: str = "encoder.layer"
+    types: Literal["input", "first", "none"] = "first"
+    after_padding: bool = False  # positions count from the padding id + 1
+    projection: str = ""  # widens embeddings of another width
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _roberta(prefix: str, vocabulary: int = 30522) -> Family:
+    return Family(
+        prefix,
+        ROBERTAS_HEAD,
+        "classifier.out_proj",
+        after_padding=True,
+        defaults={"vocab_size": vocabulary, "pad_token_id": 1},
+    )
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+}
+# By model_type in config.json.
+FAMILY: Mapping[str, Family] = {
+    "bert": Family("bert", BERTS_HEAD, "classifier", types="input"),
+    "roberta": _roberta("roberta", 50265),
+    "xlm-roberta": _roberta("roberta"),
+    "camembert": _roberta("roberta"),
+    "data2vec-text": _roberta("data2vec_text"),
+    "distilbert": Family(
+        "distilbert",
+        (HeadLayer("pre_classifier", "relu"),),
+        "classifier",
+        layer=DISTILBERTS_LAYER,
+        layers="transformer.layer",
+        types="none",
+        names={
+            "hidden_size": "dim",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim",
+            "hidden_act": "activation",
+        },
+        defaults={"num_hidden_layers": 6},
+    ),
+    "electra": Family(
+        "electra",
+        (HeadLayer("classifier.dense", "gelu", "classifier.activation"),),
+        "classifier.out_proj",
+        types="input",
+        projection="embeddings_project",
+        defaults={
+            "hidden_size": 256,
+            "embedding_size": 128,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+        },
+    ),
+    "albert": Family(
+        "albert",
+        (HeadLayer("albert.pooler", "tanh", "albert.pooler_activation"),),
+        "classifier",
+        layer=ALBERTS_LAYER,
+        layers="encoder.albert_layer_groups",
+        types="input",
+        projection="encoder.embedding_hidden_mapping_in",
+        defaults={
+            "vocab_size": 30000,
+            "hidden_size": 4096,
+            "embedding_size": 128,
+            "num_attention_heads": 64,
+            "intermediate_size": 16384,
+            "num_hidden_groups": 1,
+            "inner_group_num": 1,
+            "hidden_act": "gelu_new",
+        },
+    ),
+    "big_bird": Family(
+        "bert",
+        (HeadLayer("classifier.dense", OF_CONFIG, "classifier"),),
+        "classifier.out_proj",
+        defaults={
+            "vocab_size": 50358,
+            "max_position_embeddings": 4096,
+            "hidden_act": "gelu_new",
+            "rescale_embeddings": False,
+            "use_bias": True,
+        },
+    ),
+}
+# What other graphs have than those of the table.
+_OTHERWISE = {"position_embedding_type": "absolute", "rescale_embeddings": False, "use_bias": True}
+# What files hold besides a classifier: buffers, a pooler that the head does not read, the heads of
+# pre-training and of other tasks, and the weights of a loss.
+_KNOWN_UNUSED = re.compile(
+    r"(.*\.)?(position_ids|token_type_ids|pooler(_activation)?|lm_head|cls|predictions|"
+    r"sop_classifier|discriminator_predictions|generator_predictions|generator_lm_head|qa_outputs|"
+    r"vocab_transform|vocab_layer_norm|vocab_projector|loss(_fct|_fn)?|criterion)(\..*|)"
+)
+
+
+class NotInFamily(UserError):
+    """The model is not of BERT's family, or differs from the table; the reason says how."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"unsupported architecture: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A classifier of the family, with the numbers of its config.json."""
+
+    family: Family
+    labels: int
+    vocabulary: int
+    positions: int
+    types: int  # rows of the table of token types
+    embedding_size: int
+    hidden_size: int
+    heads: int
+    intermediate_size: int
+    padding_id: int
+    epsilon: float
+    activation: str
+    layers: tuple[str, ...]  # the name of each layer, in the order of computation
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], labels: int) -> "Encoder":
+        """The classifier that the entries of a config.json describe.
+
+        Raises:
+            NotInFamily: it is of another architecture, or computes in another way.
+            UserError: an entry is no usable number.
+        """
+        kind = config.get("model_type")
+        family = FAMILY.get(str(kind))
+        if family is None:
+            raise NotInFamily(f"{kind} is not one of {', '.join(FAMILY)}")
+        said = {name: value for name, value in config.items() if value is not None}
+        known = {**DEFAULTS, **family.defaults, **said}
+        for name, usual in _OTHERWISE.items():
+            if known.get(name, usual) != usual:
+                raise NotInFamily(f"{name} in config.json is {known[name]!r}, not {usual!r}")
+
+        activation = str(known.get(family.names.get("hidden_act", ""), known["hidden_act"]))
+        if activation not in ACTIVATIONS:
+            raise NotInFamily(f"{activation} is not one of {', '.join(ACTIVATIONS)}")
+
+        def number(name: str, least: int = 1) -> int:
+            spelled = family.names.get(name, name)
+            value = known.get(spelled, known[name])
+            if type(value) is not int or value < least:
+                raise UserError(
+                    f"{spelled} in config.json is {value!r}; it must be a whole number from {least}"
+                )
+            return value
+
+        hidden, heads = number("hidden_size"), number("num_attention_heads")
+        if hidden % heads:
+            raise UserError(
+                f"hidden_size in config.json is {hidden}, which must be a multiple of its "
+                f"{heads} attention heads"
+            )
+        epsilon = 1e-12 if kind == "distilbert" else known["layer_norm_eps"]
+        if not isinstance(epsilon, int | float):
+            raise UserError(f"layer_norm_eps in config.json is {epsilon!r}; it must be a number")
+        depth, layers = number("num_hidden_layers", 0), f"{family.prefix}.{family.layers}"
+        if depth == 0:
+            raise NotInFamily("num_hidden_layers in config.json is 0")
+        if kind == "albert":
+            places = _alberts_layers(
+                layers, depth, number("num_hidden_groups"), number("inner_group_num")
+            )
+        else:
+            places = tuple(f"{layers}.{index}" for index in range(depth))
+        return cls(
+            family=family,
+            labels=labels,
+            vocabulary=number("vocab_size"),
+            positions=number("max_position_embeddings"),
+            types=number("type_vocab_size") if family.types != "none" else 0,
+            embedding_size=number("embedding_size") if family.projection else hidden,
+            hidden_size=hidden,
+            heads=heads,
+            intermediate_size=number("intermediate_size"),
+            padding_id=number("pad_token_id", least=0),
+            epsilon=float(epsilon),
+            activation=activation,
+            layers=places,
+        )
+
+    @property
+    def width(self) -> int:
+        """Of each head."""
+        return self.hidden_size // self.heads
+
+    @property
+    def has_types(self) -> bool:
+        """Whether token types are an input of the graph."""
+        return self.family.types == "input" and self.types > 1
+
+    @property
+    def projection(self) -> str:
+        """The module that widens the embeddings; empty if there is none."""
+        same = self.embedding_size == self.hidden_size
+        if not self.family.projection or (same and self.family.prefix == "electra"):
+            return ""
+        return f"{self.family.prefix}.{self.family.projection}"
+
+    @property
+    def weights(self) -> dict[str, Shape]:
+        """Every weight that the graph reads, by its name in PyTorch, with its shape."""
+        shapes: dict[str, Shape] = {}
+
+        def linear(module: str, inputs: int, outputs: int) -> None:
+            shapes[f"{module}.weight"], shapes[f"{module}.bias"] = (outputs, inputs), (outputs,)
+
+        def norm(module: str, size: int) -> None:
+            shapes[f"{module}.weight"] = shapes[f"{module}.bias"] = (size,)
+
+        embeddings, width, hidden = (
+            f"{self.family.prefix}.embeddings",
+            self.embedding_size,
+            self.hidden_size,
+        )
+        rows = {"word": self.vocabulary, "position": self.positions, "token_type": self.types}
+        for table, count in rows.items():
+            if count:
+                shapes[f"{embeddings}.{table}_embeddings.weight"] = (count, width)
+        norm(f"{embeddings}.LayerNorm", width)
+        if self.projection:
+            linear(self.projection, width, hidden)
+        names = self.family.layer
+        for place in dict.fromkeys(self.layers):
+            for module in (names.query, names.key, names.value, names.attention_output):
+                linear(f"{place}.{module}", hidden, hidden)
+            norm(f"{place}.{names.attention_norm}", hidden)
+            linear(f"{place}.{names.intermediate}", hidden, self.intermediate_size)
+            linear(f"{place}.{names.output}", self.intermediate_size, hidden)
+            norm(f"{place}.{names.output_norm}", hidden)
+        for layer in self.family.head:
+            linear(layer.module, hidden, hidden)
+        linear(self.family.logits, hidden, self.labels)
+        return shapes
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        """Check that weights of these names and shapes make up the classifier.
+
+        Raises:
+            UserError: one is missing, has another shape, or is not known.
+        """
+        for name, shape in self.weights.items():
+            if name not in shapes:
+                raise UserError(f"the weight {name} is missing")
+            if tuple(shapes[name]) != shape:
+                found = list(shapes[name])
+                raise UserError(f"{name} is {found}, but config.json asks for {list(shape)}")
+        for name in shapes:
+            if name not in self.weights and not is_known_unused(name):
+                raise UserError(
+                    f"{name} is not a weight of the classifier that config.json describes"
+                )
+
+
+def is_known_unused(name: str) -> bool:
+    """Whether a tensor of this name may lie in a checkpoint although no classifier reads it."""
+    return _KNOWN_UNUSED.fullmatch(name) is not None
+
+
+def _alberts_layers(name: str, depth: int, groups: int, inner: int) -> tuple[str, ...]:
+    """Layers that follow each other share a group's weights."""
+    if groups > depth:
+        raise UserError(
+            f"num_hidden_groups in config.json is {groups}; it must be at most its {depth} layers"
+        )
+    return tuple(
+        f"{name}.{int(layer / (depth / groups))}.albert_layers.{index}"
+        for layer in range(depth)
+        for index in range(inner)
+    )

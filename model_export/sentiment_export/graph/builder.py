@@ -1,0 +1,212 @@
+"""Builds an ONNX graph node by node, and writes it without holding its weights in memory.
+
+A value is the name of what computes it. Large weights are made when they are written, one after
+the other: a file of 1.4 GB needs memory for its largest matrix.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+OPSET = 18
+CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
+# A protobuf message holds at most 2 GiB; larger weights go into a second file beside it.
+LARGEST_FILE = 2**31 - 2**20
+LEAST_OUTSIDE = 2**10  # bytes of a weight that goes there
+ALIGNMENT = 2**12  # of weights in that file, so that they can be mapped
+IR_VERSION = 8  # the first one with functions; older readers refuse newer ones
+
+Value = str
+
+
+class Operator(Protocol):
+    """Adds an operator whose nodes are named after a module."""
+
+    def __call__(
+        self, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any
+    ) -> Value: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    make: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def data(self) -> bytes | memoryview:
+        array = np.asarray(self.make(), self.dtype, order="C")
+        if array.shape != self.shape:
+            raise ValueError(f"a weight of the shape {array.shape} was announced as {self.shape}")
+        return array.reshape(-1).view(np.uint8).data
+
+
+class Graph:
+    """A graph under construction, with one output: the logits."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.functions: list[FunctionProto] = []
+        self.metadata: dict[str, str] = {}
+        self._inputs: dict[Value, tuple[int, list[str]]] = {}
+        self._weights: dict[Value, _Weight] = {}
+        self._names: dict[str, int] = {}  # how many nodes have a name that begins like this
+
+    def at(self, module: str) -> Operator:
+        """Adds operators that are named after a module, such as ``bert.encoder.layer.0.output``.
+
+        ``layer_parity`` compares a module's output with that of its last operator.
+        """
+        return partial(self._op, "/" + re.sub(r"\.(?!\d)", "/", module))
+
+    def _op(
+        self,
+        scope: str,
+        op_type: str,
+        *inputs: Value | None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> Value:
+        name = first = f"{scope}/{op_type}"
+        number = self._names.get(first, 0)
+        self._names[first] = number + 1
+        if number:
+            name = f"{first}_{number}"
+        output = f"{name}_output_0"
+        named = [value or "" for value in inputs]
+        self.nodes.append(
+            helper.make_node(op_type, named, [output], name, domain=domain, **attributes)
+        )
+        return output
+
+    def input(self, name: str, dtype: int, axes: Sequence[str]) -> Value:
+        """Add an input."""
+        self._inputs[name] = dtype, list(axes)
+        return name
+
+    def constant(self, name: str, array: np.ndarray | np.generic) -> Value:
+        """A constant of this name; what has it already is kept."""
+        array = np.asarray(array)
+        return self.weight(name, array.shape, array.dtype, lambda: array)
+
+    def integers(self, values: object) -> Value:
+        """An int64 constant, from a number or nested lists; equal ones are one."""
+        return self.constant(f"integers {values}", np.array(values, np.int64))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def weight(
+        self, name: str, shape: Sequence[int], dtype: Any, make: Callable[[], np.ndarray]
+    ) -> Value:
+        """A constant that ``make`` makes when the graph is written; its name is known once."""
+        self._weights.setdefault(name, _Weight(tuple(shape), np.dtype(dtype), make))
+        return name
+
+    def write(self, target: Path, logits: Value, labels: int) -> None:
+        """Write the graph whose output are the ``logits``.
+
+        Weights go into a second file beside it if one cannot hold them.
+        """
+        last = next(node for node in reversed(self.nodes) if node.output[0] == logits)
+        last.output[0] = "logits"
+        outside = sum(weight.nbytes for weight in self._weights.values()) > LARGEST_FILE
+        tensors, end = [], 0
+        for name, weight in self._weights.items():
+            tensor = TensorProto(
+                name=name,
+                dims=weight.shape,
+                data_type=helper.np_dtype_to_tensor_dtype(weight.dtype),
+            )
+            if outside and weight.nbytes >= LEAST_OUTSIDE:
+                place = {"location": external_data(target).name, "offset": str(end)}
+                place["length"] = str(weight.nbytes)
+                for key, value in place.items():
+                    tensor.external_data.add(key=key, value=value)
+                tensor.data_location = TensorProto.EXTERNAL
+                end += -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
+            tensors.append((tensor, weight))
+        with target.open("wb") as file:
+            _write_model(file, self._model(), self._graph(labels), tensors)
+        if outside:
+            with external_data(target).open("wb") as file:
+                for tensor, weight in tensors:
+                    if tensor.external_data:
+                        file.write(weight.data())
+                        file.write(bytes(-file.tell() % ALIGNMENT))
+
+    def _graph(self, labels: int) -> GraphProto:
+        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", labels])
+        inputs = [
+            helper.make_tensor_value_info(name, dtype, axes)
+            for name, (dtype, axes) in self._inputs.items()
+        ]
+        return helper.make_graph(self.nodes, "classifier", inputs, [logits])
+
+    def _model(self) -> ModelProto:
+        model = ModelProto(ir_version=IR_VERSION, producer_name="sentiment-export")
+        model.functions.extend(self.functions)
+        model.opset_import.add(domain="", version=OPSET)
+        if any(node.domain == CONTRIB for node in self.nodes):
+            model.opset_import.add(domain=CONTRIB, version=1)
+        helper.set_model_props(model, self.metadata)
+        return model
+
+
+def external_data(target: Path) -> Path:
+    """Path of the weights file of a large ``target``, named as Optimum names it."""
+    return target.with_name(target.name + "_data")
+
+
+# Protobuf's wire format, in which a message is its fields one after the other, each with a tag and,
+# if it is a message or bytes, its length. So the bytes of a weight are written from where they are.
+_GRAPH_IN_MODEL = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_INITIALIZER_IN_GRAPH = GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_RAW_DATA_IN_TENSOR = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+
+
+def _write_model(
+    file: BinaryIO,
+    model: ModelProto,
+    graph: GraphProto,
+    tensors: Sequence[tuple[TensorProto, _Weight]],
+) -> None:
+    """Write the model with the graph, and the graph with the tensors, its nodes first."""
+    nodes = graph.SerializeToString()
+    heads = []
+    for tensor, weight in tensors:
+        head = tensor.SerializeToString()
+        size = 0 if tensor.external_data else weight.nbytes
+        if size:
+            head += _field(_RAW_DATA_IN_TENSOR, size)
+        heads.append((_field(_INITIALIZER_IN_GRAPH, len(head) + size) + head, size))
+    file.write(model.SerializeToString())
+    file.write(_field(_GRAPH_IN_MODEL, len(nodes) + sum(len(h) + size for h, size in heads)))
+    file.write(nodes)
+    for (head, size), (_, weight) in zip(heads, tensors, strict=True):
+        file.write(head)
+        if size:
+            file.write(weight.data())
+
+
+def _field(number: int, size: int) -> bytes:
+    """Tag and length of a field that has so many bytes."""
+    return _varint(number << 3 | 2) + _varint(size)
+
+
+def _varint(value: int) -> bytes:
+    parts = []
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
