@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,7 +20,7 @@ from sentiment_service.errors import (
     UserError,
 )
 from sentiment_service.http import classify, metrics, operations, page
-from sentiment_service.http.exchange import Route, TextRoute, application
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute, application
 from sentiment_service.http.openapi import ERRORS, with_components
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
@@ -46,7 +46,7 @@ TEXT_STATUSES = dict.fromkeys(error.status for error in ERRORS)
 OWN_PATHS = Paths(
     probes=PathSet({"/health", "/health/live", "/health/ready"}),
     open=PathSet({"/", "/docs", "/docs/*", "/openapi.json", "/metrics", "/web/*"}),
-    admin=PathSet({"/models/*"}),
+    admin=PathSet({"/models/*/reload"}),
     quiet=PathSet({"/metrics", "/web/*"}),
 )
 
@@ -81,7 +81,8 @@ class Application(FastAPI):
     @cached_property
     def packed_openapi(self) -> bytes:
         """The document as JSON in gzip."""
-        return gzip.compress(json.dumps(self.openapi(), separators=(",", ":")).encode())
+        document = json.dumps(self.openapi(), separators=(",", ":"))
+        return gzip.compress(document.encode(), mtime=0)
 
     def build_middleware_stack(self) -> ASGIApp:
         """What each request passes before it reaches its route."""
@@ -105,9 +106,6 @@ def below(prefix: str, app: ASGIApp) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if path == prefix:  # the links of the page are relative to its directory
-            await RedirectResponse(f"{prefix.rpartition('/')[2]}/")(scope, receive, send)
-            return
         if path.startswith(f"{prefix}/"):
             scope = {**scope, "path": path.removeprefix(prefix)}
         await app(scope, receive, send)
@@ -129,6 +127,8 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
         own += metrics.router.routes
     if service.settings.docs == "on":
         own += page.docs_router.routes
+    if prefix := service.settings.root_path:
+        own.append(_to_page(prefix))
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
     taken = set()
     for route in routes:
@@ -139,6 +139,15 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
             taken.add(kind)
     expect_requests(service.metrics, routes)
     return sorted(routes, key=_order)
+
+
+def _to_page(prefix: str) -> Route:
+    """What leads from the prefix to the page: its links are relative to its directory."""
+
+    async def to_page(request: HttpRequest) -> Response:
+        return RedirectResponse(f"{prefix.rpartition('/')[2]}/")
+
+    return Route(prefix, to_page, methods=["GET", "POST"], include_in_schema=False)
 
 
 def _order(route: BaseRoute) -> tuple[bool, bool]:

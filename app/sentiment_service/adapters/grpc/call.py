@@ -261,7 +261,8 @@ class Call(Exchange):
         self._context.set_details(error.detail)
         self._set_trailing()
         if isinstance(cause, asyncio.CancelledError):
-            raise cause
+            # Not ``cause``: its frames would refer to it, and so keep a call that was dropped.
+            raise asyncio.CancelledError
 
     def _error(self, cause: BaseException) -> ServiceError:
         if self.service.lifecycle.stopping:

@@ -196,10 +196,12 @@ class Bundle:
             raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
         if precision == "int8" and self.manifest.format_version < FORMAT_VERSION:
             source = self.manifest.source
+            others = [name for name in self.manifest.variants if name != "int8"]
+            instead = f", or serve it with --precision {others[0]}" if others else ""
             raise UserError(
                 f"bundle {self.path} has an int8 variant of format_version 1, which is wrong on "
-                "some CPUs; export the model again: sentiment-export "
-                f"{source.repo_id or source.path or 'SOURCE'} --output {self.path}"
+                f"some CPUs; export {source.repo_id or source.path or 'its checkpoint'} again, "
+                f"to another --output{instead}"
             )
         if variant.data is not None:
             _check_digest(self.path, variant.data.file, variant.data.sha256)
