@@ -23,6 +23,8 @@ COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
 FAILED: ResultItem = {"error": {"code": "empty_text", "message": "no text"}}
 
+GZIPPED = gzip.compress(b"text\nlove\n", mtime=0)  # of no time: tests have the same names each time
+
 
 class _Input:
     """A file that can be read as a table, again and again."""

@@ -56,7 +56,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     train, validation = _labelled_texts(recipe, say)
     preprocessing = training_preprocessing(recipe, entries, tokenizer, say)
     recipe = replace(recipe, preprocessing=preprocessing)
-    limit = min(MAX_TOKENS, max_tokens(config))
+    limit = min(MAX_TOKENS, max_tokens(config.to_dict()))
     train_set = tokenise(train, SENTIMENTS, tokenizer, preprocessing, limit)
     validation_set = tokenise(validation, SENTIMENTS, tokenizer, preprocessing, limit)
     cut = sum(len(ids) >= limit for ids in train_set.ids)
