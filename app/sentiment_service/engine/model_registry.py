@@ -178,7 +178,7 @@ class ModelRegistry:
     async def _use(self, name: str, new: list[Loaded]) -> None:
         model, plan = new.pop()
         old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
-        logger.info("%s was loaded again: %s", name, plan.summary())
+        logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
         self._retiring.add(old)
         await old.retire(self._config.retire_ms / 1000)
         self._retiring.discard(old)
