@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.limits import Paths
 from sentiment_service.service import Service
+from sentiment_service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

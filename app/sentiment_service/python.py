@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
-from sentiment_service.cli.exported_models import with_bundles
-from sentiment_service.cli.sources import load_settings
 from sentiment_service.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError
+from sentiment_service.exported_models import with_bundles
 from sentiment_service.files.frames import (
     Frame,
     as_pandas,
@@ -28,6 +27,7 @@ from sentiment_service.files.result_columns import ResultColumns
 from sentiment_service.files.table_classifier import with_reason
 from sentiment_service.files.tables.table import split_into_chunks
 from sentiment_service.results import Outcome, item
+from sentiment_service.settings.sources import load_settings
 from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of
 
 if TYPE_CHECKING:

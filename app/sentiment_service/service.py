@@ -6,8 +6,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.lifecycle import Lifecycle
 from sentiment_service.engine.loading import Loaded
@@ -23,8 +21,9 @@ from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import ModelObserver
 from sentiment_service.observability.traces import Tracer
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus, statuses
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus, statuses
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.

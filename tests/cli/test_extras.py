@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.config.extras import (
+from sentiment_service.extras import (
     EXPORT_COMMAND,
     EXTRAS,
     IMAGE,
@@ -95,7 +95,7 @@ def test_an_image_names_the_image_that_exports(monkeypatch: pytest.MonkeyPatch) 
     """An image has no pip, so the error has no such command; it says what to use instead."""
     monkeypatch.setattr(sys, "prefix", IMAGE)
     assert str(missing_extra(ModuleNotFoundError(name="torch"))).endswith(EXPORT_COMMAND)
-    assert str(missing_extra(ModuleNotFoundError(name="ray"))).endswith("without an image")
+    assert str(missing_extra(ModuleNotFoundError(name="pyspark"))).endswith("without an image")
 
 
 def test_the_command_installs_into_the_environment_that_runs() -> None:

@@ -12,9 +12,9 @@ from sentiment_service.api.application import OWN_PATHS
 from sentiment_service.api.body import read_body
 from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
 from sentiment_service.api.openapi.document import ERRORS, documented
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError
 from sentiment_service.limits import Paths, PathSet
+from sentiment_service.settings.settings import Settings
 
 ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentiment_service.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.engine.text.encoding import Preprocessing
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import UserError, first_line
+from sentiment_service.settings.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_utils import no_init_weights

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentiment_service.config.checkpoint_options import AS_IT_SAYS
 from sentiment_service.errors import UserError
+from sentiment_service.settings.checkpoint_options import AS_IT_SAYS
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import empty_classifier, max_tokens

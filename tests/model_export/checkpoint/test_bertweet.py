@@ -18,12 +18,12 @@ from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.checkpoint.describe import describe
 from sentiment_export.checkpoint.fast_tokenizer.tokenizer import load_tokenizer
 from sentiment_export.export import export
-from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.text.bertweet import _CHARACTERS, normalise_bertweet
 from sentiment_service.engine.text.encoding import packed
 from sentiment_service.engine.text.text_tokenizer import WordCache
 from sentiment_service.errors import UserError
+from sentiment_service.settings.checkpoint_options import CheckpointOptions
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer

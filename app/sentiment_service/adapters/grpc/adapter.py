@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from sentiment_service.adapter import Adapter
-from sentiment_service.config.settings import Settings
 from sentiment_service.limits import Paths, PathSet
+from sentiment_service.settings.settings import Settings
 
 PATHS = Paths(
     probes=PathSet(
