@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.config.extras import (
+from sentiment_service.extras import (
     EXPORT_COMMAND,
     EXTRAS,
     IMAGE,

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
@@ -35,6 +34,7 @@ from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, Advance,
 from sentiment_service.files.tables.outputs import ClassifiedChunk
 from sentiment_service.files.tables.table import Chunk
 from sentiment_service.results import Outcome, item
+from sentiment_service.settings.settings import Settings
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
 # A server may want smaller batches, to answer sooner. Files gain nothing from that, and each

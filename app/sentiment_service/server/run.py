@@ -8,15 +8,15 @@ import socket
 from contextlib import ExitStack
 
 from sentiment_service import main
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.settings import Settings
 from sentiment_service.observability import logs
 from sentiment_service.requests.service import Service
 from sentiment_service.server import signals
 from sentiment_service.server.addresses import bind_sites
 from sentiment_service.server.server import Server
 from sentiment_service.server.workers.assignment import Assignment, take_share
-from sentiment_service.shared_memory.board import Board
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board
 
 # Answered requests and closed connections leave nothing to the garbage collector. It looks at all
 # requests that wait, for 0.1 to 0.3 s each time, and with Python's own thresholds (700, 10, 10)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine import loading
 from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
@@ -16,6 +15,7 @@ from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import WordCache
+from sentiment_service.settings.settings import Settings
 
 from tests.conftest import SET_BY_HAND
 

@@ -16,7 +16,6 @@ import onnxruntime
 import platformdirs
 import pytest
 from sentiment_service.atomic_files import FileLock
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine import loading
 from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.machine import cpu
@@ -38,6 +37,7 @@ from sentiment_service.engine.tuning.plan import (
 )
 from sentiment_service.errors import UserError
 from sentiment_service.server.workers.assignment import take_share
+from sentiment_service.settings.settings import Settings
 
 from tests.support.tiny_bundle import load, make_bundle
 
