@@ -19,6 +19,7 @@ SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 EMBEDDED_BUNDLE = Path(__file__).resolve().parents[2] / "models/minilm-l6-tweet-sentiment"
 
 Precision = Literal["fp32", "fp16", "int8"]
+ReferenceKind = Literal["pytorch", "fp32"]
 CalibrationLoss = Literal["log", "brier"]
 
 
@@ -115,7 +116,8 @@ class Manifest(_Record):
     which language (a BCP 47 tag), if it was one. ``notes`` are sentences on what the export decided
     by itself; one that begins with "warning" asks for an option. ``fetched`` is the repository from
     which this bundle itself came. ``threshold`` is the score from which on a text has a label
-    of a multi-label model; ``thresholds`` has those of labels that differ.
+    of a multi-label model; ``thresholds`` has those of labels that differ. ``reference`` is what
+    the variants were compared with: the checkpoint in PyTorch, or the bundle's own fp32 graph.
     """
 
     format_version: Literal[1, 2]
@@ -131,6 +133,7 @@ class Manifest(_Record):
     fetched: HubCommit | None = None
     threshold: float = Field(default=0.5, ge=0, le=1)
     thresholds: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    reference: ReferenceKind | None = None
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]
