@@ -84,9 +84,7 @@ def test_a_missing_package_is_named_with_its_extra(
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
     assert f"the package {re.split('[. ]', hidden)[0]}, which the extra '{extra}'" in line
     assert f"installs: run {install_command(extra)}" in line
-    assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (
-        extra == "torch"
-    )
+    assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (extra == "torch")
 
 
 def test_an_image_names_the_image_that_exports(monkeypatch: pytest.MonkeyPatch) -> None:

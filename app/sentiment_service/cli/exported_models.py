@@ -84,7 +84,11 @@ def _source(path: Path, settings: Settings) -> _Source | None:
             return None
         path = path.resolve()
         place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
-    elif hub_id := HUB_ID.fullmatch(str(path)):
+    elif (hub_id := HUB_ID.fullmatch(str(path))) and path.parent.is_dir():
+        raise UserError(
+            f"there is no directory {path}; for a model of the hub with this id, give {path}@main"
+        )
+    elif hub_id:
         place, revision = hub_id.groups(default="main")
         key, name = str(path).replace("/", "--"), place.rpartition("/")[2]
     else:

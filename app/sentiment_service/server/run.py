@@ -11,11 +11,11 @@ from sentiment_service import main
 from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.observability import logs
+from sentiment_service.requests.service import Service
 from sentiment_service.server import signals
 from sentiment_service.server.addresses import bind_sites
 from sentiment_service.server.server import Server
 from sentiment_service.server.workers.assignment import Assignment, take_share
-from sentiment_service.service import Service
 from sentiment_service.shared_memory.board import Board
 
 # Answered requests and closed connections leave nothing to the garbage collector. It looks at all

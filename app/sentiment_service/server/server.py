@@ -14,9 +14,9 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from sentiment_service.adapter import SideServer
 from sentiment_service.config.credentials import Credentials, read_again
 from sentiment_service.errors import ServiceError, UserError
+from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import signals
 from sentiment_service.server.addresses import announce
 from sentiment_service.server.arrivals import (
@@ -32,7 +32,6 @@ from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.server.workers.assignment import Assignment
 from sentiment_service.server.workers.channels import HandedOver
 from sentiment_service.server.workers.member import Member, StatusReport
-from sentiment_service.service import Service
 from sentiment_service.shared_memory.worker_status import WorkerPhase
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from sentiment_service.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 from sentiment_service.engine.model.bundle import sha256
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import UserError, first_line
 from tokenizers import Tokenizer

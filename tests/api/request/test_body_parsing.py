@@ -13,15 +13,6 @@ from typing import Any, TypeVar, cast
 import brotli
 import pytest
 from pydantic import TypeAdapter
-from sentiment_service.api.body import (
-    INLINE_BYTES,
-    media_type,
-    parse,
-    read_body,
-    read_bytes,
-)
-from sentiment_service.api.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
-from sentiment_service.api.http_exchange import HttpRequest
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -30,8 +21,17 @@ from sentiment_service.errors import (
     PayloadTooLarge,
     UnsupportedMediaType,
 )
-from sentiment_service.exchange import Arrival
-from sentiment_service.validation import RequestBody, SingleText
+from sentiment_service.http.body import (
+    INLINE_BYTES,
+    media_type,
+    parse,
+    read_body,
+    read_bytes,
+)
+from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
+from sentiment_service.http.exchange import HttpRequest
+from sentiment_service.requests.exchange import Arrival
+from sentiment_service.requests.validation import RequestBody, SingleText
 
 T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
@@ -153,7 +153,7 @@ def test_long_bodies_are_parsed_on_the_workers_thread(
             threads.append(threading.current_thread().name)
             return decode(json.JSONDecoder(), content.decode())
 
-    monkeypatch.setattr("sentiment_service.api.body.FAST_DECODER", Noting())
+    monkeypatch.setattr("sentiment_service.http.body.FAST_DECODER", Noting())
     for spaces in (0, INLINE_BYTES):
         content = b'{"numbers": [1, 2]}' + b" " * spaces
         assert _run(read_body(Body(content, worker=worker).request, Sum)).numbers == [1, 2]

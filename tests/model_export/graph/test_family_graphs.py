@@ -18,7 +18,7 @@ from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.output import ONNX_FILES
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints import HIDDEN_SIZE, LAYERS, Exported, random_model
