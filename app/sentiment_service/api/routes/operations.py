@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from sentiment_service.api.http_exchange import HttpRequest, Route
 from sentiment_service.api.openapi import DIGEST, NAME_IN_PATH, documented, example
-from sentiment_service.engine.machine.cpu import cpu_name, vector_flags
+from sentiment_service.engine.machine.host import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
 from sentiment_service.engine.text.encoding import Preprocessing
