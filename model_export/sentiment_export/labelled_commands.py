@@ -53,7 +53,7 @@ def evaluate_command(words: list[str]) -> None:
         precisions = [*first.manifest.variants]
 
     # Imported here because they load ONNX Runtime, which --help does not need.
-    from sentiment_service.engine.model.load import load_model
+    from sentiment_service.engine.loading import load_model
 
     from sentiment_export.quality.changes import changes, comparison
     from sentiment_export.quality.evaluation import evaluate

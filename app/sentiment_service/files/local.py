@@ -18,8 +18,8 @@ import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would 
 from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
-from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
 from sentiment_service.engine.machine.gpu import CUDA
+from sentiment_service.engine.machine.host import available_cpus, ways_to_share
 from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.engine.model.model import Scored, outcomes_of
 from sentiment_service.engine.step_thread import finish

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.lifecycle import Lifecycle
 from sentiment_service.engine.loading import Loaded
-from sentiment_service.engine.machine.cpu import available_cpus
-from sentiment_service.engine.machine.memory import available_memory
+from sentiment_service.engine.machine.host import available_cpus, available_memory
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
