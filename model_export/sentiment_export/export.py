@@ -25,7 +25,6 @@ from sentiment_service.engine.model.bundle import (
     Variant,
     sha256,
 )
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.parity import TEXTS
 from sentiment_service.errors import UserError

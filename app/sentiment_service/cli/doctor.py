@@ -15,7 +15,6 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from sentiment_service.engine.loading import load_as_set, load_model
-from sentiment_service.engine.machine.cpu import available_cpus, cpu_name, vector_flags
 from sentiment_service.engine.machine.gpu import CUDA, CudaState, cuda_state
 from sentiment_service.engine.machine.host import available_cpus, cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Bundle, bundles_to_use
