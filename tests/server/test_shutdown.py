@@ -189,7 +189,7 @@ class AtImport:
     def find_spec(self, name, path, target=None):
         if name == "sentiment_service.cli.command":
             hang_up()
-            import sentiment_service.server.run as run
+            import sentiment_service.server.server as run
             create = run.main.create_app
             run.main.create_app = lambda *given: (hang_up(), create(*given), hang_up())[1]
 

@@ -37,6 +37,9 @@ from sentiment_service.results import Outcome
 # 0.05 ms, as long as tokenising one or two tweets.
 INLINE_CHARS = 2_000
 
+# Nearly no text has fewer tokens than one for so many of its characters.
+MOST_CHARS_PER_TOKEN = 16
+
 # The first guess of what a character takes on the thread.
 TOKENISING_S, SPLITTING_S = 1e-6, 8e-6
 
@@ -239,7 +242,10 @@ class Classifier:
                 left_s = max(0.0, deadline - self._loop.time())
                 self._batcher.check_admission(tokens, timeout_s=left_s)
 
-        check(len(texts))
+        # At least so many, so that work which the queue will not take is not begun.
+        most = tokenizer.max_tokens
+        least = sum(min(chars_of(text) // MOST_CHARS_PER_TOKEN, most) for text in texts)
+        check(max(len(texts), min(least, self.request_tokens)))
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
         kind = self._splitting if options.split else self._tokenising
         return await self._step_thread.run(steps, deadline=deadline, kind=kind, size=cost)
