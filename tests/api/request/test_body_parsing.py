@@ -31,6 +31,7 @@ from sentiment_service.errors import (
     UnsupportedMediaType,
 )
 from sentiment_service.exchange import Arrival
+from sentiment_service.limits import InflightBytes
 from sentiment_service.validation import RequestBody, SingleText
 
 T = TypeVar("T")
@@ -72,7 +73,8 @@ class Body:
             self.messages.append({"type": "http.disconnect"})
         self.held = 0
         settings = SimpleNamespace(max_body_bytes=max_body_bytes, max_texts=1000)
-        service = SimpleNamespace(settings=settings, step_thread=worker)
+        inflight = InflightBytes(2**28, [memoryview(bytearray(8))])
+        service = SimpleNamespace(settings=settings, step_thread=worker, inflight=inflight)
         self.exchange = SimpleNamespace(
             service=service,
             deadline=deadline,
