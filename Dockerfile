@@ -70,7 +70,7 @@ ARG TORCH_INDEX_URL=
 # pip compiles here, because it skips a file of PyTorch that needs a newer Python; with this variable,
 # bytecode has hashes instead of file times.
 RUN SOURCE_DATE_EPOCH=1 $PIP --compile --constraint requirements/dev.txt ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
-        "$(echo /opt/wheel/*.whl)[cpu,export]"
+        "$(echo /opt/wheel/*.whl)[cpu,export,torch]"
 
 
 FROM python AS runtime

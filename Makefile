@@ -156,7 +156,7 @@ soak: install-dev ## Run traffic with faults for half an hour; check all answers
 # of torch, which differ between builds of torch; torch pins them itself.
 .PHONY: lock
 lock: ## Update requirements/*.txt with the uv of install-dev, or UV= (LOCK_FLAGS=--upgrade for the newest versions)
-	$(LOCK) --extra cpu --extra files --extra otel --extra grpc --extra export --extra dev --extra pictures pyproject.toml -o requirements/dev.txt
+	$(LOCK) --extra cpu --extra files --extra otel --extra grpc --extra export --extra torch --extra dev --extra pictures pyproject.toml -o requirements/dev.txt
 	sed -i.old -E '/^(onnxruntime|torch-|nvidia-|cuda-|triton=)/d; s/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.txt
 	rm requirements/dev.txt.old
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt

@@ -8,15 +8,15 @@ from operator import or_
 
 from fastapi import FastAPI
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.api.application import OWN_PATHS, Application, all_routes
-from sentiment_service.api.routes import metrics
 from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
+from sentiment_service.http import metrics
+from sentiment_service.http.application import OWN_PATHS, Application, all_routes
 from sentiment_service.observability.traces import EXPORTER
-from sentiment_service.service import Service
+from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter, Service
 from sentiment_service.shared_memory.board import Board
 
 # The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and
@@ -57,7 +57,8 @@ def create_app(
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
-    paths = reduce(or_, [adapter.paths for adapter in adapters], OWN_PATHS)
+    own = OWN_PATHS | Paths(open=PathSet({settings.root_path}))
+    paths = reduce(or_, [adapter.paths for adapter in adapters], own)
     service = Service(
         settings, paths, credentials=credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
     )

@@ -1,12 +1,12 @@
 """What Python programs use in the place of a service: a model in their own process."""
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -22,9 +22,9 @@ from typing import (
 
 from sentiment_service.cli.exported_models import with_bundles
 from sentiment_service.cli.sources import load_settings
-from sentiment_service.engine.text.encoding import Overflow, Preprocessing, Split, TextOptions
+from sentiment_service.engine.text.options import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
-from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError
+from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
 from sentiment_service.files.frames import (
     Frame,
     as_pandas,
@@ -38,8 +38,8 @@ from sentiment_service.files.report import progress_bar
 from sentiment_service.files.result_columns import ResultColumns
 from sentiment_service.files.table_classifier import with_reason
 from sentiment_service.files.tables.table import split_into_chunks
+from sentiment_service.requests.validation import PAIR, ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome, item
-from sentiment_service.validation import PAIR, ClassifyRequest, checked, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +51,7 @@ Text = str | Mapping[str, str]
 # and pandas' NA and NaT. Comparing them differs from type to type.
 MISSING = ("None", "nan", "NaN", "<NA>", "NaT")
 BAR_AFTER_S = 2.0
+FLAG = re.compile("--([a-z]+(?:-[a-z]+)*)")
 
 
 @dataclass(frozen=True)
@@ -185,10 +186,14 @@ class Classifier:
         del given["self"]
         if model is not None:
             given["model"] = [str(model)]
-        settings = with_bundles(load_settings(given), partial(print, file=sys.stderr))
         # When the main thread has ended, Python starts no threads, which measuring needs.
         measure = threading.main_thread().is_alive()
-        self._model: LocalClassifier | None = LocalClassifier(settings, measure=measure)
+        try:
+            settings = with_bundles(load_settings(given), _say)
+            self._model: LocalClassifier | None = LocalClassifier(settings, measure=measure)
+        except (ValueError, UserError) as error:
+            error.args = (_without_flags(str(error)),)
+            raise
         self._process = os.getpid()
         self._columns = self._model.columns
         self.labels = self._columns.labels
@@ -238,15 +243,15 @@ class Classifier:
         named = {"overflow": overflow, "split": split, "language": language}
         given = {"inputs": "", **named, "threshold": threshold}  # the texts are read apart
         options = checked(given, ClassifyRequest).options
+        if hasattr(texts, "columns"):
+            raise TypeError(
+                "this is a table; give one column of it, such as table['text'], or use add_columns"
+            )
         if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
             (outcome,) = self._outcomes([_text(texts)], options)
             if isinstance(outcome, ServiceError):
                 raise outcome
             return _prediction(outcome)
-        if hasattr(texts, "columns"):
-            raise TypeError(
-                "this is a table; give one column of it, such as table['text'], or use add_columns"
-            )
         index = getattr(texts, "index", None)
         outcomes = self._outcomes([*map(_text, values_of(texts))], options)
         return Results(outcomes, self._columns, None if callable(index) else index)
@@ -300,6 +305,17 @@ class Classifier:
             results = model.outcomes(chunks, advance=advance, options=options)
             with closing(results):
                 return [outcome for _, outcomes in results for outcome in outcomes]
+
+
+def _say(words: str) -> None:
+    print(_without_flags(words), file=sys.stderr)
+
+
+def _without_flags(words: str) -> str:
+    """A message with the names of the constructor's options in the place of the command's flags."""
+    options = {option.replace("_", "-"): option for option in Classifier.__init__.__annotations__}
+    options["single-label"] = "multi_label"
+    return FLAG.sub(lambda found: options.get(found[1], found[0]), words)
 
 
 def _text(value: Any) -> str | TextPair | ServiceError:

@@ -134,14 +134,19 @@ def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
     return predictions
 
 
-def whole_failure(outcomes: Sequence[Outcome], *, single: bool) -> ServiceError | None:
-    """The error of the whole request, if no text has a result.
+def items(outcomes: Sequence[Outcome], *, single: bool = False) -> list[Prediction | FailedItem]:
+    """The outcomes as ``results`` of an answer, which has a place for the error of each text.
 
-    It is the error of a single text, or in a list the first server error (5xx).
+    Raises:
+        ServiceError: no text has a result. It is the error of a single text, or in a list the first
+            server error (5xx).
     """
-    if not isinstance(outcomes[0], ServiceError):  # nearly always
-        return None
-    errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
-    if len(errors) < len(outcomes):
-        return None
-    return errors[0] if single else next((e for e in errors if e.status >= 500), None)
+    if isinstance(outcomes[0], ServiceError):  # seldom
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+        if len(errors) == len(outcomes):
+            if single:
+                raise errors[0]
+            for error in errors:
+                if error.status >= 500:
+                    raise error
+    return [item(outcome) for outcome in outcomes]

@@ -22,7 +22,7 @@ from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 from sentiment_service.cli import command as cli
 from sentiment_service.engine.model.model import Logits, Model
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from starlette.types import Receive, Scope, Send
 
 # As the service has them.

@@ -10,7 +10,7 @@ from sentiment_service.cli.bench.load import tweet_lengths
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from benchmarks.texts import texts_of
 from checks.gpu.setup import Device

@@ -3,7 +3,9 @@
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ from sentiment_service.engine.model.bundle import (
     CheckpointSource,
     DataFile,
     Manifest,
+    Parity,
     Precision,
+    ReferenceKind,
     Variant,
     sha256,
 )
 from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.parity import TEXTS
 from sentiment_service.errors import UserError
 
@@ -33,10 +38,9 @@ from sentiment_export.model_card import model_card
 from sentiment_export.output import ONNX_FILES, check_bundle_output
 from sentiment_export.quality.evaluation import AccuracyGate
 from sentiment_export.quality.labelled import MAX_ACCURACY_LOSS, Example
-from sentiment_export.quality.layer_parity import layer_parity
-from sentiment_export.quality.verification import DiffersTooMuch, verify
+from sentiment_export.quality.verification import NAMES, DiffersTooMuch, Reference, verify
 
-MADE_WITH = ("sentiment-service", "torch", "transformers", "optimum-onnx", "onnx", "onnxruntime")
+MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
 
 
 def export(
@@ -47,6 +51,7 @@ def export(
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
     calibration_texts: CalibrationTexts | None = None,
+    reference: ReferenceKind | None = None,
     debug_parity: bool = False,
     graphs_of: Callable[[Checkpoint, Path], Graphs] = graphs_of,
     say: Callable[[str], None] = print,
@@ -56,19 +61,28 @@ def export(
     The bundle is written to a temporary directory beside ``output``, opened and computed there as
     the service does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
     ``examples``, the scores of every variant are recorded, and a variant that scores worse than
-    fp32 is left out. So is an int8 that differs from the checkpoint by more than its tolerance.
-    With ``calibration_texts``, every variant gets a temperature.
+    fp32 is left out. So is an int8 that differs from the ``reference`` by more than its tolerance.
+    That is PyTorch's model, or the fp32 graph where PyTorch is not installed. With
+    ``calibration_texts``, every variant gets a temperature.
 
     Raises:
-        UserError: the architecture is not supported, fp32 or fp16 differs from the checkpoint by
-            more than its tolerance, ``output`` holds something other than a bundle, a labelled
-            text cannot be classified, no temperature fits, or the disk is full. Also raised after
-            the other variants were written, if a variant was left out.
+        UserError: the architecture is not supported, PyTorch is needed and not installed, fp32 or
+            fp16 differs from the reference by more than its tolerance, ``output`` holds something
+            other than a bundle, a labelled text cannot be classified, no temperature fits, or the
+            disk is full. Also raised after the other variants were written, if a variant was left
+            out.
     """
     output = check_bundle_output(output)
     gate = AccuracyGate(examples, max_accuracy_loss)
+    kind = reference or ("pytorch" if has_pytorch() else "fp32")
+    if not has_pytorch() and (kind == "pytorch" or debug_parity):
+        raise UserError(
+            "a comparison with PyTorch needs PyTorch and transformers, which the extra `torch` "
+            "installs; without them, give --reference fp32"
+        )
     # The other variants are compared with fp32, even if fp32 was not requested.
-    made = dict.fromkeys(("fp32", *precisions)) if examples else precisions
+    first: Sequence[Precision] = ("fp32",) if examples or kind == "fp32" else ()
+    made = dict.fromkeys((*first, *precisions))
     with atomic_directory(output) as directory:
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
@@ -76,16 +90,17 @@ def export(
             say("writing the graphs")
             graphs = graphs_of(checkpoint, Path(work))
             passes = {p: graphs.write(p, directory / ONNX_FILES[p]) for p in made}
-        manifest = _manifest(checkpoint, directory, output.name, passes)
+        manifest = _manifest(checkpoint, directory, output.name, passes, kind)
+        checks = _Checks(checkpoint, directory, gate, say, kind)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
-            manifest = _verified(manifest, precision, checkpoint, directory, gate, say)
+            manifest = checks.passed(manifest, precision)
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
             raise UserError(f"no bundle was written: {gate.verdict()}")
         if calibration_texts:
-            bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
+            bundle = Bundle(directory, manifest, dict(checkpoint.config))
             manifest = calibrated(bundle, calibration_texts, say=say)
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -99,40 +114,61 @@ def export(
     return manifest
 
 
-def _verified(
-    manifest: Manifest,
-    precision: Precision,
-    checkpoint: Checkpoint,
-    directory: Path,
-    gate: AccuracyGate,
-    say: Callable[[str], None],
-) -> Manifest:
-    """Verify and score the variant; returns the manifest with its parity and accuracy.
+def has_pytorch() -> bool:
+    """Whether a checkpoint can be computed by PyTorch."""
+    return all(find_spec(package) for package in ("torch", "transformers"))
 
-    The gate refuses an int8 that differs from the checkpoint by more than its tolerance.
-    """
-    variant = manifest.variants[precision]
-    bundle = Bundle(directory, manifest, checkpoint.model.config.to_dict())
-    say(f"comparing {precision} with PyTorch")
-    model = load_model(bundle, device="cpu", precision=precision, threads=0)
-    try:
-        parity = verify(model, checkpoint)
-    except DiffersTooMuch as error:
-        if precision != "int8":  # only int8's coarser weights may be too coarse for a checkpoint
-            raise
-        gate.refused[precision] = str(error)
-        return manifest
-    say(
-        f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
-        f"{parity.max_abs_logit_diff:.2g} of PyTorch, labels agree on "
-        f"{parity.label_agreement:.1%} of {parity.samples} texts"
-    )
-    accuracy = gate.scored(model, say)
-    filled = variant.model_copy(update={"parity": parity, "accuracy": accuracy})
-    return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
+
+@dataclass(slots=True)
+class _Checks:
+    """Compares the variants with one reference, and scores them."""
+
+    checkpoint: Checkpoint
+    directory: Path
+    gate: AccuracyGate
+    say: Callable[[str], None]
+    kind: ReferenceKind
+    reference: Reference | None = None  # known once the first variant is open
+
+    def passed(self, manifest: Manifest, precision: Precision) -> Manifest:
+        """Verify and score the variant; returns the manifest with its parity and accuracy.
+
+        The gate refuses an int8 that differs from the reference by more than its tolerance.
+        """
+        variant = manifest.variants[precision]
+        bundle = Bundle(self.directory, manifest, dict(self.checkpoint.config))
+        model = load_model(bundle, device="cpu", precision=precision, threads=0)
+        parity = None
+        if self.kind == "fp32" and precision == "fp32":
+            self.say("computing the reference with fp32")
+            self.reference = Reference.of_graph(model)
+        else:
+            try:
+                parity = self._compared(model)
+            except DiffersTooMuch as error:
+                if precision != "int8":  # only int8's coarser weights may be too coarse
+                    raise
+                self.gate.refused[precision] = str(error)
+                return manifest
+            self.say(
+                f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
+                f"{parity.max_abs_logit_diff:.2g} of {NAMES[self.kind]}, labels agree on "
+                f"{parity.label_agreement:.1%} of {parity.samples} texts"
+            )
+        accuracy = self.gate.scored(model, self.say)
+        filled = variant.model_copy(update={"parity": parity, "accuracy": accuracy})
+        return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
+
+    def _compared(self, model: Model) -> Parity:
+        self.say(f"comparing {model.precision} with {NAMES[self.kind]}")
+        if self.reference is None:
+            self.reference = Reference.of_pytorch(self.checkpoint, model)
+        return verify(model, self.reference)
 
 
 def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
+    from sentiment_export.quality.layer_parity import layer_parity  # needs PyTorch
+
     ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
     report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
     return f"{precision}, layer by layer:\n{report.table()}"
@@ -150,9 +186,7 @@ def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Man
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
     # LABEL_1. Other readers do not know its defaults, so the labels are always written.
-    config = json.loads(checkpoint.model.config.to_json_string())
-    config["id2label"] = {str(index): label for index, label in enumerate(checkpoint.labels)}
-    config["label2id"] = {label: index for index, label in enumerate(checkpoint.labels)}
+    config = checkpoint.config
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     with full_disk_named(directory):
@@ -160,10 +194,18 @@ def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, directory: Path, name: str, passes: dict[Precision, list[str]]
+    checkpoint: Checkpoint,
+    directory: Path,
+    name: str,
+    passes: dict[Precision, list[str]],
+    reference: ReferenceKind,
 ) -> Manifest:
-    hub = origin(checkpoint.path)
-    language = getattr(checkpoint.model.config, "language", None)
+    hub, made_with = origin(checkpoint.path), [*MADE_WITH]
+    if checkpoint.encoder is None:
+        made_with.append("optimum-onnx")
+    if checkpoint.encoder is None or reference == "pytorch":
+        made_with += ["torch", "transformers"]
+    language = checkpoint.config.get("language")
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -181,9 +223,10 @@ def _manifest(
         text_pairs=checkpoint.text_pairs,
         language=language if isinstance(language, str) else None,
         notes=checkpoint.notes,
+        reference=reference,
         variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
-        created_with={package: version(package) for package in MADE_WITH},
+        created_with={package: version(package) for package in made_with},
     )
 
 

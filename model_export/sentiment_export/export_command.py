@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 from sentiment_service.cli.command_parser import (
     CommandParser,
@@ -14,7 +15,7 @@ from sentiment_service.cli.command_parser import (
 from sentiment_service.cli.sources import nearest, read_options
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.config.formats import SHARE
-from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.engine.model.bundle import Precision, ReferenceKind
 
 from sentiment_export.output import check_bundle_output
 from sentiment_export.quality.labelled import LABELLED, MAX_ACCURACY_LOSS, Columns, read_examples
@@ -93,6 +94,14 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     )
     Columns.add_arguments(parser)
     parser.add_argument(
+        "--reference",
+        choices=get_args(ReferenceKind),
+        help=(
+            "what the variants are compared with: the checkpoint in PyTorch, or the fp32 graph "
+            "(default: pytorch where it is installed)"
+        ),
+    )
+    parser.add_argument(
         "--debug-parity",
         action="store_true",
         help="compare every layer with PyTorch and name the first that differs too much",
@@ -152,6 +161,7 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
         calibration_texts=calibration_texts,
+        reference=options.reference,
         debug_parity=options.debug_parity,
     )
 

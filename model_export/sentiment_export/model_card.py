@@ -17,7 +17,7 @@ pipeline_tag: text-classification
 - Text normalisation before tokenising: {preprocessing}
 - Input: {takes}
 {notes}
-## Parity with the PyTorch checkpoint
+## Parity with {reference}
 
 | variant | file | MB | largest logit difference | labels that agree | texts |
 | --- | --- | --- | --- | --- | --- |
@@ -76,6 +76,7 @@ def model_card(manifest: Manifest) -> str:
         preprocessing=manifest.preprocessing,
         takes="single texts and pairs of texts" if manifest.text_pairs else "single texts",
         notes="".join(f"- {note[0].upper()}{note[1:]}.\n" for note in manifest.notes),
+        reference="the fp32 graph" if manifest.reference == "fp32" else "the PyTorch checkpoint",
         parity="\n".join(rows),
         passes=PASSES.format(rows="\n".join(done)) if done else "",
     )

@@ -19,12 +19,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.adapters.stream.ndjson import Line, LineReader
 from sentiment_service.adapters.stream.routes import StreamedAnswers
-from sentiment_service.api.decoding import decoder
-from sentiment_service.api.http_exchange import HttpExchange
 from sentiment_service.engine.classifier import INLINE_CHARS
-from sentiment_service.engine.text.encoding import DEFAULTS
+from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.errors import Overloaded, PayloadTooLarge
-from sentiment_service.limits import InflightBytes
+from sentiment_service.http.decoding import decoder
+from sentiment_service.http.exchange import HttpExchange
+from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory.board import Board
 
 from tests.conftest import FLAGS, Listen, Serve, Start
@@ -192,7 +192,7 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that decompress to hundreds of times their size are cut off, and get an error line."""
-    monkeypatch.setattr("sentiment_service.api.decoding.UNSUSPICIOUS_BYTES", 50_000)
+    monkeypatch.setattr("sentiment_service.http.decoding.UNSUSPICIOUS_BYTES", 50_000)
     headers = {**NDJSON, "content-encoding": "br"}
     for filling in (b"\n", b"x\n", b"a"):
         packed = brotli.compress(_lines(3) + filling * 50_000_000)

@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from sentiment_service.adapters.grpc.messages import METHODS
-from sentiment_service.api.application import OWN_PATHS
 from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
+from sentiment_service.http.application import OWN_PATHS
 from sentiment_service.main import create_app
 
 from benchmarks.service import free_port
@@ -157,6 +157,9 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
         "sends a wrong key",
         "sends its body in chunks of one byte",
         "50 clients read the open pages",
+        "asks for the metrics in 100 versions",
+        "20 streams with windows of 16 MB",
+        "20 unread streams with long ids",
         "requests an unknown path or model",
         "pipelines several requests",
         *grpc_abuse.faults(traffic),

@@ -179,6 +179,44 @@ sys.exit(main())
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_a_text_like_an_option_comes_after_two_hyphens(
+    bundle: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without them, the line says so."""
+    with pytest.raises(SystemExit) as exited:
+        main(["classify", "--model", str(bundle), "-_-"])
+    assert exited.value.code == 2
+    assert "'-_-'; what begins with - and is no option comes after --;" in capfd.readouterr().err
+    assert main(["classify", "--model", str(bundle), "--", "-_-", "--model", "love"]) == 0
+    assert [line.split("\t")[2] for line in capfd.readouterr().out.splitlines()] == [
+        *("-_-", "--model", "love")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [("192.0.2.1", "Cannot assign requested address"), ("nohost.invalid", "")],
+)
+def test_an_address_of_another_machine_is_one_line(
+    address: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what --host may be."""
+    assert main(["serve", "--host", address, "--log-format", "human"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"sentiment: cannot listen on {address} port 8000: {reason}")
+    assert "--host is an address of this machine" in last
+
+
+@pytest.mark.parametrize(("given", "other"), [("cert", "key"), ("key", "cert")])
+def test_one_of_two_files_for_tls_is_wrong_usage(
+    given: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the flag that was given, and the one that is missing."""
+    assert main(["serve", f"--tls-{given}", "x", "--log-format", "human"]) == 2
+    said = f"--tls-{given}: a certificate and its key need each other: give --tls-{other}, too"
+    assert capsys.readouterr().err == f"sentiment: {said}\n"
+
+
 def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
     """Without texts at a terminal, the command explains itself and does not wait for input."""
     outside, inside = terminal()

@@ -458,3 +458,14 @@ def test_settings_without_a_model_stay(fake: Path) -> None:
     """The embedded model needs no export, and no cache."""
     assert with_bundles(Settings()) == Settings()
     assert not fake.exists()
+
+
+def test_a_path_that_is_not_there_is_no_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """models/nope has the form of one, but there is a directory models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for model in ("models/nope", "./models/nope"):
+        with pytest.raises(UserError, match=r"^there is no directory .*models/nope"):
+            with_bundles(load_settings({"model": [model]}))

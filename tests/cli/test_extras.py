@@ -57,15 +57,14 @@ sys.exit(main())
             ["classify", "--url", "http://127.0.0.1:9", "hello"],
         ),
         ("sentiment_service.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
-        ("sentiment_export.cli", "torch", "export", [".", "--output", "bundle"]),
-        ("sentiment_export.cli", "torch huggingface_hub", "export", [".", "--output", "bundle"]),
-        ("sentiment_export.cli", "torch huggingface_hub", "export", ["describe", "."]),
+        ("sentiment_export.cli", "onnx", "export", [".", "--output", "bundle"]),
+        ("sentiment_export.cli", "onnx huggingface_hub", "export", [".", "--output", "bundle"]),
         ("sentiment_export.cli", "huggingface_hub", "hub", ["describe", "source"]),
         ("sentiment_export.cli", "onnxruntime", "cpu", ["evaluate", EMBEDDED, "file.tsv"]),
         (
             "sentiment_export.cli",
             "transformers",
-            "export",
+            "torch",
             ["finetune", "base", "--train", "a", "--validation", "b", "--output", "c"],
         ),
     ],
@@ -86,9 +85,7 @@ def test_a_missing_package_is_named_with_its_extra(
     line = done.stderr.splitlines()[-1]  # `serve` first logs port and model
     assert f"the package {re.split('[. ]', hidden)[0]}, which the extra '{extra}'" in line
     assert f"installs: run {install_command(extra)}" in line
-    assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (
-        extra in ("export", "hub")
-    )
+    assert ("-m uv pip install" in line and "--torch-backend cpu" in line) == (extra == "torch")
 
 
 def test_an_image_names_the_image_that_exports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from sentiment_service.engine.classifier import INLINE_CHARS, Classification, Classifier
-from sentiment_service.engine.text.encoding import TextOptions
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.steps import STEP_CHARS
 from sentiment_service.errors import (
     DeadlineExceeded,
@@ -87,7 +87,7 @@ async def test_windows_and_sentences_are_texts_of_the_request(bundle: Path) -> N
 async def test_only_short_requests_are_tokenised_on_the_event_loop(
     bundle: Path, tokenised: list[tuple[str, int]]
 ) -> None:
-    """A long text, many texts and any text for sentences go to the worker's thread."""
+    """A long text, many texts and any text for sentences go to the step thread."""
     async with classifying(bundle) as (classifier, _):
         loop = threading.current_thread().name
         for texts, options, thread in (

@@ -115,17 +115,17 @@ async def test_the_old_model_finishes_what_it_has_begun(bundle: Path, gate: Gate
     """New requests go to the new model meanwhile."""
     async with _registry(bundle) as models:
         release(bundle, "fedcba9")
-        await models.prepare("tiny")
-        old = models.classifier(None)
-        gate.close()
-        begun = asyncio.create_task(_revision(models))
-        await until(gate.reached.is_set)
-        switching = asyncio.create_task(models.switch("tiny"))
-        await asyncio.sleep(0)
-        assert models.classifier(None) is not old
-        assert not switching.done()
-        gate.open.set()
-        await switching
+        async with models.replacement("tiny") as use:
+            old = models.classifier(None)
+            gate.close()
+            begun = asyncio.create_task(_revision(models))
+            await until(gate.reached.is_set)
+            switching = asyncio.create_task(use())
+            await asyncio.sleep(0)
+            assert models.classifier(None) is not old
+            assert not switching.done()
+            gate.open.set()
+            await switching
         assert await begun == "0123abc"
         assert await _revision(models) == "fedcba9"
 
@@ -134,12 +134,11 @@ async def test_a_dropped_model_never_answers_and_lets_the_next_reload_begin(bund
     """A reload waits for the one before it, so that at most two versions are in memory."""
     async with _registry(bundle) as models:
         release(bundle, "fedcba9")
-        await models.prepare("tiny")
-        waiting = asyncio.create_task(models.reload("tiny"))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        assert not models.loading
-        models.drop("tiny")
+        async with models.replacement("tiny"):
+            waiting = asyncio.create_task(models.reload("tiny"))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            assert not models.loading
         assert await _revision(models) == "0123abc"
         await waiting
         assert await _revision(models) == "fedcba9"

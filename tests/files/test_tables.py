@@ -23,6 +23,8 @@ COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}
 FAILED: ResultItem = {"error": {"code": "empty_text", "message": "no text"}}
 
+GZIPPED = gzip.compress(b"text\nlove\n", mtime=0)  # of no time: tests have the same names each time
+
 
 class _Input:
     """A file that can be read as a table, again and again."""
@@ -158,8 +160,16 @@ def _parquet(columns: Sequence[pa.Array], names: Sequence[str]) -> bytes:
             r"iconv .* <\(gunzip -c /",
         ),
         ("a.csv", bz2.compress(b"text\nlove\n" * 9), "is not text, but compressed with bzip2"),
-        ("a.csv", gzip.compress(b"text\nlove\n"), "not text, but .* let its name end in .gz"),
-        ("a.csv.gz", gzip.compress(gzip.compress(b"text\n")), "not text, but compressed with gzip"),
+        (
+            "a.csv",
+            gzip.compress(b"text\nlove\n", mtime=0),
+            "not text, but .* let its name end in .gz",
+        ),
+        (
+            "a.csv.gz",
+            gzip.compress(gzip.compress(b"text\n", mtime=0), mtime=0),
+            "not text, but compressed with gzip",
+        ),
         ("a.jsonl", b"PK\x03\x04\x14" + bytes(200), "is not text, but a ZIP archive"),
         (
             "a.csv",
@@ -211,7 +221,7 @@ def test_tsv_and_json_lists(tmp_path: Path, name: str, content: bytes, written: 
     """Quotes of TSV are those of CSV. An item of a list is a text or an object, which is kept."""
     table = _Input(_file(tmp_path, name, content))
     assert _written(table, ".jsonl", tmp_path).decode().startswith(written)
-    packed = _Input(_file(tmp_path, f"{name}.gz", gzip.compress(content)))
+    packed = _Input(_file(tmp_path, f"{name}.gz", gzip.compress(content, mtime=0)))
     assert _texts(packed) == _texts(table)
     again = _file(tmp_path, "again.tsv", _written(table, ".tsv", tmp_path))
     assert _texts(_Input(again)) == _texts(table)
@@ -311,6 +321,8 @@ def test_quotes_behind_tabs(tmp_path: Path, rows: str, texts: list[str]) -> None
     assert _texts(_Input(_file(tmp_path, "a.tsv", f"id\ttext\n{rows}".encode()))) == texts
     plain = _file(tmp_path, "plain.tsv", rows.encode())
     assert [row.cells[1] for row in rows_without_header(plain, 2)] == texts
+    bars = f"id\ttext\n{rows}".replace("\t", "|").encode()
+    assert _texts(_Input(_file(tmp_path, "a.csv", bars))) == [t.replace("\t", "|") for t in texts]
     packed = _file(tmp_path, "a.tsv.gz", gzip.compress(f"id\ttext\n{rows}".encode()))
     assert _texts(_Input(packed)) == texts
 
@@ -352,7 +364,7 @@ def test_line_ends(tmp_path: Path, name: str, ends: str) -> None:
     lines = (["text"] if "sv" in name else []) + lines
     each = ["\r", "\n", "\r\n", "\r", "\n"] if ends == "mixed" else [ends] * 5
     content = "".join(map("".join, zip(lines, each, strict=False))).encode()
-    content = gzip.compress(content) if name.endswith(".gz") else content
+    content = gzip.compress(content, mtime=0) if name.endswith(".gz") else content
     assert _texts(_Input(_file(tmp_path, name, content))) == texts
 
 

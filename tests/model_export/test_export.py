@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -369,16 +370,18 @@ class _Damaged:
         return passes
 
 
-def _export_damaged(roberta: Exported, output: Path, damaged: Precision, name: str) -> None:
+def _export_damaged(
+    roberta: Exported, output: Path, damaged: Precision, name: str, **options: Any
+) -> None:
     def graphs(checkpoint: Checkpoint, work: Path) -> Graphs:
         return _Damaged(graphs_of(checkpoint, work), damaged, name)
 
-    export(load_checkpoint(roberta.source), output, graphs_of=graphs, say=silent)
+    export(load_checkpoint(roberta.source), output, graphs_of=graphs, say=silent, **options)
 
 
 def test_fp32_with_a_wrong_weight_is_refused(roberta: Exported, tmp_path: Path) -> None:
     """The message names the variant, and nothing is written."""
-    with pytest.raises(UserError, match="the fp32 model differs too much from the PyTorch"):
+    with pytest.raises(UserError, match="the fp32 model differs too much from PyTorch"):
         _export_damaged(roberta, tmp_path / "out", "fp32", "layer.0.output.dense.bias")
     assert not list(tmp_path.iterdir())
 
@@ -392,6 +395,68 @@ def test_int8_that_is_too_coarse_is_left_out(roberta: Exported, tmp_path: Path) 
         _export_damaged(roberta, tmp_path / "out", "int8", "layer.0.attention.self.query.weight_i")
     assert list(Bundle.open(tmp_path / "out").manifest.variants) == ["fp32"]
     assert [path.name for path in (tmp_path / "out/onnx").iterdir()] == ["model.onnx"]
+
+
+def test_fp32_is_the_reference_where_pytorch_is_not_installed(
+    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifest and card say so; int8 is compared with fp32, and fp32 with nothing."""
+    checkpoint, said = load_checkpoint(roberta.source), list[str]()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    manifest = export(checkpoint, tmp_path / "out", say=said.append)
+    assert manifest.reference == "fp32"
+    assert manifest.variants["fp32"].parity is None
+    parity = manifest.variants["int8"].parity
+    assert parity is not None
+    assert 0 < parity.max_abs_logit_diff < 0.5
+    assert parity.samples > 30
+    assert "## Parity with the fp32 graph" in (tmp_path / "out/README.md").read_text()
+    assert "comparing int8 with its fp32 graph" in said
+    assert Bundle.open(roberta.bundle).manifest.reference == "pytorch"
+
+
+def test_berts_family_needs_none_of_the_large_packages(roberta: Exported, tmp_path: Path) -> None:
+    """Where none of them can be imported, the command writes a bundle with the same graphs."""
+    code = """import sys
+sys.modules |= dict.fromkeys(["torch", "transformers", "optimum", "onnx_ir"])
+from sentiment_export.cli import main
+sys.exit(main())"""
+    command = [sys.executable, "-c", code, str(roberta.source), "--output", str(tmp_path / "out")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stderr
+    alone, beside = (Bundle.open(path).manifest for path in (tmp_path / "out", roberta.bundle))
+    assert {p: v.sha256 for p, v in alone.variants.items()} == {
+        p: v.sha256 for p, v in beside.variants.items()
+    }
+    assert "torch" not in alone.created_with
+
+
+def test_a_reference_that_nobody_asked_for_is_not_kept(roberta: Exported, tmp_path: Path) -> None:
+    """int8 alone is compared with fp32 as well, whose file goes."""
+    checkpoint = load_checkpoint(roberta.source)
+    output = tmp_path / "out"
+    manifest = export(checkpoint, output, precisions=["int8"], reference="fp32", say=silent)
+    assert [path.name for path in (output / "onnx").iterdir()] == ["model_int8.onnx"]
+    assert manifest.variants["int8"].parity is not None
+
+
+def test_an_int8_that_differs_from_fp32_is_left_out(roberta: Exported, tmp_path: Path) -> None:
+    """The message names the reference."""
+    wrong = "layer.0.attention.self.query.weight_i"
+    with pytest.raises(UserError, match="the int8 model differs too much from its fp32 graph"):
+        _export_damaged(roberta, tmp_path / "out", "int8", wrong, reference="fp32")
+
+
+@pytest.mark.parametrize("asked", [{"reference": "pytorch"}, {"debug_parity": True}])
+def test_a_comparison_with_pytorch_needs_it(
+    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """One line names the extra; nothing is written."""
+    checkpoint = load_checkpoint(roberta.source)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="needs PyTorch and transformers, which the extra `torch`"):
+        export(checkpoint, tmp_path / "out", say=silent, **asked)
+    assert not list(tmp_path.iterdir())
 
 
 def test_precisions_are_those_that_can_be_written() -> None:

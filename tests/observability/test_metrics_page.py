@@ -2,12 +2,13 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import Serve
-from tests.support.serving import ROOT
+from tests.conftest import FLAGS, Serve
+from tests.support.serving import ROOT, Process, patched
 
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^- `(\w+)(?:\{([\w,]+)\})?` \((\w+), ([\w ]+)\): \S", re.MULTILINE)
@@ -38,3 +39,12 @@ def test_the_page_has_each_metric(serve: Serve, monkeypatch: pytest.MonkeyPatch)
     for name, _, _, unit in rows:
         if found := re.search(r"_(seconds|bytes)(_total)?$", name):
             assert unit == found[1], name
+
+
+def test_the_clock_may_be_wrong(bundle: Path) -> None:
+    """Beyond 2106, where the time of a gzip file ends: every page is answered as today."""
+    ahead = patched("real = time.time\ntime.time = lambda: real() + 2.6e9")
+    with Process("--model", str(bundle), *FLAGS, command=ahead) as process:
+        for path in ("/metrics", "/openapi.json", "/docs", "/", "/info", "/models", "/health"):
+            answer = process.client.get(path, headers={"accept-encoding": "gzip"})
+            assert answer.status_code == 200, path

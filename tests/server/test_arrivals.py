@@ -10,7 +10,7 @@ from itertools import chain
 import httpx2
 import pytest
 from sentiment_service.errors import UserError
-from sentiment_service.limits import PathSet
+from sentiment_service.requests.limits import PathSet
 from sentiment_service.server.addresses import bind
 from sentiment_service.server.arrivals import STARTS_AT_ONCE, Listener, Starts, Turns
 from sentiment_service.server.connection import Connection

@@ -121,8 +121,8 @@ def _prepare_and_drop(client: TestClient) -> None:
     models: ModelRegistry = cast(FastAPI, client.app).state.service.models
 
     async def refuse() -> None:
-        await models.prepare("tiny")
-        models.drop("tiny")
+        async with models.replacement("tiny"):
+            pass
 
     assert client.portal is not None
     client.portal.call(refuse)
@@ -336,9 +336,12 @@ def _release_labels(bundle: Path, labels: list[str]) -> None:
 def test_only_an_admin_key_reloads(serve: Serve, bundle: Path) -> None:
     """A client's key or no key is refused; reload of an unknown model gives 404."""
     client = serve(model=(bundle,), api_keys="client-key-1", admin_keys="admin-key-1")
-    for headers in ({}, {"authorization": "Bearer client-key-1"}):
-        for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/tiny/reload%0D"):
-            assert client.post(path, headers=headers).status_code == 401, path
+    known = {"authorization": "Bearer client-key-1"}
+    assert client.post("/models/tiny/reload", headers=known).status_code == 401
+    for path in ("/models/tiny/reload", "/models/tiny/reload%0A", "/models/a/b"):
+        assert client.post(path).status_code == 401, path
+    for path in ("/models/tiny/reload%0A", "/models/a/b", "/models/tiny", "/models/tiny/reload/x"):
+        assert client.post(path, headers=known).status_code in (404, 405), path
     assert reload(client).status_code == 200
     assert client.get("/info", headers=ADMIN).status_code == 401
     unknown = reload(client, "other")

@@ -9,14 +9,13 @@ from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Overflow, TextOptions
+from sentiment_service.engine.text.options import Overflow, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import InvalidRequest
-from sentiment_service.results import Prediction, every_prediction, item, whole_failure
-from sentiment_service.validation import (
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer
+from sentiment_service.requests.validation import (
     NO_OBJECT,
     Threshold,
     as_list,
@@ -24,6 +23,7 @@ from sentiment_service.validation import (
     text_or_pair,
     whole,
 )
+from sentiment_service.results import Prediction, every_prediction, items
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[Text | list[Text], PlainValidator(parse_texts)]
@@ -132,10 +132,7 @@ async def answer_instances(
     """
     options = (body.parameters or TextParameters()).options
     done = await request.exchange.classify(body.instances, model=model, options=options)
-    if error := whole_failure(done.outcomes, single=False):
-        raise error
-    predictions = [item(outcome) for outcome in done.outcomes]
-    return JsonAnswer({"predictions": predictions}, done.server_timing)
+    return JsonAnswer({"predictions": items(done.outcomes)}, done.server_timing)
 
 
 # {"inputs": …, "parameters": {"top_k": …}} → labels by score: the form of Hugging Face.

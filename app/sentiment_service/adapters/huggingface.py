@@ -2,11 +2,11 @@
 
 from fastapi import APIRouter, Response
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms import TextClassification, best_labels
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import FOREIGN_BODY
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import FOREIGN_BODY
+from sentiment_service.requests.service import Adapter
 
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.tensors import (
     SERVER,
     VERSION,
@@ -17,13 +16,14 @@ from sentiment_service.adapters.tensors import (
     of_version,
     output,
 )
-from sentiment_service.api.body import media_type, read_bytes, validated
-from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
-from sentiment_service.limits import Paths, PathSet
+from sentiment_service.http.body import media_type, read_bytes, validated
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
+from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter
 from sentiment_service.results import Prediction, every_prediction
 
 # Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that

@@ -14,7 +14,6 @@ import msgspec
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms import (
     ACCEPTED,
     ByField,
@@ -24,9 +23,6 @@ from sentiment_service.adapters.forms import (
     best_labels,
     text_of_record,
 )
-from sentiment_service.api.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, Route, TextRoute
-from sentiment_service.api.routes import classify
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.pairs import Text
@@ -36,9 +32,13 @@ from sentiment_service.errors import (
     TooManyTexts,
     UnsupportedMediaType,
 )
-from sentiment_service.limits import Paths, PathSet
+from sentiment_service.http import classify
+from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
+from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import ClassifyRequest
 from sentiment_service.results import Outcome, item
-from sentiment_service.validation import ClassifyRequest
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.

@@ -6,12 +6,8 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms import ByField, InstancesRequest, answer_instances, ranking
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import FOREIGN_BODY
-from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
     DeadlineExceeded,
@@ -23,8 +19,12 @@ from sentiment_service.errors import (
     ServiceError,
     ShuttingDown,
 )
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import FOREIGN_BODY
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import as_list, parse_texts, text_or_pair
 from sentiment_service.results import every_prediction
-from sentiment_service.validation import as_list, parse_texts, text_or_pair
 
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
 _ERROR_TYPES: dict[type[ServiceError], ErrorType] = {

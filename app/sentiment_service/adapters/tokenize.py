@@ -7,10 +7,15 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema
 from typing_extensions import TypedDict
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import (
+from sentiment_service.engine.step_thread import Kind, Steps
+from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
+from sentiment_service.engine.text.steps import CHARS_PER_TEXT
+from sentiment_service.errors import ServiceError, TooManyTexts
+from sentiment_service.http.body import read_body
+from sentiment_service.http.classify import Answered
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import (
     EMPTY,
     ERRORS,
     VERSION,
@@ -18,14 +23,9 @@ from sentiment_service.api.openapi import (
     documented_body,
     example,
 )
-from sentiment_service.api.routes.classify import Answered
-from sentiment_service.engine.step_thread import Kind, Steps
-from sentiment_service.engine.text.input_tokenizer import InputTokenizer
-from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
-from sentiment_service.engine.text.steps import CHARS_PER_TEXT
-from sentiment_service.errors import ServiceError, TooManyTexts
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import RequestBody, Texts, as_list
 from sentiment_service.results import FailedItem, item
-from sentiment_service.validation import RequestBody, Texts, as_list
 
 
 class TokenizeRoute(TextRoute):

@@ -4,12 +4,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms import InstancesRequest, answer_instances
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
-from sentiment_service.api.openapi import NAME_IN_PATH
-from sentiment_service.service import Service
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
+from sentiment_service.http.openapi import NAME_IN_PATH
+from sentiment_service.requests.service import Adapter, Service
 
 router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
 # Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a

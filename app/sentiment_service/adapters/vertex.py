@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms import InstancesRequest, answer_instances
-from sentiment_service.api.application import OWN_PATHS
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, Route, TextRoute
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError
-from sentiment_service.limits import Paths, PathSet
+from sentiment_service.http.application import OWN_PATHS
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
+from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter
 
 ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
 

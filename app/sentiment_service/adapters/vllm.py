@@ -6,14 +6,14 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import AliasChoices, BaseModel, Field, StrictBool
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms import AllTexts
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import FOREIGN_BODY
 from sentiment_service.errors import ServiceError
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import FOREIGN_BODY
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import as_list
 from sentiment_service.results import every_prediction
-from sentiment_service.validation import as_list
 
 
 class ClassificationRequest(BaseModel):

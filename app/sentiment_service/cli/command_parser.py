@@ -46,7 +46,10 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             word = unknown[0].partition("=")[0]
             kind = "option" if word.startswith("-") else "argument"
-            self.error(f"there is no {kind} {word!r}{nearest(word, self._option_string_actions)}")
+            hint = nearest(word, self._option_string_actions)
+            if kind == "option" and self._get_positional_actions():
+                hint += "; what begins with - and is no option comes after --"
+            self.error(f"there is no {kind} {word!r}{hint}")
         return options, unknown
 
     def error(self, message: str) -> NoReturn:

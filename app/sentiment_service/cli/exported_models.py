@@ -20,7 +20,7 @@ from sentiment_service.errors import UserError, first_line
 
 # The layout of the cache. The second number counts what an export decides by itself: models that
 # earlier versions have exported are exported again, with the labels of today.
-LAYOUT = f"format-{FORMAT_VERSION}.1"
+LAYOUT = f"format-{FORMAT_VERSION}.2"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 HUB_TIMEOUT_S = 5.0
@@ -84,7 +84,11 @@ def _source(path: Path, settings: Settings) -> _Source | None:
             return None
         path = path.resolve()
         place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
-    elif hub_id := HUB_ID.fullmatch(str(path)):
+    elif (hub_id := HUB_ID.fullmatch(str(path))) and path.parent.is_dir():
+        raise UserError(
+            f"there is no directory {path}; for a model of the hub with this id, give {path}@main"
+        )
+    elif hub_id:
         place, revision = hub_id.groups(default="main")
         key, name = str(path).replace("/", "--"), place.rpartition("/")[2]
     else:

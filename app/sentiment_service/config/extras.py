@@ -20,23 +20,12 @@ EXTRAS = {
     "huggingface_hub": "hub",
     "requests": "hub",
     "matplotlib": "pictures",
-    **dict.fromkeys(
-        (
-            "google",
-            "onnx",
-            "onnx_ir",
-            "optimum",
-            "safetensors",
-            "sentencepiece",
-            "torch",
-            "tqdm",
-            "transformers",
-        ),
-        "export",
-    ),
+    **dict.fromkeys(("google", "onnx", "sentencepiece", "tqdm"), "export"),
+    **dict.fromkeys(("onnx_ir", "optimum", "safetensors", "torch", "transformers"), "torch"),
 }
 # Where the Dockerfile installs this package. The images have no pip.
 IMAGE = "/opt/sentiment"
+EXPORTERS = ("export", "torch")
 EXPORT_COMMAND = (
     "docker run --rm -v models:/models sentiment-service:export SOURCE --output /models/NAME"
 )
@@ -49,7 +38,7 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
         return UserError(f"the installation is not complete: {error}")
     extra = EXTRAS[module]
     if sys.prefix == IMAGE:
-        use = f"run {EXPORT_COMMAND}" if extra == "export" else "use the service without an image"
+        use = f"run {EXPORT_COMMAND}" if extra in EXPORTERS else "use the service without an image"
         return UserError(f"this needs the package {module}, which is not in this image: {use}")
     instead = " (or 'gpu', for CUDA)" if extra == "cpu" else ""
     # A repository of the hub holds a bundle or, more often, a checkpoint.
@@ -63,9 +52,8 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
 def install_command(extra: str) -> str:
     """The shell command that adds an extra to the environment of the running Python.
 
-    It installs this package again from where pip got it: a clone, a wheel or a repository. The
-    exporter comes with PyTorch for CPUs: on Linux, pip would choose that for CUDA, which is ten
-    times as large.
+    It installs this package again from where pip got it: a clone, a wheel or a repository.
+    PyTorch comes for CPUs: on Linux, pip would choose that for CUDA, which is ten times as large.
     """
     # pip records the source (PEP 610), unless it was an index.
     recorded = importlib.metadata.distribution("sentiment-service").read_text("direct_url.json")
@@ -78,7 +66,7 @@ def install_command(extra: str) -> str:
     elif source:
         words = [f"{words[0]} @ {source['url']}"]
     pip = [sys.executable, "-m", "pip", "install"]
-    if extra != "export":
+    if extra != "torch":
         return shlex.join([*pip, *words])
     uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
     return f"{shlex.join([*pip, 'uv'])} && {shlex.join([*uv, '--torch-backend', 'cpu', *words])}"

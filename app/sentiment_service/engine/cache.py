@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from sentiment_service.engine.batching.fair_queue import Answer
 from sentiment_service.engine.model.model import Scored
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import ServiceError
 
 DIGEST_BYTES = 16

@@ -17,15 +17,11 @@ from sentiment_service.engine.lifecycle import Lifecycle, Phase
 from sentiment_service.engine.model.model import Model, Scored, outcomes_of
 from sentiment_service.engine.observer import STAGES, Gauges, Observer
 from sentiment_service.engine.step_thread import Kind, StepThread
-from sentiment_service.engine.text.encoding import (
-    DEFAULTS,
-    EncodedText,
-    Encoding,
-    TextOptions,
-    encodings,
-)
+from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import DeadlineExceeded, ServiceError
 from sentiment_service.results import Outcome
@@ -231,7 +227,8 @@ class Classifier:
         if deadline <= self._loop.time():
             raise DeadlineExceeded("the time allowed was over when the request was read")
         tokenizer, max_chars = self.model.tokenizer, self._config.max_text_chars
-        cost = sum(map(chars_of, texts)) + CHARS_PER_TEXT * len(texts)
+        chars = sum([len(text) for text in texts if not isinstance(text, ServiceError)])
+        cost = chars + CHARS_PER_TEXT * len(texts)
         if cost <= INLINE_CHARS and not options.split:
             return tokenizer.encode_texts(texts, options, max_chars=max_chars)
         # Streams wait for room. A cache may know the texts, and knows so only of their token ids.

@@ -2,7 +2,7 @@
 
 from sentiment_service.engine.batching.batcher import MicroBatcher
 from sentiment_service.engine.model.model import Model, Scored
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import NotReady, Overloaded, ServiceError
 
 PROBE_TEXT = "ready?"

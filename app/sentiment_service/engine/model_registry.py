@@ -6,8 +6,10 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
 
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.config import EngineConfig
@@ -31,6 +33,8 @@ from sentiment_service.errors import (
 # The pause before the memory of a replaced model is given back: a runner whose thread is ending
 # keeps its batcher, and so the model, in memory a moment longer.
 FREE_AFTER_S = 0.1
+
+Use = Callable[[], Coroutine[Any, Any, None]]  # what lets a new model answer
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +60,6 @@ class ModelRegistry:
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
         self._loader: StepThread | None = None  # of the latest reload
-        self._prepared: dict[str, Loaded] = {}  # loaded again, and not in use yet
         self._retiring: set[Classifier] = set()  # replaced, but not finished yet
 
     def start(self, loaded: Mapping[str, Loaded]) -> None:
@@ -148,50 +151,40 @@ class ModelRegistry:
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
             OutOfMemory: there is no memory for both models; the old one stays.
         """
-        await self.prepare(name)
-        await self.switch(name)
+        async with self.replacement(name) as use:
+            await use()
 
-    async def prepare(self, name: str) -> None:
-        """Load the named model's bundle again, for ``switch`` or ``drop``; one of them must follow.
+    @asynccontextmanager
+    async def replacement(self, name: str) -> AsyncIterator[Use]:
+        """Load the named model's bundle again, and give what lets the new model answer.
 
-        The next reload of this model waits until then, so that at most two of its versions are in
-        memory.
+        That waits until the old one has finished. If it is not called within the block, the old
+        model stays. The next reload of this model waits for the end of the block, so that at most
+        two of its versions are in memory.
 
         Raises:
             ModelNotFound, NotReady, ShuttingDown, InvalidBundle, OutOfMemory: as in ``reload``.
         """
         self.classifier(name)  # raises for an unknown name, before a lock is created for it
-        await self._reloading[name].acquire()
-        try:
+        async with self._reloading[name]:
             async with self._loading:
-                self._prepared[name] = await self._load_again(name)
-        except BaseException:
-            self._reloading[name].release()
-            raise
+                new = [await self._load_again(name)]
+            try:
+                yield partial(self._use, name, new)
+            finally:
+                new.clear()
+                give_back_memory()
 
-    async def switch(self, name: str) -> None:
-        """Let the new model answer, and wait until the old one has finished."""
-        try:
-            model, plan = self._prepared.pop(name)
-            old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
-            logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
-            # Reloads of other models need not wait until the old model has finished.
-            longest_ms = self._config.retire_ms
-            self._retiring.add(old)
-            await old.retire(longest_ms / 1000)
-            self._retiring.discard(old)
-            del old
-            await asyncio.sleep(FREE_AFTER_S)
-            gc.collect()  # the old classifier refers to itself, and its model is large
-            give_back_memory()
-        finally:
-            self._reloading[name].release()
-
-    def drop(self, name: str) -> None:
-        """Do not use the new model: the old one stays."""
-        del self._prepared[name]
-        give_back_memory()
-        self._reloading[name].release()
+    async def _use(self, name: str, new: list[Loaded]) -> None:
+        model, plan = new.pop()
+        old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
+        logger.info("%s was loaded again: %s", name, plan.summary())
+        self._retiring.add(old)
+        await old.retire(self._config.retire_ms / 1000)
+        self._retiring.discard(old)
+        del old
+        await asyncio.sleep(FREE_AFTER_S)
+        gc.collect()  # the old classifier refers to itself, and its model is large
 
     async def _load_again(self, name: str) -> Loaded:
         """The named model as its bundle is now."""

@@ -24,14 +24,10 @@ from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.engine.model.model import Scored, outcomes_of
 from sentiment_service.engine.step_thread import finish
-from sentiment_service.engine.text.encoding import (
-    DEFAULTS,
-    EncodedText,
-    Encoding,
-    TextOptions,
-    encodings,
-)
+from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.steps import encode_steps
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
 from sentiment_service.files.result_columns import ResultColumns

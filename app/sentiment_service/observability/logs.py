@@ -10,7 +10,6 @@ and the service goes on.
 
 import logging
 import os
-import random
 import re
 import select
 import sys
@@ -31,7 +30,6 @@ STANDARD_ERROR = 2
 MAX_WAITING = 10_000
 # Seconds to write the waiting lines when the process ends.
 CLOSE_S = 1.0
-REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags.
 TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -84,16 +82,6 @@ def logs_requests(setting: str) -> bool:
 def log_request(fields: dict[str, Any], *, quiet: bool = False) -> None:
     """Write the line of a request; with ``quiet``, at the level debug."""
     access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
-
-
-def request_id(own: bytes | None = None) -> str:
-    """The client's own id if it is valid, otherwise a new one, which need not be secret.
-
-    The system's random bytes would cost a system call, for which Python gives up the GIL.
-    """
-    if own and REQUEST_ID.fullmatch(own):
-        return own.decode()
-    return f"{random.getrandbits(128):032x}"
 
 
 def trace_id(span: Span | None, headers: Mapping[bytes, bytes]) -> str | None:

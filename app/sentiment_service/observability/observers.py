@@ -74,18 +74,15 @@ class ModelObserver:
         self._facts = (revision, model.precision, model.digest, model.provider, version)
 
     def watch(self, gauges: Gauges) -> None:
-        metrics = self._metrics
-        metrics.show_model(self._name, *self._facts)
-        for metric, gauge in (
-            (metrics.queue_texts, gauges.queue_texts),
-            (metrics.queue_tokens, gauges.queue_tokens),
-            (metrics.queue_wait_seconds, gauges.queue_wait_seconds),
-            (metrics.runners_stuck, gauges.runners_stuck),
-            (metrics.device_lost, gauges.device_lost),
-            (metrics.cache_bytes, gauges.cache_bytes),
-            (metrics.model_ready, gauges.model_ready),
-        ):
-            metric.watch(gauge, self._name)
+        metrics, name = self._metrics, self._name
+        metrics.show_model(name, *self._facts)
+        metrics.queue_texts.watch(gauges.queue_texts, name)
+        metrics.queue_tokens.watch(gauges.queue_tokens, name)
+        metrics.queue_wait_seconds.watch(gauges.queue_wait_seconds, name)
+        metrics.runners_stuck.watch(gauges.runners_stuck, name)
+        metrics.device_lost.watch(gauges.device_lost, name)
+        metrics.cache_bytes.watch(gauges.cache_bytes, name)
+        metrics.model_ready.watch(gauges.model_ready, name)
 
     def predictions(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

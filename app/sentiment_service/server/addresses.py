@@ -83,8 +83,11 @@ def _place(site: socket.socket) -> str:
 
 def cannot_listen(host: str, port: int, error: OSError) -> UserError:
     """Why nobody can listen there, for people."""
-    taken = error.errno == errno.EADDRINUSE
-    advice = "; choose another with --port (--metrics-port, --grpc-port)" if taken else ""
+    advice = ""
+    if error.errno == errno.EADDRINUSE:
+        advice = "; choose another with --port (--metrics-port, --grpc-port)"
+    elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        advice = "; --host is an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
     return UserError(f"cannot listen on {host} port {port}: {error.strerror}{advice}")
 
 

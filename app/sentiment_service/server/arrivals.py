@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from sentiment_service.limits import PathSet
+from sentiment_service.requests.limits import PathSet
 from sentiment_service.server.addresses import cannot_listen, take_no_handshake
 from sentiment_service.server.connection import Buffers, Connection, TlsConnection
 

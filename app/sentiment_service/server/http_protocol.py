@@ -34,12 +34,12 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, ShuttingDown
-from sentiment_service.exchange import Arrival
-from sentiment_service.limits import IPV4_MAPPED, plain_address
+from sentiment_service.requests.exchange import Arrival
+from sentiment_service.requests.limits import IPV4_MAPPED, plain_address
+from sentiment_service.requests.service import Service
 from sentiment_service.server.arrivals import QUIET_S, Starts
 from sentiment_service.server.connection import Connection
 from sentiment_service.server.refusals import refuse
-from sentiment_service.service import Service
 
 # How much a client may send ahead while its current request is answered. If it sends more, the
 # server stops reading from it.

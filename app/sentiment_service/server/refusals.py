@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from sentiment_service.errors import ServiceError
-from sentiment_service.exchange import OTHER_METHOD, UNMATCHED
-from sentiment_service.observability.logs import log_request, request_id
+from sentiment_service.observability.logs import log_request
 from sentiment_service.observability.observers import count_request
-from sentiment_service.problems import problem
-from sentiment_service.service import Service
+from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, request_id
+from sentiment_service.requests.problems import problem
+from sentiment_service.requests.service import Service
 
 
 def refuse(

@@ -20,11 +20,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from sentiment_service import main
-from sentiment_service.adapter import SideServer
 from sentiment_service.config.credentials import Credentials, read_again
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.observability import logs
+from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import process
 from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import (
@@ -40,7 +40,6 @@ from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.server.workers.assignment import Assignment, take_share
 from sentiment_service.server.workers.channels import HandedOver
 from sentiment_service.server.workers.member import Member, StatusReport
-from sentiment_service.service import Service
 from sentiment_service.shared_memory.board import Board
 from sentiment_service.shared_memory.worker_status import WorkerPhase
 

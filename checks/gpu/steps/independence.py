@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from benchmarks.tables import Row
 from checks.gpu.models import like_tweets, load, logits, precisions, random_batches

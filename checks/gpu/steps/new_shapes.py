@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentiment_service.engine.machine.gpu import LIBCUDA
 from sentiment_service.engine.model.model import SILENT, Model
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from benchmarks.tables import Row
 from checks.gpu.models import load, precisions

@@ -11,7 +11,7 @@ from typing import Any
 import onnxruntime as ort
 from sentiment_service.engine.machine.gpu import cuda_state
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from benchmarks.tables import Row
 from checks.gpu.models import load, of_tokens, precisions

@@ -11,7 +11,7 @@ from typing import Any
 import brotli
 import numpy as np
 from sentiment_service.adapters.tensors import pack, unpack
-from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 
 from checks.soak.calls.call import Call, as_fp32, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls

@@ -16,7 +16,8 @@ from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import outcomes_of
 from sentiment_service.engine.step_thread import finish
-from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions, encodings
+from sentiment_service.engine.text.input_tokenizer import encodings
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.results import Outcome, Prediction, item
 

@@ -27,7 +27,6 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
         "holds back the last byte of gRPC messages": _held_back,
         "opens 500 gRPC Watch streams": _watch_flood,
         "opens and resets 6,000 gRPC calls": _reset_flood,
-        "opens and resets gRPC calls on new connections": _reconnect_flood,
         "gives no room for 1,000 gRPC answers": _no_room,
         "sends long messages to open gRPC methods": _long_questions,
     }
@@ -88,13 +87,6 @@ def _reset_flood(port: int) -> None:
         for _ in range(6_000):
             connection.reset(connection.begin(http2.INFER, [AUTHORIZATION]))
         connection.ping()
-
-
-def _reconnect_flood(port: int) -> None:
-    for _ in range(40):
-        with http2.Connection(port, timeout_s=WAIT_S) as connection, suppress(OSError):
-            for _ in range(256):
-                connection.reset(connection.begin(http2.INFER, [AUTHORIZATION]))
 
 
 def _no_room(port: int) -> None:

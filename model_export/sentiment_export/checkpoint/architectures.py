@@ -3,7 +3,7 @@
 docs/architectures.md shows the same table to users; a test compares the two.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,30 +27,38 @@ SPM = TokenizerFiles(SENTENCEPIECE, ("spm.model",))
 SPIECE = TokenizerFiles(SENTENCEPIECE, ("spiece.model",))
 
 
-def every_row(config: Any) -> int:
+Entries = Mapping[str, Any]  # of config.json; what it leaves out has transformers' default
+
+
+def _rows(config: Entries, default: int = 512) -> int:
+    return int(config.get("max_position_embeddings", default))
+
+
+def every_row(config: Entries) -> int:
     """Each row of the position table is one token's, or there is no table but a trained length."""
-    return int(config.max_position_embeddings)
+    return _rows(config, 8192 if config["model_type"] == "modernbert" else 512)
 
 
-def rows_after_padding(config: Any) -> int:
+def rows_after_padding(config: Entries) -> int:
     """Position ids start at the padding id + 1: RoBERTa's 514 rows are for 512 tokens."""
-    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+    return _rows(config) - int(config.get("pad_token_id", 1)) - 1
 
 
-def rows_after_one(config: Any) -> int:
+def rows_after_one(config: Entries) -> int:
     """As ``rows_after_padding``, with the padding id 1 whatever config.json says (MPNet)."""
-    return int(config.max_position_embeddings) - 2
+    return _rows(config) - 2
 
 
-def full_attention(config: Any) -> int:
+def full_attention(config: Entries) -> int:
     """The number of tokens up to which BigBird attends to all tokens.
 
     In longer texts, its sparse attention picks blocks at random, which no graph can repeat.
     """
-    rows = int(config.max_position_embeddings)
-    if config.attention_type == "original_full":
+    rows = _rows(config, 4096)
+    if config.get("attention_type", "block_sparse") == "original_full":
         return rows
-    return min(rows, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size))
+    blocks = 5 + 2 * int(config.get("num_random_blocks", 3))
+    return min(rows, blocks * int(config.get("block_size", 64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ class Architecture:
     example: str  # a public checkpoint whose file layout the tests build
     tokenizers: tuple[TokenizerFiles, ...]  # the first complete one is read
     layers: bool = False
-    max_tokens: Callable[[Any], int] = every_row
+    max_tokens: Callable[[Entries], int] = every_row
 
     def tokenizer_files(self, present: Collection[str]) -> TokenizerFiles | None:
         """The first of ``tokenizers`` whose files are all among the names ``present``."""
@@ -139,6 +147,29 @@ ARCHITECTURES = {
         "BigBird", "google/bigbird-roberta-base", (SPIECE,), layers=True, max_tokens=full_attention
     ),
 }
+
+# What the names of the classes of transformers begin with, by model_type.
+_CLASSES = {
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "bert": "Bert",
+    "distilbert": "DistilBert",
+    "camembert": "Camembert",
+    "electra": "Electra",
+    "albert": "Albert",
+    "mpnet": "MPNet",
+    "deberta": "Deberta",
+    "deberta-v2": "DebertaV2",
+    "modernbert": "ModernBert",
+    "data2vec-text": "Data2VecText",
+    "big_bird": "BigBird",
+}
+
+
+def class_name(model_type: str) -> str:
+    """The name of the classifier's class in transformers."""
+    return f"{_CLASSES[model_type]}ForSequenceClassification"
+
 
 # What people ask for and do not get: the model types of each reason. All others that are not in
 # ARCHITECTURES are refused without a reason of their own.

@@ -1,38 +1,50 @@
-"""Loads a checkpoint safely and reads its labels and limits from the config."""
+"""Loads a checkpoint: its config, labels, weights and tokenizer, and the module of PyTorch.
+
+Nothing here needs PyTorch but ``Checkpoint.model`` and, outside BERT's family, the names of the
+weights.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from sentiment_service.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 from sentiment_service.engine.model.bundle import sha256
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import UserError, first_line
 from tokenizers import Tokenizer
-from transformers import AutoModelForSequenceClassification
-from transformers.modeling_utils import no_init_weights
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, class_name
 from sentiment_export.checkpoint.config import check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
+from sentiment_export.checkpoint.family import Encoder, NotInFamily, is_known_unused
 from sentiment_export.checkpoint.labels import MULTI_LABEL
 from sentiment_export.checkpoint.layout import choose_local_files, shards
+from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
-from sentiment_export.checkpoint.weights import load_weights
+from sentiment_export.checkpoint.weights import Fit, Shape, Weights, check_fit, fit
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
-    """A sequence classifier as a PyTorch module (fp32, eager attention), and its tokenizer."""
+    """A sequence classifier: what its files say, and its weights, which are read when needed.
+
+    ``encoder`` describes the graph if the architecture is one of BERT's family; ``weights`` are
+    under its names then, and under those of the PyTorch module otherwise. ``config`` has the
+    entries of config.json, with the labels and the head that were decided.
+    """
 
     path: Path
-    model: Any
+    config: Mapping[str, Any]
+    encoder: Encoder | None
+    weights: Weights
     tokenizer: CheckpointTokenizer
     labels: list[str]
     max_tokens: int
@@ -44,30 +56,49 @@ class Checkpoint:
     @property
     def architecture(self) -> str:
         """Name of the model class."""
-        return type(self.model).__name__
+        return class_name(self.config["model_type"])
 
     @property
     def multi_label(self) -> bool:
         """Whether a text can have several labels, or none; scores are then sigmoids."""
-        return bool(self.model.config.problem_type == MULTI_LABEL)
+        return bool(self.config.get("problem_type") == MULTI_LABEL)
 
-    @torch.inference_mode()
-    def logits(self, ids: list[int]) -> torch.Tensor:
-        """Reference logits [labels] of one unpadded text."""
-        logits: torch.Tensor = self.model(input_ids=torch.tensor([ids])).logits[0]
-        return logits
+    @cached_property
+    def model(self) -> Any:
+        """The PyTorch module in fp32 with eager attention, as the reference. Needs PyTorch."""
+        import torch
 
-    @torch.inference_mode()
-    def pair_logits(self, pair: TextPair) -> torch.Tensor:
+        model = empty_classifier(self.path, self.config)
+        files = self.weights
+        fitted = fit(shapes(model), model.base_model_prefix, files.tensors)
+        if fitted.missing:
+            raise UserError(f"{self.path / files.where} lacks {', '.join(fitted.missing)}")
+        # Copies, because what is mapped from a file cannot be written.
+        named = replace(files, names=fitted.names)
+        state = {name: torch.from_numpy(np.array(values)) for name, values in named.items()}
+        model.load_state_dict(state, assign=True)
+        _prepare_for_export(model)
+        return model.eval()
+
+    def logits(self, ids: list[int]) -> Any:
+        """Reference logits [labels] of one unpadded text, a tensor of PyTorch."""
+        return self._compute(input_ids=ids)
+
+    def pair_logits(self, pair: TextPair) -> Any:
         """Reference logits [labels] of a pair, of which the longer text is cut."""
         cut = Tokenizer.from_str(self.tokenizer.tokenizer.to_str())
         cut.enable_truncation(self.max_tokens, strategy="longest_first")
         encoding = cut.encode(pair.text, pair.text_pair)
-        inputs = {"input_ids": torch.tensor([encoding.ids])}
-        if "token_type_ids" in self.tokenizer.settings["model_input_names"]:
-            inputs["token_type_ids"] = torch.tensor([encoding.type_ids])
-        logits: torch.Tensor = self.model(**inputs).logits[0]
-        return logits
+        typed = self.config["model_type"] in TYPED
+        types = {"token_type_ids": encoding.type_ids} if typed else {}
+        return self._compute(input_ids=encoding.ids, **types)
+
+    def _compute(self, **inputs: list[int]) -> Any:
+        import torch
+
+        tensors = {name: torch.tensor([numbers]) for name, numbers in inputs.items()}
+        with torch.inference_mode():
+            return self.model(**tensors).logits[0]
 
 
 def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Checkpoint:
@@ -84,63 +115,132 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
     entries = read_config(path, str(path))
     check_task(entries, str(path))
     decided = decide(path, entries, options)
-    model = empty_classifier(path, decided.entries, outputs=len(decided.labels))
-    limit, longest = max_tokens(model.config), options.max_tokens
+    names = {str(index): label for index, label in enumerate(decided.labels)}
+    config = {
+        **decided.entries,
+        "id2label": names,
+        "label2id": {n: int(i) for i, n in names.items()},
+    }
+    limit, longest = max_tokens(config), options.max_tokens
     if longest and not LEAST_TOKENS <= longest <= limit:
         raise UserError(
             f"--max-tokens is {longest}; for {path} it must be from {LEAST_TOKENS} to {limit}, the "
             "number of tokens that have a position"
         )
+    described = Described.of(path, config, len(decided.labels))
     try:
-        load_weights(model, path / weights)
+        tensors = read_tensors(path / weights)
+        fitted = described.fit(tensors, weights)
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
-    _prepare_for_export(model)
-    tokenizer = load_tokenizer(path, entries, model.config.vocab_size)
-    _embed_added_rows(model, tokenizer)
-    parts = shards(path / weights)
+    rows = described.rows
+    tokenizer = load_tokenizer(path, entries, rows)
+    encoder, added = described.encoder, tokenizer.added_rows
+    if encoder is not None:
+        config["pad_token_id"] = encoder.padding_id
+        encoder = replace(encoder, vocabulary=rows + added)
+    copies = {described.word_embedding: (tokenizer.unknown_id, added)} if added else {}
     return Checkpoint(
         path=path,
-        model=model.eval(),
+        config={**config, "vocab_size": rows + added},
+        encoder=encoder,
+        weights=Weights(tensors, fitted.names, weights, copies),
         tokenizer=tokenizer,
         labels=decided.labels,
         max_tokens=longest or limit,
         preprocessing=decided.preprocessing,
         text_pairs=options.text_pairs,
         notes=[*decided.notes, *tokenizer.notes],
-        files={name: sha256(path / name) for name in sorted({*side_files, weights, *parts})},
+        files={
+            name: sha256(path / name)
+            for name in sorted({*side_files, weights, *shards(path / weights)})
+        },
     )
 
 
-def empty_classifier(path: Path, entries: Mapping[str, Any], outputs: int | None = None) -> Any:
-    """The model that config.json describes (eager attention, fp32), with undefined weights.
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The model that config.json describes: its encoder if known, and its weights."""
 
-    ``entries`` are those of config.json, checked. ``outputs`` is the number of labels, if id2label
-    is not to be trusted. Code in the checkpoint never runs.
+    encoder: Encoder | None
+    weights: Mapping[str, Shape]
+    prefix: str
+
+    @classmethod
+    def of(cls, path: Path, config: Mapping[str, Any], labels: int) -> "Described":
+        """The model of the checkpoint in ``path``; outside BERT's family, PyTorch describes it.
+
+        Raises:
+            UserError: no model can be made from these entries together.
+        """
+        try:
+            encoder = Encoder.of(config, labels)
+        except NotInFamily:
+            import torch
+
+            with torch.device("meta"):  # its weights use no memory
+                model = empty_classifier(path, config)
+            return cls(None, shapes(model), model.base_model_prefix)
+        except UserError as error:
+            raise _no_model(path, config, error) from error
+        return cls(encoder, encoder.weights, encoder.family.prefix)
+
+    @property
+    def word_embedding(self) -> str:
+        """The name of the table that has a row for each token."""
+        return next(
+            n
+            for n in self.weights
+            if n.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
+        )
+
+    @property
+    def rows(self) -> int:
+        """How many tokens have an embedding."""
+        return self.weights[self.word_embedding][0]
+
+    def fit(self, tensors: Mapping[str, Tensor], where: str) -> Fit:
+        """How the tensors in the files make up the model.
+
+        Raises:
+            UserError: they do not; see ``check_fit``.
+        """
+        fitted = fit(self.weights, self.prefix, tensors)
+        known_unused = is_known_unused if self.encoder else lambda _: True
+        check_fit(fitted, self.weights, tensors, where, known_unused)
+        return fitted
+
+
+def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
+    """The PyTorch module that config.json describes (eager attention, fp32), without weights.
+
+    ``config`` has the entries of config.json, checked. Code in the checkpoint never runs.
 
     Raises:
         UserError: no model can be made from these entries together.
     """
+    import torch
+    from transformers import AutoModelForSequenceClassification
+    from transformers.modeling_utils import no_init_weights
+
     try:
-        config = model_config(entries)
-        config.num_labels = outputs or config.num_labels
+        made = model_config(config)
         # These change how the model is run, not what it computes; tracing needs the defaults.
-        config.torchscript, config.chunk_size_feed_forward = False, 0
+        made.torchscript, made.chunk_size_feed_forward = False, 0
         with no_init_weights():
-            model = AutoModelForSequenceClassification.from_config(
-                config, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
+            return AutoModelForSequenceClassification.from_config(
+                made, trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
             )
     except Exception as error:  # a bad config can raise anything
-        architecture = ARCHITECTURES[entries["model_type"]]
-        raise UserError(
-            f"cannot load the checkpoint {path}: no {architecture.name} classifier can be made "
-            f"from its config.json ({first_line(error)}); compare it with that of "
-            f"{architecture.example}"
-        ) from error
-    return model
+        raise _no_model(path, config, error) from error
 
 
-def max_tokens(config: Any) -> int:
+def shapes(model: Any) -> dict[str, Shape]:
+    """The weights of a PyTorch module."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def max_tokens(config: Mapping[str, Any]) -> int:
     """The number of tokens that have a position, regardless of the tokenizer's own limit.
 
     RoBERTa, for example, has 514 rows of positions for 512 tokens.
@@ -148,17 +248,34 @@ def max_tokens(config: Any) -> int:
     Raises:
         UserError: there are too few positions for one token between two special ones.
     """
-    tokens = ARCHITECTURES[config.model_type].max_tokens(config)
+    rows = config.get("max_position_embeddings")
+    try:
+        tokens = ARCHITECTURES[config["model_type"]].max_tokens(config)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"max_position_embeddings in config.json is {rows!r}; it must be a whole number"
+        ) from None
     if tokens < 3:
         raise UserError(
-            f"max_position_embeddings in config.json is {config.max_position_embeddings}, which "
+            f"max_position_embeddings in config.json is {rows}, which "
             f"leaves {tokens} tokens for a text with its two special tokens; it must be larger"
         )
     return tokens
 
 
+def _no_model(path: Path, config: Mapping[str, Any], error: Exception) -> UserError:
+    architecture = ARCHITECTURES[config["model_type"]]
+    return UserError(
+        f"cannot load the checkpoint {path}: no {architecture.name} classifier can be made "
+        f"from its config.json ({first_line(error)}); compare it with that of "
+        f"{architecture.example}"
+    )
+
+
 def _prepare_for_export(model: Any) -> None:
     """Change what Optimum would export wrongly or not at all. The logits of a text stay."""
+    import torch
+
     config = model.config
     if config.model_type == "big_bird":
         # Its sparse attention chooses blocks at random and by the length of the traced text. Up to
@@ -169,14 +286,3 @@ def _prepare_for_export(model: Any) -> None:
         table = model.base_model.embeddings.token_type_embeddings
         table.weight = torch.nn.Parameter(table.weight.detach().repeat(2, 1))
         table.num_embeddings = config.type_vocab_size = 2
-
-
-def _embed_added_rows(model: Any, tokenizer: CheckpointTokenizer) -> None:
-    """Give the model the rows that the tokenizer adds: copies of that of the unknown token."""
-    if not tokenizer.added_rows:
-        return
-    known = model.config.vocab_size
-    model.resize_token_embeddings(known + tokenizer.added_rows, mean_resizing=False)
-    rows = model.get_input_embeddings().weight
-    with torch.no_grad():
-        rows[known:] = rows[tokenizer.unknown_id].clone()

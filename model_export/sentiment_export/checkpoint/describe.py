@@ -8,18 +8,18 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from sentiment_service.config.checkpoint_options import AS_IT_SAYS
 from sentiment_service.errors import UserError
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES
-from sentiment_export.checkpoint.checkpoint import empty_classifier, max_tokens
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, class_name
+from sentiment_export.checkpoint.checkpoint import Described, max_tokens
 from sentiment_export.checkpoint.config import check_task, read_config
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.labels import output_names
 from sentiment_export.checkpoint.layout import choose_local_files
+from sentiment_export.checkpoint.tensor_files import read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
-from sentiment_export.checkpoint.weights import Fit, check_fit, dtype_name, fit, read_tensors
+from sentiment_export.checkpoint.weights import Fit, fit
 
 LISTED = 10  # names that one line or section of the text shows
 NUMBERED_LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
@@ -82,18 +82,17 @@ def describe(path: Path) -> Description:
 
     labels = [str(name) for _, name in sorted(output_names(entries, str(path)).items())]
     decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
-    with torch.device("meta"):  # its weights use no memory
-        model = empty_classifier(path, entries)
-    architecture = ARCHITECTURES[model.config.model_type]
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tensors = dict(sorted(read_tensors(path / weights, device="meta")))
-    dtypes = {name: dtype_name(tensor) for name, tensor in tensors.items()}
-    fitted = fit(model, tensors)
+    described = Described.of(path, entries, len(labels))
+    architecture = ARCHITECTURES[entries["model_type"]]
+    expected = described.weights
+    tensors = dict(sorted(read_tensors(path / weights).items()))
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    fitted = fit(expected, described.prefix, tensors)
     made_from = architecture.tokenizer_files(files)
-    limit = tried(lambda: max_tokens(model.config))
+    limit = tried(lambda: max_tokens(entries))
     tried(lambda: check_task(entries, str(path)))
-    tried(lambda: check_fit(fitted, model, tensors, weights))
-    rows = None if problems else model.config.vocab_size  # vocab_size is that of the weights
+    tried(lambda: described.fit(tensors, weights))
+    rows = None if problems else described.rows  # vocab_size is that of the weights
     loaded = tried(lambda: load_tokenizer(path, entries, rows))
     made = type(loaded.tokenizer.model).__name__ if loaded else None
     changes = [f"the graph: {architecture.passes}"]
@@ -105,7 +104,7 @@ def describe(path: Path) -> Description:
     if made_from is not None and "tokenizer.json" not in files:
         changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
     return Description(
-        architecture=type(model).__name__,
+        architecture=class_name(entries["model_type"]),
         parameters=sum(map(prod, expected.values())),
         labels=labels,
         tokenizer=made_from.kind if made_from else made,

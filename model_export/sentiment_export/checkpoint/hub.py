@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import requests
@@ -19,8 +20,21 @@ from huggingface_hub.errors import (
 )
 from sentiment_service.errors import first_line
 
-# What the hub's client raises, the last three where an answer is not that of a hub.
-FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError)
+# What is raised where nothing answers: by requests, and by the httpx of newer clients of the hub.
+UNREACHABLE: tuple[type[Exception], ...] = (requests.RequestException,)
+with suppress(ModuleNotFoundError):
+    import httpx
+
+    UNREACHABLE += (httpx.HTTPError,)
+# What the hub's client raises, KeyError and TypeError where an answer is not that of a hub.
+FAILURES: tuple[type[Exception], ...] = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    TypeError,
+    *UNREACHABLE,
+)
 TRIES = 5
 MAX_WAIT_S = 60.0
 
@@ -53,7 +67,7 @@ def is_outage(error: Exception) -> bool:
         return True
     status = _status(error)
     if status is None:
-        return isinstance(error, requests.RequestException)
+        return isinstance(error, UNREACHABLE)
     return status == 429 or status >= 500
 
 
@@ -61,7 +75,9 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     """One line: what went wrong, and what the user can do."""
     hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     status = _status(error)
-    request = getattr(error, "request", None)
+    request = None
+    with suppress(RuntimeError):  # httpx, of an error without one
+        request = getattr(error, "request", None)
     detail = first_line(error)
     if isinstance(error, OfflineModeIsEnabled):
         return (
@@ -96,7 +112,7 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         return f"the download of {repo_id} was cut {TRIES} times; run the same command to resume it"
     if isinstance(error, (requests.exceptions.JSONDecodeError, KeyError, TypeError)):
         return f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy"
-    if isinstance(error, requests.RequestException) and status is None:
+    if isinstance(error, UNREACHABLE) and status is None:
         address = "/".join(str(request.url).split("/")[:3]) if request is not None else hub
         return (
             f"cannot reach {address} ({type(error).__name__}); check the network, the proxy "

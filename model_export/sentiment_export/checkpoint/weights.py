@@ -1,4 +1,4 @@
-"""Reads weights as plain tensors and matches them to the model by name and shape.
+"""Matches the tensors in weight files to the weights of a model, by name and shape.
 
 Checkpoints on the hub spell the same weights in several ways: TensorFlow's ``gamma`` and
 ``beta``, prefixes added by a trainer, and extra entries that no classifier reads. A weight that
@@ -7,17 +7,17 @@ by random numbers.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+import numpy as np
+from numpy.typing import NDArray
 from sentiment_service.errors import UserError
 
-from sentiment_export.checkpoint.layout import shards
+from sentiment_export.checkpoint.tensor_files import Tensor
 
+Shape = tuple[int, ...]
 # Of DataParallel and DistributedDataParallel, of Lightning, and of torch.compile.
 TRAINERS_PREFIXES = ("module.", "model.", "_orig_mod.")
 # Name parts that PEFT gives to the weights of an adapter, and to those that it stands beside.
@@ -42,13 +42,46 @@ class Fit:
         return {key: name for name, key in self.names.items() if key != name}
 
 
-def fit(model: Any, tensors: Mapping[str, torch.Tensor]) -> Fit:
-    """Match the names of the tensors in the files with those of the model; exact matches win."""
-    expected: Mapping[str, torch.Tensor] = model.state_dict()
+@dataclass(frozen=True, slots=True)
+class Weights(Mapping[str, NDArray[Any]]):
+    """Weights as float32 under the names of the model; each is read when it is asked for.
+
+    ``added`` rows are appended to the weight of a name: copies of one of its rows.
+    """
+
+    tensors: Mapping[str, Tensor]
+    names: Mapping[str, str]  # name in the model -> name in the files
+    where: str
+    added: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # row, how many copies
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        key = self.names[name]
+        values = self.tensors[key].read()
+        if not np.isfinite(values).all():
+            raise UserError(
+                f"{key} in {self.where} holds values that are not finite (NaN, or infinite in "
+                "float32): the training probably failed; give another checkpoint"
+            )
+        if name in self.added:
+            row, copies = self.added[name]
+            values = np.concatenate([values, np.repeat(values[row : row + 1], copies, axis=0)])
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def fit(expected: Mapping[str, Shape], prefix: str, tensors: Mapping[str, Tensor]) -> Fit:
+    """Match the names of the tensors in the files with those of the model; exact matches win.
+
+    ``expected`` has the model's weights, and ``prefix`` is that of its encoder.
+    """
     names: dict[str, str] = {}
     for name in sorted(tensors, key=lambda name: (name not in expected, name)):
-        spellings = _spellings(name, model.base_model_prefix)
-        spelled = next((s for s in spellings if s in expected), None)
+        spelled = next((s for s in _spellings(name, prefix) if s in expected), None)
         if spelled is not None and spelled not in names:
             names[spelled] = name
     read = set(names.values())
@@ -59,17 +92,24 @@ def fit(model: Any, tensors: Mapping[str, torch.Tensor]) -> Fit:
     )
 
 
-def check_fit(fitted: Fit, model: Any, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+def check_fit(
+    fitted: Fit,
+    expected: Mapping[str, Shape],
+    tensors: Mapping[str, Tensor],
+    where: str,
+    known_unused: Callable[[str], bool] = lambda _: True,
+) -> None:
     """Check that the tensors make up the model that config.json describes.
+
+    A tensor that the model does not read must be ``known_unused``.
 
     Raises:
         UserError: a weight is missing, has another shape, belongs to a layer that the model lacks,
             or is no floating-point number of 16 bits or more. The message names the weight and the
             likely cause.
     """
-    expected = model.state_dict()
     for name, key in fitted.names.items():
-        found, wanted = list(tensors[key].shape), list(expected[name].shape)
+        found, wanted = list(tensors[key].shape), list(expected[name])
         if found != wanted:
             raise UserError(
                 f"{key} is {found} in {where}, but config.json asks for {wanted}: it is probably "
@@ -89,82 +129,17 @@ def check_fit(fitted: Fit, model: Any, tensors: Mapping[str, torch.Tensor], wher
             f"{where} holds {extra[0]}, which the model that config.json describes does not "
             "have: the number of layers in config.json is probably from another checkpoint"
         )
+    if unknown := [key for key in fitted.unused if not known_unused(key)]:
+        raise UserError(
+            f"{where} holds {unknown[0]}, which is not a weight of the classifier that config.json "
+            "describes"
+        )
     for key in fitted.names.values():
-        if (dtype := dtype_name(tensors[key])) not in READ_DTYPES:
+        if (dtype := tensors[key].dtype) not in READ_DTYPES:
             raise UserError(
                 f"{key} in {where} is of type {dtype}, probably quantized; give the "
                 f"checkpoint from before, with weights in {', '.join(READ_DTYPES)}"
             )
-
-
-def load_weights(model: Any, weights: Path) -> None:
-    """Load the tensors of a file, or of an index's shards, into the model as float32.
-
-    Raises:
-        UserError: a file is missing, damaged or holds more than plain tensors, or the
-            weights do not fit the model, or one of them is not a finite number.
-    """
-    tensors = dict(read_tensors(weights))
-    fitted = fit(model, tensors)
-    check_fit(fitted, model, tensors, weights.name)
-    taken = {name: tensors[key].to(torch.float32) for name, key in fitted.names.items()}
-    for name, tensor in taken.items():
-        if not tensor.isfinite().all():
-            raise UserError(
-                f"{fitted.names[name]} in {weights.name} holds values that are not finite (NaN, or "
-                "infinite in float32): the training probably failed; give another checkpoint"
-            )
-    model.load_state_dict(taken, assign=True)
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """The type of a tensor's values in PyTorch's spelling, such as ``float32``."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def read_tensors(weights: Path, device: str = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and tensor of every entry of a file, or of the shards of an index.
-
-    Tensors are mapped from disk where the format allows it, so those that are not used cost
-    no memory. On the device ``meta``, pickled tensors have no contents and none are read.
-
-    Raises:
-        UserError: a file is missing, damaged, or holds more than plain tensors.
-    """
-    for file in shards(weights):
-        path = weights.with_name(file)
-        if not path.is_file():
-            raise UserError(f"{weights} names {file}, which is missing: copy or download it again")
-        yield from _safetensors(path) if path.suffix == ".safetensors" else _pickled(path, device)
-
-
-def _safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is not a mapping
-                yield name, file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
-
-
-def _pickled(path: Path, device: str) -> Iterable[tuple[str, torch.Tensor]]:
-    """The tensors of a pickle. Its code never runs: torch reads the tensors and nothing else."""
-    try:
-        try:
-            loaded = torch.load(path, map_location=device, weights_only=True, mmap=True)
-        except RuntimeError:  # files from before PyTorch 1.6 cannot be mapped
-            loaded = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises whatever unpickling and unzipping raise
-        raise UserError(
-            f"{path} is damaged or holds more than plain tensors, and code in it is never run: "
-            "copy or download it again, or save it as safetensors"
-        ) from error
-    entries = loaded.items() if isinstance(loaded, dict) else ()
-    if not entries or not all(isinstance(tensor, torch.Tensor) for _, tensor in entries):
-        raise UserError(
-            f"{path} holds no dictionary of tensors (state dict): save model.state_dict()"
-        )
-    return entries
 
 
 def _spellings(name: str, base_prefix: str) -> Iterator[str]:

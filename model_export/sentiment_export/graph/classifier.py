@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto
 
+from sentiment_export.checkpoint.family import OF_CONFIG, Encoder
 from sentiment_export.graph.activations import ACTIVATIONS, EXACT_GELU
 from sentiment_export.graph.builder import CONTRIB, Graph, Operator, Value
-from sentiment_export.graph.family import OF_CONFIG, Encoder
 from sentiment_export.graph.precision import (
     GELU_ZERO_POINT,
     LARGEST_WEIGHT,

@@ -16,9 +16,9 @@ import numpy as np
 from sentiment_service.engine.model.bundle import Precision
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint
+from sentiment_export.checkpoint.family import Encoder
 from sentiment_export.graph.builder import LARGEST_FILE, OPSET, external_data
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
-from sentiment_export.graph.family import Encoder, NotInFamily
 from sentiment_export.graph.flat import FlatClassifier
 
 # What is done to the graph, as manifest and model card say it.
@@ -41,14 +41,9 @@ def graphs_of(checkpoint: Checkpoint, work: Path) -> Graphs:
     Raises:
         UserError: its config.json describes no graph, or another one than its weights.
     """
-    config = checkpoint.model.config.to_dict()
-    try:
-        encoder = Encoder.of(config, len(checkpoint.labels))
-    except NotInFamily:
+    if checkpoint.encoder is None:
         return ExportedGraphs(export_graph(checkpoint, work))
-    weights = {name: tensor.numpy() for name, tensor in checkpoint.model.state_dict().items()}
-    encoder.check({name: weight.shape for name, weight in weights.items()})
-    return WeightGraphs(encoder, weights)
+    return WeightGraphs(checkpoint.encoder, checkpoint.weights)
 
 
 @dataclass(frozen=True, slots=True)

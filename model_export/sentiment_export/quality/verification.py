@@ -1,86 +1,122 @@
-"""Compares an exported variant with the PyTorch checkpoint on real texts."""
+"""Compares an exported variant with the PyTorch checkpoint, or with fp32, on real texts."""
 
+from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sentiment_service.engine.model.bundle import Parity, Precision
+from sentiment_service.engine.model.bundle import Parity, Precision, ReferenceKind
 from sentiment_service.engine.model.model import Logits, Model
 from sentiment_service.engine.model.parity import DECIDED_BY, TEXTS, decided, tolerance
-from sentiment_service.engine.text.encoding import Encoding
 from sentiment_service.engine.text.pairs import TextPair
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import InferenceFailed, UserError
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.quality.evaluation import batches
 
-# The share of decisions that must agree. Decisions count only where PyTorch is decided.
+# The share of decisions that must agree. Decisions count only where the reference is decided.
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
 # ModernBERT takes 8,192 tokens. PyTorch needs memory for the square of that, several times over.
 LONGEST = 1024
+NAMES: dict[ReferenceKind, str] = {"pytorch": "PyTorch", "fp32": "its fp32 graph"}
 
 
 class DiffersTooMuch(UserError):
-    """A variant differs from the checkpoint by more than its tolerance."""
+    """A variant differs from the reference by more than its tolerance."""
 
 
-def verify(model: Model, checkpoint: Checkpoint) -> Parity:
-    """Check a loaded variant against PyTorch, with each text alone and in padded batches.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the variants of a checkpoint are compared with: texts of all lengths and their logits.
+
+    ``kind`` says whose logits they are: PyTorch's, or those of the bundle's own fp32 graph.
+    """
+
+    kind: ReferenceKind
+    encodings: list[Encoding]
+    logits: NDArray[np.float32]
+
+    @classmethod
+    def of_pytorch(cls, checkpoint: Checkpoint, model: Model) -> "Reference":
+        """The checkpoint's logits in PyTorch. ``model`` is any variant; its tokenizer is used."""
+        encodings, pairs = _encodings(model), _pairs(model)
+        logits = [checkpoint.logits(encoding.ids) for encoding in encodings]
+        logits += [checkpoint.pair_logits(pair) for pair in pairs]
+        encodings += [model.tokenizer.encode(pair) for pair in pairs]
+        return cls("pytorch", encodings, np.stack(logits))
+
+    @classmethod
+    def of_graph(cls, model: Model) -> "Reference":
+        """The logits of the fp32 variant, which is compared with nothing.
+
+        Raises:
+            UserError: it fails on a text.
+        """
+        encodings = [*_encodings(model), *map(model.tokenizer.encode, _pairs(model))]
+        logits = [_logits(result) for one in encodings for result in model.infer([one])]
+        return cls("fp32", encodings, np.stack(logits))
+
+
+def verify(model: Model, reference: Reference) -> Parity:
+    """Check a loaded variant against a reference, with each text alone and in padded batches.
 
     The texts have from one token to more than ``max_tokens``. If the model takes pairs of texts,
     pairs are compared as well.
 
     Raises:
-        DiffersTooMuch: the variant differs from the checkpoint by more than its tolerance.
+        DiffersTooMuch: the variant differs from the reference by more than its tolerance.
         UserError: it fails on a text.
     """
-    encodings = _encodings(model)
-    logits = [checkpoint.logits(encoding.ids) for encoding in encodings]
-    if model.text_pairs:
-        pairs = [*starmap(TextPair, pairwise(TEXTS)), TextPair(" ".join(TEXTS * 30), TEXTS[-1])]
-        encodings += [model.tokenizer.encode(pair) for pair in pairs]
-        logits += [checkpoint.pair_logits(pair) for pair in pairs]
-    expected = np.stack(logits)
+    encodings = reference.encodings
     alone = [result for encoding in encodings for result in model.infer([encoding])]
     batched = [result for batch in batches(encodings, 4) for result in model.infer(batch)]
     found = np.stack([_logits(result) for result in (*alone, *batched)])
-    expected = np.concatenate([expected, expected])
-    agrees = _decisions(found, checkpoint) == _decisions(expected, checkpoint)
+    expected = np.concatenate([reference.logits, reference.logits])
+    agrees = _decisions(found, model) == _decisions(expected, model)
+    name = NAMES[reference.kind]
     parity = Parity(
         samples=len(found),
         max_abs_logit_diff=float(np.abs(found - expected).max()),
         label_agreement=float(agrees.mean()),
     )
-    certain = np.abs(expected) > DECIDED_BY if checkpoint.multi_label else decided(expected)
+    certain = np.abs(expected) > DECIDED_BY if model.multi_label else decided(expected)
     agreement = float(agrees[certain].mean()) if certain.any() else 1.0
     largest = float(np.abs(expected).max())
     allowed = tolerance(model.precision, expected)
     least = LABEL_AGREEMENT[model.precision]
     if not parity.max_abs_logit_diff <= allowed or agreement < least:
         raise DiffersTooMuch(
-            f"the {model.precision} model differs too much from the PyTorch checkpoint: logits by "
+            f"the {model.precision} model differs too much from {name}: logits by "
             f"up to {parity.max_abs_logit_diff:.2g} (allowed: {allowed:.2g} for logits of up to "
-            f"{largest:.2g}), label agreement {agreement:.3f} on texts where PyTorch is decided "
-            f"(at least {least} is required)"
+            f"{largest:.2g}), label agreement {agreement:.3f} on texts where {name} is "
+            f"decided (at least {least} is required)"
         )
     return parity
 
 
-def _decisions(logits: NDArray[np.float32], checkpoint: Checkpoint) -> NDArray[Any]:
+def _decisions(logits: NDArray[np.float32], model: Model) -> NDArray[Any]:
     """What logits [texts, labels] decide: the best label, or which labels have a score over 0.5."""
-    return logits > 0 if checkpoint.multi_label else logits.argmax(1)
+    return logits > 0 if model.multi_label else logits.argmax(1)
 
 
 def _encodings(model: Model) -> list[Encoding]:
-    """Real texts, and one long text cut to 3, 4, 8, 16, ... tokens, at most ``LONGEST``."""
+    """Real texts, and one long text cut to 3, 4, 8, ... 128 and at most ``LONGEST`` tokens."""
     paragraph = " ".join(TEXTS)
     repeated = " ".join([paragraph] * (model.max_tokens // 100 + 1))
     encodings = [model.tokenizer.encode(text) for text in (*TEXTS, paragraph[:400], paragraph)]
     ids = model.tokenizer.encode(repeated).ids  # longer than max_tokens, so cut to exactly that
     longest = min(len(ids), LONGEST)
-    sizes = [3, *(2**power for power in range(2, 10) if 2**power < longest), longest - 1, longest]
+    sizes = [3, *(2**power for power in range(2, 8) if 2**power < longest), longest - 1, longest]
     return encodings + [Encoding.of([*ids[: size - 1], ids[-1]]) for size in sizes]
+
+
+def _pairs(model: Model) -> list[TextPair]:
+    """Real pairs and a long one, if the model takes pairs."""
+    if not model.text_pairs:
+        return []
+    return [*starmap(TextPair, pairwise(TEXTS)), TextPair(" ".join(TEXTS * 30), TEXTS[-1])]
 
 
 def _logits(result: Logits | InferenceFailed) -> Logits:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sentiment_service.atomic_files import atomic_directory, full_disk_named
 from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.errors import UserError
 from transformers import AutoTokenizer, BertweetTokenizer
 
@@ -56,7 +56,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     train, validation = _labelled_texts(recipe, say)
     preprocessing = training_preprocessing(recipe, entries, tokenizer, say)
     recipe = replace(recipe, preprocessing=preprocessing)
-    limit = min(MAX_TOKENS, max_tokens(config))
+    limit = min(MAX_TOKENS, max_tokens(config.to_dict()))
     train_set = tokenise(train, SENTIMENTS, tokenizer, preprocessing, limit)
     validation_set = tokenise(validation, SENTIMENTS, tokenizer, preprocessing, limit)
     cut = sum(len(ids) >= limit for ids in train_set.ids)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sentiment_service.engine.text.encoding import Preprocessing
 from sentiment_service.engine.text.input_tokenizer import normaliser
+from sentiment_service.engine.text.options import Preprocessing
 
 from sentiment_export.quality.evaluation import batches
 from sentiment_export.quality.labelled import Example

@@ -16,8 +16,8 @@ from sentiment_service.adapters.grpc.messages import METHODS, POOL, SERVICES
 from sentiment_service.adapters.grpc.server import expect_calls
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import OutOfMemory, ServiceError
-from sentiment_service.limits import Paths
-from sentiment_service.service import Service
+from sentiment_service.requests.limits import Paths
+from sentiment_service.requests.service import Service
 
 from tests.adapters.grpc_api.conftest import serving
 from tests.support.serving import SLOW_COMMAND, Process, metric

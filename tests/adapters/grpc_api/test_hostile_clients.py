@@ -28,8 +28,8 @@ from sentiment_service.adapters.grpc.server import (
 )
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import TooManyTexts
-from sentiment_service.limits import Paths
-from sentiment_service.service import Service
+from sentiment_service.requests.limits import Paths
+from sentiment_service.requests.service import Service
 
 from benchmarks.service import free_port
 from checks.support.http2 import (

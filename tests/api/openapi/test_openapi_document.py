@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
-from sentiment_service.api.openapi import with_components
 from sentiment_service.config.settings import Settings
+from sentiment_service.http.openapi import with_components
 from sentiment_service.main import create_app
 
 from tests.conftest import SET_BY_HAND

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from sentiment_service import limits as access
 from sentiment_service.cli.command import main
 from sentiment_service.cli.sources import load_settings
 from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
 from sentiment_service.errors import RateLimited
+from sentiment_service.requests import limits as access
 from sentiment_service.shared_memory import moving_window
 from sentiment_service.shared_memory.board import Board
 from sentiment_service.shared_memory.moving_window import MovingWindow, digest

@@ -13,15 +13,6 @@ from typing import Any, TypeVar, cast
 import brotli
 import pytest
 from pydantic import TypeAdapter
-from sentiment_service.api.body import (
-    INLINE_BYTES,
-    media_type,
-    parse,
-    read_body,
-    read_bytes,
-)
-from sentiment_service.api.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
-from sentiment_service.api.http_exchange import HttpRequest
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -30,9 +21,17 @@ from sentiment_service.errors import (
     PayloadTooLarge,
     UnsupportedMediaType,
 )
-from sentiment_service.exchange import Arrival
-from sentiment_service.limits import InflightBytes
-from sentiment_service.validation import RequestBody, SingleText
+from sentiment_service.http.body import (
+    INLINE_BYTES,
+    media_type,
+    parse,
+    read_body,
+    read_bytes,
+)
+from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
+from sentiment_service.http.exchange import HttpRequest
+from sentiment_service.requests.exchange import Arrival
+from sentiment_service.requests.validation import RequestBody, SingleText
 
 T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
@@ -73,8 +72,7 @@ class Body:
             self.messages.append({"type": "http.disconnect"})
         self.held = 0
         settings = SimpleNamespace(max_body_bytes=max_body_bytes, max_texts=1000)
-        inflight = InflightBytes(2**28, [memoryview(bytearray(8))])
-        service = SimpleNamespace(settings=settings, step_thread=worker, inflight=inflight)
+        service = SimpleNamespace(settings=settings, step_thread=worker)
         self.exchange = SimpleNamespace(
             service=service,
             deadline=deadline,
@@ -155,7 +153,7 @@ def test_long_bodies_are_parsed_on_the_workers_thread(
             threads.append(threading.current_thread().name)
             return decode(json.JSONDecoder(), content.decode())
 
-    monkeypatch.setattr("sentiment_service.api.body.FAST_DECODER", Noting())
+    monkeypatch.setattr("sentiment_service.http.body.FAST_DECODER", Noting())
     for spaces in (0, INLINE_BYTES):
         content = b'{"numbers": [1, 2]}' + b" " * spaces
         assert _run(read_body(Body(content, worker=worker).request, Sum)).numbers == [1, 2]

@@ -102,7 +102,7 @@ def test_the_default_is_a_share_of_the_memory(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, memory: int, limit: int
 ) -> None:
     """The default depends on the memory, between two bodies and 256 MiB; /info shows it."""
-    monkeypatch.setattr("sentiment_service.service.available_memory", lambda: memory)
+    monkeypatch.setattr("sentiment_service.requests.service.available_memory", lambda: memory)
     assert serve().get("/info").json()["limits"]["max_inflight_bytes"] == limit
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sentiment_service.limits import InflightBytes
+from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import moving_window
 from sentiment_service.shared_memory.board import SECTIONS, Board
 from sentiment_service.shared_memory.moving_window import MovingWindow

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sentiment_service.api.routes import metrics
+from sentiment_service.http import metrics
 
 from tests.support.virtual_time import Simulation
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from sentiment_service.cli.sources import load_settings
 
 from benchmarks.service import free_port
-from tests.conftest import FLAGS
+from tests.conftest import FLAGS, Start
 from tests.support.serving import Process, eventually, installed
 
 # With a path behind the address, nginx removes the prefix; without one, it passes it on.
@@ -88,6 +88,19 @@ def test_paths_below_the_prefix_are_those_of_the_service(proxy: str) -> None:
     for path in ("/kept/health", "/removed/health", "/kept/v2/models/tiny"):
         assert httpx2.get(proxy + path).status_code == 200
     assert httpx2.get(f"{proxy}/keptX/health").status_code == 404
+
+
+def test_the_prefix_alone_is_a_request_as_others(start: Start) -> None:
+    """It leads to the page, needs no key, has its line in the log, and counts for the rate."""
+    flags = ("--root-path", "/a/b", "--api-keys", "first-key-1", "--rate-limit", "2/hour")
+    process = start(*flags, "--access-log", "on", "--log-format", "json")
+    answers = [process.client.get("/a/b") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [307, 307, 429]
+    assert answers[0].headers["location"] == "b/"
+    assert "x-request-id" in answers[0].headers
+    assert process.client.post("/a/b").status_code == 401
+    log = process.terminate()
+    assert log.count('"route":"/a/b"') == 4
 
 
 @pytest.mark.parametrize("given", ["sentiment", "/sentiment", "/sentiment/"])

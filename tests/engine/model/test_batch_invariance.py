@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Precision
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import InferenceFailed
 
 from tests.support.checkpoints import ARCHITECTURES, MAX_TOKENS, PRECISIONS, exported

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentiment_service.cli.command import main
@@ -27,10 +28,19 @@ def _link_to_itself(name: str) -> Callable[[Path], None]:
     return link
 
 
-def _impossible_file_name(path: Path) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["variants"]["fp32"]["file"] = "onnx\0"
-    (path / "manifest.json").write_text(json.dumps(manifest))
+def _file(name: str, precision: str = "fp32", **data: Any) -> Callable[[Path], None]:
+    """Give a variant this file, or its weights with ``data``."""
+
+    def harm(path: Path) -> None:
+        (path.parent / "x").touch()
+        manifest = json.loads((path / "manifest.json").read_text())
+        variant = manifest["variants"]["fp32"] | {"file": name}
+        if data:
+            variant = manifest["variants"]["fp32"] | {"data": data | {"file": name}}
+        manifest["variants"][precision] = variant
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    return harm
 
 
 def _append(name: str) -> Callable[[Path], None]:
@@ -124,7 +134,21 @@ def _nest(name: str) -> Callable[[Path], None]:
         pytest.param(_manifest(max_tokens=10**30), "max_tokens", id="no machine counts so far"),
         pytest.param(_manifest(name="x" * 256), "name", id="name longer than a file's"),
         pytest.param(_link_to_itself("config.json"), "lacks", id="link to itself"),
-        pytest.param(_impossible_file_name, "lacks", id="name that no file can have"),
+        pytest.param(_file("onnx\0"), "lacks", id="name that no file can have"),
+        *(
+            pytest.param(
+                _file(name, precision),
+                f"variants.{precision}.file: must be a path inside of the bundle",
+                id=f"{precision} file {name!r}",
+            )
+            for precision in ("fp32", "fp16")  # of which the second is not even opened
+            for name in ("../x", "onnx/../../x", "/etc/passwd", "..", ".", "", "..\\x")
+        ),
+        pytest.param(
+            _file("../x", sha256="", bytes=1),
+            "variants.fp32.data.file: must be a path inside of the bundle",
+            id="weights outside",
+        ),
         pytest.param(_manifest(threshold=1.1), "threshold", id="threshold above 1"),
         pytest.param(_manifest(thresholds={"joy": 2}), "thresholds.joy", id="threshold of 2"),
         pytest.param(

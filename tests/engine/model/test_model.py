@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Encoding
 from sentiment_service.engine.text.input_tokenizer import normalise_tweet
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import EmptyText, InferenceFailed
 from tokenizers import Tokenizer
 

@@ -6,8 +6,7 @@ import threading
 import pytest
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 from sentiment_service.engine.text import text_tokenizer
-from sentiment_service.engine.text.encoding import ID_BYTES, packed
-from sentiment_service.engine.text.text_tokenizer import MAX_WORD_CHARS, WordCache
+from sentiment_service.engine.text.text_tokenizer import ID_BYTES, MAX_WORD_CHARS, WordCache, packed
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace

@@ -24,7 +24,7 @@ from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from sentiment_service.engine.model import device
 from sentiment_service.engine.model.device import CPU, Device
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning import costs
 from sentiment_service.engine.tuning import plan as tuning
 from sentiment_service.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost

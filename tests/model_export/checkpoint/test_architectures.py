@@ -1,15 +1,14 @@
 """Every architecture of the table, as a tiny checkpoint with the files of a public one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, REFUSED
-from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.checkpoint import Described, load_checkpoint
 from sentiment_export.checkpoint.describe import describe
-from sentiment_export.checkpoint.weights import check_fit, fit
 from sentiment_export.export import export
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.errors import UserError
@@ -80,22 +79,26 @@ def test_a_description_says_what_the_export_will_do(
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_weights_that_do_not_fit_are_named(published: Callable[[str], Path], name: str) -> None:
     """A weight too many, one too few and a table of another size are found in every naming."""
-    model = load_checkpoint(published(name)).model
-    expected = model.state_dict()
+    checkpoint = load_checkpoint(published(name))
+    model = Described.of(checkpoint.path, checkpoint.config, len(checkpoint.labels))
+    expected = {
+        name: checkpoint.weights.tensors[key] for name, key in checkpoint.weights.names.items()
+    }
     layer = next(key for key in expected if ".0." in key and "layer" in key)
-    table = next(
-        key for key in expected if key.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
-    )
+    table = model.word_embedding
     for found, says in (
         (
-            expected | {layer.replace(".0.", ".9."): torch.zeros(48)},
+            expected | {layer.replace(".0.", ".9."): expected[layer]},
             r"holds .*\.9\..*number of layers",
         ),
         ({key: expected[key] for key in expected if key != layer}, "lacks .*cut short"),
-        (expected | {table: expected[table][:9]}, r"is \[9, .*probably from another checkpoint"),
+        (
+            expected | {table: replace(expected[table], shape=(9, 48))},
+            r"is \[9, .*probably from another checkpoint",
+        ),
     ):
         with pytest.raises(UserError, match=says):
-            check_fit(fit(model, found), model, found, "it")
+            model.fit(found, "it")
 
 
 def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:

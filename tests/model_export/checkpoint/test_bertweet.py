@@ -22,8 +22,7 @@ from sentiment_export.export import export
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.text.bertweet import _CHARACTERS, normalise_bertweet
-from sentiment_service.engine.text.encoding import packed
-from sentiment_service.engine.text.text_tokenizer import WordCache
+from sentiment_service.engine.text.text_tokenizer import WordCache, packed
 from sentiment_service.errors import UserError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel

@@ -5,7 +5,6 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +14,6 @@ from sentiment_export.checkpoint.describe import describe
 from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.errors import UserError
-from transformers import (
-    BigBirdConfig,
-    RobertaConfig,
-)
 
 from tests.support.checkpoints import MAX_TOKENS, configure, make_checkpoint
 
@@ -76,7 +71,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: float) -> N
     with pytest.raises(
         UserError, match=rf"{name} in model\.safetensors holds values .* not finite"
     ):
-        load_checkpoint(path)
+        dict(load_checkpoint(path).weights)
 
 
 class _Bomb:
@@ -217,20 +212,20 @@ def test_a_source_that_is_no_directory(
 )
 def test_a_token_needs_a_position(model_type: str, rows: int, pad: int, tokens: int) -> None:
     """RoBERTa's first two rows are never anybody's position."""
-    config = SimpleNamespace(model_type=model_type, max_position_embeddings=rows, pad_token_id=pad)
-    assert max_tokens(config) == tokens
+    config = {"model_type": model_type, "max_position_embeddings": rows}
+    assert max_tokens(config | {"pad_token_id": pad}) == max_tokens(config) == tokens
 
 
 @pytest.mark.parametrize(("attention", "tokens"), [("block_sparse", 704), ("original_full", 4096)])
 def test_big_bird_ends_where_its_random_attention_begins(attention: str, tokens: int) -> None:
     """With sparse attention, as many tokens as transformers lets attend to all others."""
-    assert max_tokens(BigBirdConfig(attention_type=attention)) == tokens
+    assert max_tokens({"model_type": "big_bird", "attention_type": attention}) == tokens
 
 
 def test_too_few_positions_are_refused() -> None:
     """A text needs a token between the two special ones."""
     with pytest.raises(UserError, match=r"max_position_embeddings in config\.json is 4.* 2 tokens"):
-        max_tokens(RobertaConfig(max_position_embeddings=4))
+        max_tokens({"model_type": "roberta", "max_position_embeddings": 4})
 
 
 def test_normalisation_is_guessed_recorded_or_asked_for(tmp_path: Path) -> None:

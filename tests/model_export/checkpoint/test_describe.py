@@ -146,14 +146,6 @@ def test_pickled_shards_with_the_names_of_old(tmp_path: Path) -> None:
     ]
 
 
-def test_a_pickle_from_before_pytorch_1_6(tmp_path: Path) -> None:
-    """Its format cannot be mapped; it is told all the same."""
-    path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
-    weights, before = torch.load(path / "pytorch_model.bin"), describe(path).weights
-    torch.save(weights, path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert describe(path).weights == before
-
-
 @pytest.mark.parametrize(("architecture", "kind"), KINDS.items())
 def test_text_and_json_tell_the_same(tmp_path: Path, architecture: str, kind: str) -> None:
     """JSON survives a round trip and holds all; the text has its facts, long lists cut."""

@@ -156,6 +156,11 @@ def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
             id="more labels",
         ),
         pytest.param(
+            _set("roberta.embeddings.segment_embeddings.weight", torch.zeros(2, 48)),
+            r"holds roberta\.embeddings\.segment_embeddings\.weight, which is not a weight of the",
+            id="a weight that nothing reads",
+        ),
+        pytest.param(
             _drop("classifier"), "lacks classifier.dense.weight, .*; fine-tune it", id="encoder"
         ),
         pytest.param(_drop("layer.1."), "lacks roberta.encoder.layer.1.*cut short", id="a layer"),

@@ -6,6 +6,7 @@ The hub's client reads its environment variables at import, so each test starts 
 import hashlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from sentiment_export.checkpoint.hub import FAILURES, explain, is_outage
 from sentiment_export.checkpoint.source import find_checkpoint, origin
 from sentiment_service.errors import UserError
 
@@ -509,3 +512,14 @@ def test_revisions_stay_in_the_cache(revision: str) -> None:
 def test_origin(path: str, expected: tuple[str, str] | None) -> None:
     """Hub id and commit come from a snapshot's path; other paths have none."""
     assert origin(Path(path)) == expected
+
+
+def test_errors_of_newer_clients_of_the_hub_are_explained() -> None:
+    """They come from httpx: with a request or without, they name the hub and what to check."""
+    request = httpx.Request("GET", "http://hub.test:9/api/models/acme/tiny")
+    late = httpx.ReadTimeout("late", request=request)
+    for error in (httpx.ConnectError("refused"), late):
+        assert isinstance(error, FAILURES)
+        assert is_outage(error)
+        assert re.match(r"cannot reach http.*check the network", explain(error, "a/b", "main"))
+    assert "http://hub.test:9 (ReadTimeout)" in explain(late, "a/b", "main")

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from sentiment_export.checkpoint.config import read_config
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
-from sentiment_service.engine.text.encoding import packed
 from sentiment_service.engine.text.input_tokenizer import normalise_tweet
-from sentiment_service.engine.text.text_tokenizer import WordCache
+from sentiment_service.engine.text.text_tokenizer import WordCache, packed
 from sentiment_service.errors import UserError
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer

@@ -26,7 +26,7 @@ from sentiment_service.engine.model import parity
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from tests.support.model_export.graphs import name_of, random_encodings, run, session
 from tests.support.model_export.published import make_published

@@ -17,7 +17,7 @@ from sentiment_export.graph.classifier import Classifier, Int8Classifier
 from sentiment_export.graph.passes.editor import array_of
 from sentiment_export.graph.precision import LARGEST_WEIGHT, quantize_matrix
 from sentiment_export.graph.variants import WeightGraphs, graphs_of
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints import (

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from safetensors.numpy import load_file, save_file
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.graph.precision import LARGEST_HALF
@@ -32,14 +33,16 @@ ENCODINGS = random_encodings(0)
 
 def _magnified(path: Path, times: int) -> Checkpoint:
     """A checkpoint whose values between layer norms are ``times`` as large, before products."""
-    checkpoint = load_checkpoint(random_checkpoint(path, "xlm-roberta", **LARGE))
-    for name, weights in checkpoint.model.named_parameters():
+    random_checkpoint(path, "xlm-roberta", **LARGE)
+    weights = load_file(path / "model.safetensors")
+    for name, values in weights.items():
         if name.endswith("LayerNorm.weight"):
             for feature, size in OUTLIERS.items():
-                weights.data[feature] = size
+                values[feature] = size
         elif ".layer." in name and not name.endswith(("query.weight", "key.weight")):
-            weights.data.mul_(times)
-    return checkpoint
+            values *= times
+    save_file(weights, path / "model.safetensors")
+    return load_checkpoint(path)
 
 
 def _largest_value(graphs: WeightGraphs, path: Path) -> float:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.flat import flat_feeds, for_cpu
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from tests.support.checkpoints import MAX_TOKENS
 

@@ -27,10 +27,10 @@ from sentiment_service.errors import (
     ServiceError,
     ShuttingDown,
 )
-from sentiment_service.exchange import UNMATCHED, Arrival, Exchange
-from sentiment_service.limits import plain_address
+from sentiment_service.requests.exchange import UNMATCHED, Arrival, Exchange
+from sentiment_service.requests.limits import plain_address
+from sentiment_service.requests.service import Service
 from sentiment_service.results import Outcome
-from sentiment_service.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 Task = asyncio.Task[object]
@@ -261,7 +261,8 @@ class Call(Exchange):
         self._context.set_details(error.detail)
         self._set_trailing()
         if isinstance(cause, asyncio.CancelledError):
-            raise cause
+            # Not ``cause``: its frames would refer to it, and so keep a call that was dropped.
+            raise asyncio.CancelledError
 
     def _error(self, cause: BaseException) -> ServiceError:
         if self.service.lifecycle.stopping:

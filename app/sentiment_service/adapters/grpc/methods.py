@@ -29,11 +29,11 @@ from sentiment_service.adapters.tensors import (
     output,
     unpack,
 )
-from sentiment_service.engine.text.encoding import TextOptions
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.errors import InvalidRequest, NotFound, NotReady, ShuttingDown
+from sentiment_service.requests.service import Service
+from sentiment_service.requests.validation import checked
 from sentiment_service.results import every_prediction
-from sentiment_service.service import Service
-from sentiment_service.validation import checked
 
 REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 LOOK_S = 1.0  # between two checks of the state for a call that watches it

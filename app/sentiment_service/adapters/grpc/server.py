@@ -30,9 +30,9 @@ from sentiment_service.adapters.grpc.call import (
     Task,
 )
 from sentiment_service.errors import MethodNotAllowed, UserError
-from sentiment_service.limits import Access
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.service import Service
+from sentiment_service.requests.limits import Access
+from sentiment_service.requests.service import Service
 
 # A client that does nothing for this long is disconnected, as over HTTP.
 IDLE_MS = 75_000

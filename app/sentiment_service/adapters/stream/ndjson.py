@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from sentiment_service.api.body import parse
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
-from sentiment_service.limits import InflightBytes
+from sentiment_service.http.body import parse
+from sentiment_service.requests.limits import InflightBytes
+from sentiment_service.requests.validation import text_or_pair
 from sentiment_service.results import Outcome, item
-from sentiment_service.validation import text_or_pair
 
 # The most lines that are classified together.
 GROUP_LINES = 128

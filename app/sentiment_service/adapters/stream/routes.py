@@ -15,15 +15,10 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
-from sentiment_service.adapter import Adapter
 from sentiment_service.adapters.forms import TextParameters
 from sentiment_service.adapters.stream.ndjson import NO_ID, Line, LineReader, answer_line
-from sentiment_service.api.body import media_type
-from sentiment_service.api.decoding import Decoder, decoder
-from sentiment_service.api.http_exchange import HttpExchange, HttpRequest, TextRoute
-from sentiment_service.api.openapi import ERRORS, documented, text_example
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.text.encoding import Overflow, TextOptions
+from sentiment_service.engine.text.options import Overflow, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -33,7 +28,12 @@ from sentiment_service.errors import (
     TooManyTexts,
     UnsupportedMediaType,
 )
-from sentiment_service.validation import checked
+from sentiment_service.http.body import media_type
+from sentiment_service.http.decoding import Decoder, decoder
+from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute
+from sentiment_service.http.openapi import ERRORS, documented, text_example
+from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import checked
 
 MEDIA_TYPE = "application/x-ndjson"
 ACCEPTED = (

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.errors import UserError, first_line
 
 # Since 2, int8 weights are within -64...64, so that no CPU's products saturate.
@@ -19,6 +19,7 @@ SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 EMBEDDED_BUNDLE = Path(__file__).resolve().parents[2] / "models/minilm-l6-tweet-sentiment"
 
 Precision = Literal["fp32", "fp16", "int8"]
+ReferenceKind = Literal["pytorch", "fp32"]
 CalibrationLoss = Literal["log", "brier"]
 
 
@@ -66,10 +67,17 @@ class Calibration(_Record):
         )
 
 
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name:
+        raise ValueError("must be a path inside of the bundle")
+    return name
+
+
 class DataFile(_Record):
     """A file of the bundle. ``file`` is its path, relative to the manifest's directory."""
 
-    file: str
+    file: Annotated[str, AfterValidator(_inside)]  # a manifest may be anyone's
     sha256: str
     bytes: int
 
@@ -115,7 +123,8 @@ class Manifest(_Record):
     which language (a BCP 47 tag), if it was one. ``notes`` are sentences on what the export decided
     by itself; one that begins with "warning" asks for an option. ``fetched`` is the repository from
     which this bundle itself came. ``threshold`` is the score from which on a text has a label
-    of a multi-label model; ``thresholds`` has those of labels that differ.
+    of a multi-label model; ``thresholds`` has those of labels that differ. ``reference`` is what
+    the variants were compared with: the checkpoint in PyTorch, or the bundle's own fp32 graph.
     """
 
     format_version: Literal[1, 2]
@@ -131,6 +140,7 @@ class Manifest(_Record):
     fetched: HubCommit | None = None
     threshold: float = Field(default=0.5, ge=0, le=1)
     thresholds: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    reference: ReferenceKind | None = None
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]
@@ -196,10 +206,12 @@ class Bundle:
             raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
         if precision == "int8" and self.manifest.format_version < FORMAT_VERSION:
             source = self.manifest.source
+            others = [name for name in self.manifest.variants if name != "int8"]
+            instead = f", or serve it with --precision {others[0]}" if others else ""
             raise UserError(
                 f"bundle {self.path} has an int8 variant of format_version 1, which is wrong on "
-                "some CPUs; export the model again: sentiment-export "
-                f"{source.repo_id or source.path or 'SOURCE'} --output {self.path}"
+                f"some CPUs; export {source.repo_id or source.path or 'its checkpoint'} again, "
+                f"to another --output{instead}"
             )
         if variant.data is not None:
             _check_digest(self.path, variant.data.file, variant.data.sha256)
@@ -240,7 +252,8 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise UserError(f"{path / MANIFEST}: {where}: {first['msg']}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{path / MANIFEST}: {where}: {message}") from None
 
 
 def _check_digest(bundle: Path, name: str, expected: str) -> Path:

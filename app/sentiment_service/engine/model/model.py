@@ -19,14 +19,13 @@ from sentiment_service.engine.model.device_errors import device_error
 from sentiment_service.engine.model.flat import flat_feeds
 from sentiment_service.engine.model.labels import is_sentiment
 from sentiment_service.engine.model.sessions import Replicas, open_session
-from sentiment_service.engine.text.encoding import (
-    ID_BYTES,
+from sentiment_service.engine.text.input_tokenizer import (
     EncodedSentence,
     EncodedText,
-    Encoding,
-    TextOptions,
+    InputTokenizer,
 )
-from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.engine.text.options import TextOptions
+from sentiment_service.engine.text.text_tokenizer import ID_BYTES, Encoding
 from sentiment_service.errors import InferenceFailed, InvalidRequest, ServiceError, UserError
 from sentiment_service.results import FailedSentence, Outcome, Prediction, Sentence, item
 

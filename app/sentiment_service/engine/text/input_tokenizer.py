@@ -4,20 +4,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from tokenizers import Tokenizer
 
-from sentiment_service.engine.text.encoding import (
-    DEFAULTS,
-    EncodedText,
-    Encoding,
-    Preprocessing,
-    TextOptions,
-)
+from sentiment_service.engine.text.options import DEFAULTS, Preprocessing, TextOptions
 from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair
-from sentiment_service.engine.text.text_tokenizer import TextTokenizer
+from sentiment_service.engine.text.text_tokenizer import Encoding, TextTokenizer
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
 from sentiment_service.results import TextWarning
 
@@ -44,6 +39,40 @@ VISIBLE = re.compile(
 
 # A token begins at the start of the text or after a space, and ends before the next space.
 _USER_OR_LINK = re.compile(r"(?<![^ ])(?:@[^ ]+|http[^ ]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSentence:
+    """A sentence of a text, from character ``start`` up to, but not including, ``end``."""
+
+    start: int
+    end: int
+    text: "EncodedText | ServiceError"
+
+
+@dataclass(slots=True)
+class EncodedText:
+    """A tokenised text: the whole text in ``windows``, and each of its sentences separately.
+
+    ``windows`` are the encodings that are classified: the text's own, or those of its parts.
+    ``warnings`` say why the model may be wrong about it.
+    """
+
+    encoding: Encoding
+    options: TextOptions
+    windows: Sequence[Encoding]
+    sentences: Sequence[EncodedSentence] = ()
+    warnings: Sequence[TextWarning] = ()
+
+
+def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
+    """All encodings to infer, in the order in which ``outcomes_of`` expects their results."""
+    to_infer: list[Encoding] = []
+    for text in texts:
+        if isinstance(text, EncodedText):
+            to_infer += text.windows
+            to_infer += encodings([sentence.text for sentence in text.sentences])
+    return to_infer
 
 
 class InputTokenizer:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import Tokenizer
 
-from sentiment_service.engine.text.encoding import Encoding, packed
+from sentiment_service.engine.text.text_tokenizer import Encoding, packed
 
 T = TypeVar("T")
 Offset = tuple[int, int]  # the first character of a token, and the character after the last

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sentiment_service.engine.step_thread import Steps
-from sentiment_service.engine.text.encoding import (
+from sentiment_service.engine.text.input_tokenizer import (
     EncodedSentence,
     EncodedText,
-    TextOptions,
+    InputTokenizer,
     encodings,
 )
-from sentiment_service.engine.text.input_tokenizer import InputTokenizer
+from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.engine.text.sentences import SentenceSpan, sentence_spans
 from sentiment_service.errors import ServiceError

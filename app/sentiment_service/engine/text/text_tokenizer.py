@@ -10,13 +10,70 @@ import json
 import os
 import re
 import unicodedata
+from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import tokenizers
 from tokenizers import Tokenizer
 
-from sentiment_service.engine.text.encoding import ID_BYTES, Encoding, packed
 from sentiment_service.errors import EmptyText
+
+# Of a token id. Ids are kept as the bytes of int32: they are small, they are quickly put together,
+# and the garbage collector does not visit them.
+ID_BYTES = 4
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    """The token ids as the bytes of int32."""
+    return array("i", ids).tobytes()
+
+
+# What is made for each text is not frozen: that takes several times as long.
+@dataclass(slots=True)
+class Encoding:
+    """The token ids of a text, as the model gets them. Do not change it.
+
+    ``packed_ids`` has them as the bytes of int32. ``tokens`` is the number of tokens before
+    truncation, and ``truncated`` says whether there were more than ids: the text's end was cut off,
+    or its start if tokenizer.json says so. ``overflow`` has the ids of the following windows,
+    packed as well. Each window overlaps the one before. The last ``typed`` ids have the token type
+    1, the others 0. A pair of texts has no ``overflow``, and a single text has no ``typed`` ids.
+    """
+
+    packed_ids: bytes
+    tokens: int
+    overflow: tuple[bytes, ...] = ()
+    typed: int = 0
+    truncated: bool = False
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> "Encoding":
+        """The encoding of a text that has these ids, and none that was cut off."""
+        return cls(packed(ids), len(ids))
+
+    def __len__(self) -> int:
+        return len(self.packed_ids) // ID_BYTES
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        return memoryview(self.packed_ids).cast("i").tolist()
+
+    @property
+    def key(self) -> bytes:
+        """The ids and their types as bytes. Encodings with equal keys have equal logits."""
+        if self.typed:  # negative, so that it differs from every id
+            return self.packed_ids + packed([-self.typed])
+        return self.packed_ids
+
+    @property
+    def windows(self) -> list["Encoding"]:
+        """The whole text, cut into overlapping parts that are short enough for the model."""
+        if not self.overflow:
+            return [self]
+        return [Encoding(ids, len(ids) // ID_BYTES) for ids in (self.packed_ids, *self.overflow)]
+
 
 # When so many words are known, all are forgotten. That is simpler than to find out which ones are
 # still in use, and those are soon known again. A word takes about 200 bytes.

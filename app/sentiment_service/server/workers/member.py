@@ -21,6 +21,7 @@ from sentiment_service.errors import (
     ServiceError,
     ShuttingDown,
 )
+from sentiment_service.requests.service import Service
 from sentiment_service.server.workers.channels import (
     Control,
     Done,
@@ -34,7 +35,6 @@ from sentiment_service.server.workers.channels import (
     Reloaded,
     Switch,
 )
-from sentiment_service.service import Service
 from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
 
 # Seconds between two tests whether inference works again.
@@ -128,15 +128,13 @@ class Member:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""
         self._decisions[number] = decision = asyncio.get_running_loop().create_future()
         try:
-            await self._models.prepare(name)
-            self._answer(number, None)
-            if self._stopping and not decision.done():
-                decision.set_result(False)
-            if await decision:
-                await self._models.switch(name)
+            async with self._models.replacement(name) as use:
                 self._answer(number, None)
-            else:
-                self._models.drop(name)
+                if self._stopping and not decision.done():
+                    decision.set_result(False)
+                if await decision:
+                    await use()
+                    self._answer(number, None)
         except ServiceError as error:
             self._answer(number, Fault(error.code, error.detail))
         except Exception:

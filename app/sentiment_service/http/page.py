@@ -6,13 +6,13 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
-from sentiment_service.api.http_exchange import HttpRequest, Route, packed_answer
-from sentiment_service.api.openapi import text_example
+from sentiment_service.http.exchange import HttpRequest, Route, packed_answer
+from sentiment_service.http.openapi import text_example
 
 router = APIRouter(tags=["page"], route_class=Route)
 docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with --docs on
 
-_DIRECTORY = Path(__file__).parents[2] / "web"
+_DIRECTORY = Path(__file__).parents[1] / "web"
 # It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
 _FILES = StaticFiles(directory=_DIRECTORY)
 _DOCS_FILES = StaticFiles(directory=_DIRECTORY / "docs")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sentiment_export.graph.family import FAMILY, Encoder, NotInFamily, is_known_unused
+from sentiment_export.checkpoint.family import FAMILY, Encoder, NotInFamily, is_known_unused
 from sentiment_service.errors import UserError
 
 from tests.support.checkpoints import random_model
@@ -72,7 +72,7 @@ def test_what_computes_otherwise_is_not_of_the_family(entries: dict[str, Any], s
     ("entries", "says"),
     [
         ({"hidden_size": "768"}, "hidden_size in config.json is '768'; it must be a whole number"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers in config.json is 0; .* from 1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers in config.json is -1; .* from 0"),
         ({"num_attention_heads": True}, "num_attention_heads in config.json is True"),
         ({"hidden_size": 770}, "hidden_size in config.json is 770, which must be a multiple of"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps in config.json is '1e-12'; .* a number"),

@@ -9,16 +9,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from sentiment_export.checkpoint.family import Encoder
 from sentiment_export.graph import builder
 from sentiment_export.graph.activations import ACTIVATIONS
 from sentiment_export.graph.builder import external_data
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
-from sentiment_export.graph.family import Encoder
 from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.output import ONNX_FILES
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
-from sentiment_service.engine.text.encoding import Encoding
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from transformers import PreTrainedModel
 
 from tests.support.checkpoints import HIDDEN_SIZE, LAYERS, Exported, random_model

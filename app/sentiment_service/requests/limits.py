@@ -24,14 +24,20 @@ TIMEOUT_DIGITS = 18  # a longer number is above any deadline, and so are its fir
 
 
 class PathSet:
-    """Paths; ``/web/*`` stands for all paths below ``/web/``."""
+    """Paths; ``/web/*`` stands for all below ``/web/``, ``/models/*/reload`` for all between."""
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         self.patterns = frozenset(paths)
         self._below = tuple(path[:-1] for path in self.patterns if path.endswith("/*"))
+        self._between = [path.split("*") for path in self.patterns if "/*/" in path]
 
     def __contains__(self, path: str) -> bool:
-        return path in self.patterns or path.startswith(self._below)
+        if path in self.patterns or path.startswith(self._below):
+            return True
+        for before, after in self._between:
+            if path.startswith(before) and path.endswith(after):
+                return True
+        return False
 
     def __or__(self, other: "PathSet") -> "PathSet":
         return PathSet(self.patterns | other.patterns)

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
 from sentiment_service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
-from sentiment_service.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
-from sentiment_service.problems import problem
-from sentiment_service.service import Service
+from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
+from sentiment_service.requests.problems import problem
+from sentiment_service.requests.service import Service
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # A path that contains one of these, decoded, matches no route. Starlette would ignore a line feed

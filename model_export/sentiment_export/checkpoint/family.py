@@ -12,9 +12,12 @@ from typing import Any, Literal
 
 from sentiment_service.errors import UserError
 
-from sentiment_export.graph.activations import ACTIVATIONS
-
 Shape = tuple[int, ...]
+# What an encoder's config can name; ``graph/activations.py`` writes each.
+ACTIVATIONS = (
+    *("gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast"),
+    *("quick_gelu", "silu", "swish", "relu", "relu2", "tanh", "sigmoid", "mish"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +274,9 @@ class Encoder:
         epsilon = 1e-12 if kind == "distilbert" else known["layer_norm_eps"]
         if not isinstance(epsilon, int | float):
             raise UserError(f"layer_norm_eps in config.json is {epsilon!r}; it must be a number")
-        depth, layers = number("num_hidden_layers"), f"{family.prefix}.{family.layers}"
+        depth, layers = number("num_hidden_layers", 0), f"{family.prefix}.{family.layers}"
+        if depth == 0:
+            raise NotInFamily("num_hidden_layers in config.json is 0")
         if kind == "albert":
             places = _alberts_layers(
                 layers, depth, number("num_hidden_groups"), number("inner_group_num")

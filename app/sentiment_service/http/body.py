@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
-from sentiment_service.api.decoding import decompressed
-from sentiment_service.api.http_exchange import HttpExchange, HttpRequest
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -22,7 +20,9 @@ from sentiment_service.errors import (
     PayloadTooLarge,
     UnsupportedMediaType,
 )
-from sentiment_service.validation import NO_OBJECT, Body, Schema, checked
+from sentiment_service.http.decoding import decompressed
+from sentiment_service.http.exchange import HttpExchange, HttpRequest
+from sentiment_service.requests.validation import NO_OBJECT, Body, Schema, checked
 
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
 # it would be read and parsed in vain. A shorter body has usually arrived with the headers.

@@ -7,7 +7,7 @@ import brotli
 
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from sentiment_service.exchange import Exchange
+from sentiment_service.requests.exchange import Exchange
 
 # Small, because a piece is split into lines at once, and lines of JSON can be a few bytes long.
 PIECE_BYTES = 16_384
@@ -17,7 +17,7 @@ MAX_RATIO = 200
 UNSUSPICIOUS_BYTES = 1_048_576
 # What decompressing takes beside the content: zlib's, and brotli's beside its window.
 ZLIB_BYTES, BROTLI_BYTES = 49_152, 3_145_728
-# What is decompressed on the event loop, then in each step on the worker's thread, in 1 to 5 ms.
+# What is decompressed on the event loop, then in each step on the step thread, in 1 to 5 ms.
 FIRST_BYTES, STEP_BYTES = 65_536, 1_048_576
 
 

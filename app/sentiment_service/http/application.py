@@ -9,24 +9,23 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sentiment_service.adapter import Adapter
-from sentiment_service.api.http_exchange import Route, TextRoute, application
-from sentiment_service.api.openapi import ERRORS, with_components
-from sentiment_service.api.routes import classify, metrics, operations, page
 from sentiment_service.errors import (
     BadRequest,
     ClientDisconnected,
     HeadersTooLarge,
     UserError,
 )
-from sentiment_service.exchange import OTHER_METHOD, UNMATCHED
-from sentiment_service.limits import Paths, PathSet
+from sentiment_service.http import classify, metrics, operations, page
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute, application
+from sentiment_service.http.openapi import ERRORS, with_components
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.service import Service
+from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
+from sentiment_service.requests.limits import Paths, PathSet
+from sentiment_service.requests.service import Adapter, Service
 
 DESCRIPTION = """
 Errors are `application/problem+json` with a stable `code`. Each answer has the request's
@@ -47,7 +46,7 @@ TEXT_STATUSES = dict.fromkeys(error.status for error in ERRORS)
 OWN_PATHS = Paths(
     probes=PathSet({"/health", "/health/live", "/health/ready"}),
     open=PathSet({"/", "/docs", "/docs/*", "/openapi.json", "/metrics", "/web/*"}),
-    admin=PathSet({"/models/*"}),
+    admin=PathSet({"/models/*/reload"}),
     quiet=PathSet({"/metrics", "/web/*"}),
 )
 
@@ -64,7 +63,7 @@ class Application(FastAPI):
             redirect_slashes=False,
             openapi_tags=TAGS,
             servers=[{"url": "./"}],  # beside the document, whatever a proxy puts in front
-            openapi_url=None,  # app/sentiment_service/api/routes/page.py has it, and Swagger UI
+            openapi_url=None,  # app/sentiment_service/http/page.py has it, and Swagger UI
             **options,
         )
         self.state.service = service
@@ -82,7 +81,8 @@ class Application(FastAPI):
     @cached_property
     def packed_openapi(self) -> bytes:
         """The document as JSON in gzip."""
-        return gzip.compress(json.dumps(self.openapi(), separators=(",", ":")).encode())
+        document = json.dumps(self.openapi(), separators=(",", ":"))
+        return gzip.compress(document.encode(), mtime=0)
 
     def build_middleware_stack(self) -> ASGIApp:
         """What each request passes before it reaches its route."""
@@ -106,9 +106,6 @@ def below(prefix: str, app: ASGIApp) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if path == prefix:  # the links of the page are relative to its directory
-            await RedirectResponse(f"{prefix.rpartition('/')[2]}/")(scope, receive, send)
-            return
         if path.startswith(f"{prefix}/"):
             scope = {**scope, "path": path.removeprefix(prefix)}
         await app(scope, receive, send)
@@ -130,6 +127,8 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
         own += metrics.router.routes
     if service.settings.docs == "on":
         own += page.docs_router.routes
+    if prefix := service.settings.root_path:
+        own.append(_to_page(prefix))
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
     taken = set()
     for route in routes:
@@ -140,6 +139,15 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
             taken.add(kind)
     expect_requests(service.metrics, routes)
     return sorted(routes, key=_order)
+
+
+def _to_page(prefix: str) -> Route:
+    """What leads from the prefix to the page: its links are relative to its directory."""
+
+    async def to_page(request: HttpRequest) -> Response:
+        return RedirectResponse(f"{prefix.rpartition('/')[2]}/")
+
+    return Route(prefix, to_page, methods=["GET", "POST"], include_in_schema=False)
 
 
 def _order(route: BaseRoute) -> tuple[bool, bool]:

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from sentiment_service.api.body import read_body
-from sentiment_service.api.http_exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.api.openapi import (
+from sentiment_service.engine.model.model import ModelVersion
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.openapi import (
     EMPTY,
     ERRORS,
     VERSION,
@@ -16,9 +17,8 @@ from sentiment_service.api.openapi import (
     documented_body,
     example,
 )
-from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.results import FailedItem, Prediction, item, whole_failure
-from sentiment_service.validation import ClassifyRequest
+from sentiment_service.requests.validation import ClassifyRequest
+from sentiment_service.results import FailedItem, Prediction, items
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
 
@@ -79,11 +79,9 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     single = not isinstance(body.inputs, list)
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     done = await request.exchange.classify(texts, model=body.model, options=body.options)
-    if error := whole_failure(done.outcomes, single=single):
-        raise error
     response: ClassifyResponse = {
         "model": done.model.version,
         "labels": done.model.labels,
-        "results": [item(outcome) for outcome in done.outcomes],
+        "results": items(done.outcomes, single=single),
     }
     return JsonAnswer(response, done.server_timing)

@@ -27,7 +27,7 @@ from sentiment_service.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from sentiment_service.problems import MEDIA_TYPE, Problem
+from sentiment_service.requests.problems import MEDIA_TYPE, Problem
 
 REFERENCE = "#/components/schemas/{model}"
 JSON = "application/json"

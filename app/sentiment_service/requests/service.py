@@ -1,10 +1,14 @@
-"""The parts of one application, and the order in which they start and end."""
+"""What the requests of an application share, in which order it starts and ends, and what an adapter
+adds to it: the formats of another server, or another protocol.
+"""
 
 import asyncio
 import importlib.metadata
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from sentiment_service.config.credentials import Credentials
 from sentiment_service.config.settings import Settings
@@ -18,13 +22,16 @@ from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import NotReady, ShuttingDown
-from sentiment_service.limits import Access, InflightBytes, Paths, Proxies
 from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import ModelObserver
 from sentiment_service.observability.traces import Tracer
+from sentiment_service.requests.limits import Access, InflightBytes, Paths, Proxies
 from sentiment_service.shared_memory.board import Board
 from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus, statuses
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
 
 # Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
 # texts and tokens of a body take as much again, and the model must fit beside them.
@@ -148,3 +155,30 @@ class Service:
             step_thread=self.step_thread,
             lifecycle=self.lifecycle,
         )
+
+
+class SideServer(Protocol):
+    """A server of another protocol than HTTP, on the same event loop."""
+
+    async def start(self) -> None:
+        """Answer from now on."""
+
+    async def stop(self, stop_by: float) -> None:
+        """Finish the calls in progress; ``stop_by`` is on the clock ``time.monotonic``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
+
+    ``routes`` are HTTP's, of the class ``api.http_exchange.Route``; those at ``instances`` read
+    Vertex AI's form. ``server`` makes a server on the event loop when the models are ready; it
+    raises UserError if it cannot use its address. ``configured`` is for one that depends on the
+    settings or on other adapters: it gets them, and returns the adapter to serve.
+    """
+
+    routes: "Sequence[BaseRoute]" = ()
+    paths: Paths = field(default_factory=Paths)
+    instances: Set[str] = frozenset()
+    server: Callable[[Service], SideServer] | None = None
+    configured: "Callable[[Settings, Sequence[Adapter]], Adapter] | None" = None

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import random
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.text.encoding import DEFAULTS, TextOptions
+from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -20,14 +22,16 @@ from sentiment_service.errors import (
     TooManyTexts,
     forget_frames,
 )
-from sentiment_service.limits import READING, timeout_ms
-from sentiment_service.observability.logs import log_request, request_id, trace_id
+from sentiment_service.observability.logs import log_request, trace_id
 from sentiment_service.observability.observers import ModelUse, count_request
+from sentiment_service.requests.limits import READING, timeout_ms
+from sentiment_service.requests.service import Service
 from sentiment_service.results import Outcome
-from sentiment_service.service import Service
 
 UNMATCHED = "unmatched"  # the route of requests that no route answers
 OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be a series
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 T = TypeVar("T")
 Done = TypeVar("Done", bound=Classification)
@@ -266,3 +270,13 @@ class Exchange(ABC):
             error = InferenceFailed("unexpected error; search the service's log for the request_id")
         self.code = error.code
         return error
+
+
+def request_id(own: bytes | None = None) -> str:
+    """The client's own id if it is valid, otherwise a new one, which need not be secret.
+
+    The system's random bytes would cost a system call, for which Python gives up the GIL.
+    """
+    if own and REQUEST_ID.fullmatch(own):
+        return own.decode()
+    return f"{random.getrandbits(128):032x}"

@@ -8,12 +8,10 @@ from fastapi import APIRouter
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from sentiment_service.api.http_exchange import HttpRequest, Route
-from sentiment_service.api.openapi import DIGEST, NAME_IN_PATH, documented, example
 from sentiment_service.engine.machine.cpu import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.engine.text.encoding import Preprocessing
+from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.errors import (
     InvalidBundle,
     ModelNotFound,
@@ -23,6 +21,8 @@ from sentiment_service.errors import (
     ShuttingDown,
     Unauthorized,
 )
+from sentiment_service.http.exchange import HttpRequest, Route
+from sentiment_service.http.openapi import DIGEST, NAME_IN_PATH, documented, example
 
 router = APIRouter(tags=["operations"], route_class=Route)
 

@@ -10,8 +10,8 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from sentiment_service.api.http_exchange import HttpRequest, Route, packed_answer
-from sentiment_service.api.openapi import MODEL, text_example
+from sentiment_service.http.exchange import HttpRequest, Route, packed_answer
+from sentiment_service.http.openapi import MODEL, text_example
 from sentiment_service.observability.metrics import Metrics
 
 EXAMPLE = (

@@ -1,0 +1,261 @@
+"""Weight files are read without PyTorch: values equal to its own, and nothing else ever runs."""
+
+import io
+import json
+import pickle
+import struct
+import tracemalloc
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from sentiment_export.checkpoint.tensor_files import read_tensors
+from sentiment_service.errors import UserError
+
+BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6) / 7
+TENSORS: dict[str, torch.Tensor] = {
+    "plain": BASE,
+    "transposed": BASE.T,
+    "every other column": BASE[:, ::2],
+    "from the second row": BASE[1:],
+    "half": BASE.half(),
+    "bfloat16": BASE.bfloat16(),
+    "double": BASE.double(),
+    "ids": torch.arange(5)[None],
+    "int8": torch.tensor([-3, 4], dtype=torch.int8),
+    "mask": torch.tensor([True, False]),
+    "scalar": torch.tensor(2.5),
+    "none": torch.zeros(0, 3),
+    "parameter": torch.nn.Parameter(BASE + 1),
+}
+
+
+def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: tensor.read() for name, tensor in read_tensors(path).items()}
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_values_equal_those_of_pytorch(
+    tmp_path: Path, name: str, kind: type[dict[str, Any]]
+) -> None:
+    """Strided, shared and empty tensors and every float type, which become float32."""
+    tensors = kind(TENSORS)
+    if name.endswith(".bin"):
+        torch.save(tensors, tmp_path / name)
+    else:
+        save_file({n: t.detach().clone().contiguous() for n, t in tensors.items()}, tmp_path / name)
+    read = _read(tmp_path / name)
+    assert read.keys() == tensors.keys()
+    for key, values in read.items():
+        tensor = tensors[key].detach()
+        expected = tensor.float() if tensor.is_floating_point() else tensor
+        assert values.dtype == expected.numpy().dtype
+        np.testing.assert_array_equal(values, expected.numpy())
+
+
+def test_a_state_dict_of_a_module_is_read(tmp_path: Path) -> None:
+    """With its metadata, as most files on the hub are."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
+    torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    read = _read(tmp_path / "pytorch_model.bin")
+    assert {name: values.tolist() for name, values in read.items()} == {
+        name: tensor.tolist() for name, tensor in module.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_only_what_is_read_takes_memory(tmp_path: Path, name: str) -> None:
+    """Weights of 64 MB are listed in less than one, and each is a view of the file."""
+    tensors = {f"layer.{n}": torch.ones(1024, 1024) for n in range(16)}
+    save = torch.save if name.endswith(".bin") else save_file
+    save(tensors, tmp_path / name)
+    tracemalloc.start()
+    listed = read_tensors(tmp_path / name)
+    assert listed["layer.3"].read()[5, 7] == 1
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+class _Asks:
+    """A pickle of it asks for what ``torch.save`` never does."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+def _archive(path: Path, listed: bytes, storage: bytes = bytes(96), **options: Any) -> None:
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        archive.writestr("archive/data.pkl", listed)
+        archive.writestr("archive/data/0", storage)
+
+
+class _Storage:
+    """How a storage of 24 float32 is named in a pickle."""
+
+
+class _Pickler(pickle.Pickler):
+    values = 24
+
+    def persistent_id(self, item: Any) -> Any:
+        if isinstance(item, _Storage):
+            return ("storage", torch.FloatStorage, "0", "cpu", self.values)
+        return None
+
+
+def _listed(*arguments: Any, values: int = 24) -> bytes:
+    """The pickle of one tensor that is rebuilt with these arguments after its storage."""
+    held = io.BytesIO()
+    pickler = _Pickler(held, 2)
+    pickler.values = values
+    rebuild = torch._utils._rebuild_tensor_v2
+    pickler.dump({"w": _Asks(rebuild, (_Storage(), *arguments, False, OrderedDict()))})
+    return held.getvalue()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (0, (4, 7), (7, 1)),  # more values than there are
+        (1, (4, 6), (6, 1)),  # one behind the end
+        (-1, (4, 6), (6, 1)),
+        (0, (4, 6), (-6, 1)),
+        (0, (4, 6), (60, 1)),
+        (0, (2, 2), (2**62, 1)),
+        (0, (10**6, 10**6), (0, 0)),  # a terabyte of one value
+        (0, (4, 6), (6,)),
+        (0, (4, 6.0), (6, 1)),
+        ("0", (4, 6), (6, 1)),
+        (2**70, (4, 6), (6, 1)),
+    ],
+)
+def test_a_tensor_outside_its_storage_is_refused(tmp_path: Path, arguments: Any) -> None:
+    """Sizes, offset and strides are checked before a view is made; the sound one is read."""
+    path = tmp_path / "pytorch_model.bin"
+    _archive(path, _listed(0, (4, 6), (6, 1)))
+    assert _read(path)["w"].shape == (4, 6)
+    _archive(path, _listed(*arguments))
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is damaged: "):
+        read_tensors(path)
+
+
+def test_a_storage_that_was_cut_is_refused(tmp_path: Path) -> None:
+    """The pickle names more values than the archive has, or values that it lacks."""
+    path = tmp_path / "pytorch_model.bin"
+    _archive(path, _listed(0, (4, 6), (6, 1)), storage=bytes(95))
+    with pytest.raises(UserError, match="is damaged: the values 0 were cut"):
+        read_tensors(path)
+    _archive(path, _listed(0, (4, 6), (6, 1)), compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(UserError, match="is damaged"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        (print, ("it ran",)),
+        (eval, ("print('it ran')",)),
+        (getattr, ("", "join")),
+        (io.open, ("made", "w")),
+        (np.zeros, (3,)),
+    ],
+)
+def test_no_code_of_a_pickle_runs(
+    tmp_path: Path, reduced: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that asks for anything but tensors is refused, and the line names what it asked."""
+    path = tmp_path / "pytorch_model.bin"
+    _archive(path, pickle.dumps({"w": _Asks(*reduced)}))
+    with pytest.raises(UserError, match=r"more than plain tensors .* is never run"):
+        read_tensors(path)
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "made").exists()
+
+
+def _without_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def _of_many_entries(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(70_000):
+            archive.writestr(f"archive/data/{number}", b"")
+
+
+def _in_the_old_form(path: Path) -> None:
+    torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
+
+
+def _memo_bomb(path: Path) -> None:
+    # "Keep this under the number 2**31": the unpickler in C makes room for all up to it.
+    _archive(path, b"\x80\x02}r\xff\xff\xff\x7f.")
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (_without_end, "is damaged: it was cut"),
+        (_of_many_entries, "is damaged: it was cut, or has too many entries"),
+        (_in_the_old_form, "before PyTorch 1.6: load it with torch.load and save it again"),
+        (_memo_bomb, "holds no dictionary of tensors"),
+        (lambda path: path.write_bytes(b""), "is damaged"),
+        (lambda path: path.write_bytes(b"PK\x03\x04".ljust(40)), "is damaged"),
+        (lambda path: _archive(path, pickle.dumps([1, 2])), "holds no dictionary of tensors"),
+        (lambda path: _archive(path, pickle.dumps({"w": [1]})), "holds no dictionary of tensors"),
+        (lambda path: _archive(path, b"\x80\x02}q\x01"), "is damaged"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    tmp_path: Path, write: Callable[[Path], object], says: str
+) -> None:
+    """In one line, without the memory that it asks for."""
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(TENSORS, path)
+    write(path)
+    with pytest.raises(UserError, match=says) as caught:
+        read_tensors(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 16]}},
+        {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}},
+        {"w": {"dtype": "F32", "shape": [2, -3], "data_offsets": [0, 24]}},
+        {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [-24, 0]}},
+        {"w": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 24]}},
+        {"w": {"dtype": "F32", "shape": [2, 3]}},
+        {"w": {"dtype": "F32", "shape": "23", "data_offsets": [0, 24]}},
+        {"w": 3},
+        [],
+    ],
+)
+def test_a_safetensors_header_that_lies_is_refused(tmp_path: Path, header: Any) -> None:
+    """A tensor must have the size of its shape, within the file."""
+    path = tmp_path / "model.safetensors"
+
+    def write(held: Any, length: int | None = None) -> None:
+        text = json.dumps(held).encode()
+        path.write_bytes(
+            struct.pack("<Q", len(text) if length is None else length) + text + bytes(24)
+        )
+
+    write({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {}})
+    assert _read(path)["w"].shape == (2, 3)
+    write(header)
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged: .*copy or download"):
+        read_tensors(path)
+    write({}, length=2**63)
+    with pytest.raises(UserError, match="no header of safetensors"):
+        read_tensors(path)
