@@ -191,7 +191,7 @@ class AtImport:
             hang_up()
             import sentiment_service.server.server as run
             create = run.main.create_app
-            run.main.create_app = lambda *given, **more: (hang_up(), create(*given, **more), hang_up())[1]
+            run.main.create_app = lambda *a, **k: (hang_up(), create(*a, **k), hang_up())[1]
 
 sys.meta_path.insert(0, AtImport())
 """
