@@ -196,7 +196,7 @@ def _serve(
                 return supervisor.run(settings, credentials, workers)
         else:
             settings = assignment.applied_to(settings)
-        from sentiment_service.server.run import run
+        from sentiment_service.server.server import run
 
         return run(settings, credentials, assignment)
     except (UserError, ImportError, MemoryError, SystemError, OSError):
