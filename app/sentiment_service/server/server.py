@@ -40,9 +40,7 @@ from sentiment_service.server.workers.channels import HandedOver
 from sentiment_service.server.workers.member import Member, StatusReport
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import WorkerPhase
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.worker_status import WorkerPhase
+from sentiment_service.shared_memory import Board, WorkerPhase
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
