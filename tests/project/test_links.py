@@ -8,10 +8,12 @@ import pytest
 from tests.support.serving import ROOT
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+MEASUREMENTS = sorted((ROOT / "docs/measurements").glob("*.md"))
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "checks/README")),
     *DOCS,
-    *(ROOT / "docs/measurements").glob("*.md"),
+    *sorted((ROOT / "docs/contributing").glob("*.md")),
+    *MEASUREMENTS,
 ]
 
 
