@@ -56,7 +56,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> FakeService:
     """A service without a socket; the client does not wait long for it."""
     fake = FakeService()
     transport = httpx.MockTransport(fake.handle)
-    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=transport))
+    monkeypatch.setattr(httpx, "HTTPTransport", lambda **_: transport)
     monkeypatch.setattr(sentiment_client, "FIRST_BACKOFF_S", 1e-5)
     monkeypatch.setattr(tables, "CHUNK_CHARS", 300)
     return fake

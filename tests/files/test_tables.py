@@ -321,6 +321,8 @@ def test_quotes_behind_tabs(tmp_path: Path, rows: str, texts: list[str]) -> None
     assert _texts(_Input(_file(tmp_path, "a.tsv", f"id\ttext\n{rows}".encode()))) == texts
     plain = _file(tmp_path, "plain.tsv", rows.encode())
     assert [row.cells[1] for row in rows_without_header(plain, 2)] == texts
+    bars = f"id\ttext\n{rows}".replace("\t", "|").encode()
+    assert _texts(_Input(_file(tmp_path, "a.csv", bars))) == [t.replace("\t", "|") for t in texts]
     packed = _file(tmp_path, "a.tsv.gz", gzip.compress(f"id\ttext\n{rows}".encode()))
     assert _texts(_Input(packed)) == texts
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -412,6 +413,22 @@ def test_fp32_is_the_reference_where_pytorch_is_not_installed(
     assert "## Parity with the fp32 graph" in (tmp_path / "out/README.md").read_text()
     assert "comparing int8 with its fp32 graph" in said
     assert Bundle.open(roberta.bundle).manifest.reference == "pytorch"
+
+
+def test_berts_family_needs_none_of_the_large_packages(roberta: Exported, tmp_path: Path) -> None:
+    """Where none of them can be imported, the command writes a bundle with the same graphs."""
+    code = """import sys
+sys.modules |= dict.fromkeys(["torch", "transformers", "optimum", "onnx_ir"])
+from sentiment_export.cli import main
+sys.exit(main())"""
+    command = [sys.executable, "-c", code, str(roberta.source), "--output", str(tmp_path / "out")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stderr
+    alone, beside = (Bundle.open(path).manifest for path in (tmp_path / "out", roberta.bundle))
+    assert {p: v.sha256 for p, v in alone.variants.items()} == {
+        p: v.sha256 for p, v in beside.variants.items()
+    }
+    assert "torch" not in alone.created_with
 
 
 def test_a_reference_that_nobody_asked_for_is_not_kept(roberta: Exported, tmp_path: Path) -> None:

@@ -63,11 +63,7 @@ class Source:
         return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
 
     def check_is_unchanged(self) -> None:
-        """Check that the file is still as it was.
-
-        Raises:
-            CannotContinue: it has changed.
-        """
+        """Refuse to go on with a file that has changed."""
         try:
             changed = self.facts() != self._before
         except FileNotFoundError:

@@ -24,6 +24,8 @@ from sentiment_service.files.tables.text_files import MAX_FIELD_CHARS, TextFile,
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = (";", "|")
+# Many programs that write these write a quote like any other character.
+MAYBE_UNQUOTED = ("\t", "|")
 # A first line such as "sep=;" is for spreadsheets.
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*$', re.IGNORECASE)
 LINE_END = re.compile(r"\r\n|\r|\n")
@@ -56,9 +58,9 @@ def read_rows(
     ends may be between them. If something else follows, or there is no other quote, the row has a
     fault, and ends with its line: what followed is read as rows.
 
-    A cell of several lines that could be rows, too, is doubtful. Many programs that write tabs
-    write a quote like any other character, so there it is a fault, and so is a cell of several
-    lines in a row of other than ``width`` cells. Without ``quotes``, all are characters.
+    A cell of several lines that could be rows, too, is doubtful. Where quotes may be characters,
+    behind tabs and bars, that is a fault, and so is a cell of several lines in a row of other than
+    ``width`` cells. Without ``quotes``, all are characters.
     """
     rest, number = iter(lines), 1
     waiting: deque[str] = deque()  # lines that a faulty quote had taken
@@ -97,7 +99,7 @@ def _judge(row: Row, cells: list[str], lines: int, separator: str, width: int) -
     """Give the row its cells, if the quotes can be meant as such."""
     if lines > 1:
         row.doubtful = _could_be_rows(cells, separator, width or len(cells))
-        if separator == "\t" and (row.doubtful or len(cells) != (width or len(cells))):
+        if separator in MAYBE_UNQUOTED and (row.doubtful or len(cells) != (width or len(cells))):
             row.fault = "the quote would take the next rows"
             return
     row.cells, row.lines = cells, lines
@@ -132,7 +134,7 @@ class CsvTable(Table):
         header = next(read_rows(lines, self._separator), None)
         if header is None:
             raise UserError(f"{path} is empty; a CSV file must begin with the names of its columns")
-        if header.fault and self._separator != "\t":
+        if header.fault and self._separator not in MAYBE_UNQUOTED:
             raise UserError(f"{path}: the names of the columns {_advice(header)}")
         self._first = len(self._file.start) - len(lines) + header.number - 1 + header.lines
         check_names(header.cells, path)
@@ -175,7 +177,7 @@ class CsvTable(Table):
     def _checked(self, row: Row) -> tuple[list[str], TextOrError]:
         """The row with as many cells as there are columns, and its text."""
         width, found = len(self.columns), len(row.cells)
-        if row.fault and self._separator != "\t":
+        if row.fault and self._separator not in MAYBE_UNQUOTED:
             error = InvalidRequest(f"line {row.number}: the row {_advice(row)}")
         elif found == width:
             return row.cells, row.cells[self._text_index]
@@ -187,12 +189,7 @@ class CsvTable(Table):
 
 
 def rows_without_header(path: Path, width: int) -> Iterator[Row]:
-    """The rows that are not blank of a file with tabs, each of which should have ``width`` cells.
-
-    Raises:
-        OSError: the file cannot be read.
-        UserError: it is not text in UTF-8.
-    """
+    """The rows of a file with tabs that are not blank; each should have ``width`` cells."""
     file = TextFile(path)
     quotes = _uses_quotes(file.start, "\t", width, whole=file.is_short)
     for row in read_rows(file.lines_with_ends(), "\t", width=width, quotes=quotes):
@@ -203,10 +200,10 @@ def rows_without_header(path: Path, width: int) -> Iterator[Row]:
 def _uses_quotes(start: Sequence[str], separator: str, width: int, *, whole: bool) -> bool:
     """Whether quotes in a file that begins with these lines are more than characters.
 
-    Behind tabs they are not, if one of them breaks the rule of ``read_rows``. Unless the lines are
-    the ``whole`` file, a quote may be closed in a later line.
+    Behind tabs and bars they are not, if one of them breaks the rule of ``read_rows``. Unless the
+    lines are the ``whole`` file, a quote may be closed in a later line.
     """
-    if separator != "\t":
+    if separator not in MAYBE_UNQUOTED:
         return True
     faults = {row.fault for row in read_rows(start, separator, width=width)} - {""}
     return not (faults if whole else faults - {UNCLOSED})

@@ -115,11 +115,6 @@ class JsonListTable(JsonlTable):
     kind = "item"
 
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
-        """See ``JsonlTable``.
-
-        Raises:
-            UserError: it is not a JSON list.
-        """
         self._file = TextFile(path)
         content = self._file.content().removeprefix(codecs.BOM_UTF8)
         try:

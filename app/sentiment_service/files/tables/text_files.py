@@ -44,7 +44,8 @@ class TextFile:
     """A file of UTF-8 text, which may be compressed with gzip. A line ends with LF, CR LF or CR.
 
     A byte that is not UTF-8 becomes a lone surrogate, so that only the text with this byte fails.
-    ``start`` has the first lines with their ends; ``is_short`` says that there are no others.
+    ``start`` has the first lines with their ends; ``is_short`` says that there are no others. A
+    compressed file that is damaged raises CannotContinue wherever it is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,29 +67,17 @@ class TextFile:
         self.start = lines if self.is_short else lines[:-1] or lines
 
     def lines(self) -> Iterator[str]:
-        """The lines without their ends. The rest of a line of ``MAX_FIELD_CHARS`` is left out.
-
-        Raises:
-            CannotContinue: the compressed file is damaged.
-        """
+        """The lines without their ends. The rest of a line of ``MAX_FIELD_CHARS`` is left out."""
         with self._decoded(None) as text:
             yield from read_lines(text, MAX_FIELD_CHARS)
 
     def lines_with_ends(self) -> Iterator[str]:
-        """The lines with their ends.
-
-        Raises:
-            CannotContinue: the compressed file is damaged.
-        """
+        """The lines with their ends."""
         with self._decoded("") as text:
             yield from text
 
     def content(self) -> bytes:
-        """The whole file, unpacked.
-
-        Raises:
-            CannotContinue: the compressed file is damaged.
-        """
+        """The whole file, unpacked."""
         with self._opened() as file:
             return file.read()
 

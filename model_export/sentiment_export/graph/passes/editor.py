@@ -199,19 +199,12 @@ def forget_shapes(model: ir.Model) -> None:
                 value.shape = value.type = None
 
 
-@dataclass(frozen=True, slots=True)
-class TextRows:
-    """Row numbers that map real tokens to padded positions and back; computed once per batch."""
+def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> tuple[ir.Value, ir.Value]:
+    """Record the nodes that compute row numbers from the attention mask [batch, sequence].
 
-    sequence: ir.Value  # [1], the padded length
-    text: ir.Value  # [tokens], each token's text
-    position: ir.Value  # [tokens], each token's position in its text
-    tokens: ir.Value  # [tokens], rows of [batch * sequence]
-    token: ir.Value  # [batch, sequence], rows of [tokens]
-
-
-def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> TextRows:
-    """Record the nodes that compute the row numbers from the attention mask [batch, sequence].
+    Returns:
+        The tokens' rows of [batch * sequence], and the rows of [tokens] for padded positions,
+        [batch, sequence].
 
     Raises:
         NotRecognised: the graph has no attention mask.
@@ -219,16 +212,11 @@ def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> TextRows:
     mask = next((value for value in graph.inputs if value.name == "attention_mask"), None)
     if mask is None:
         raise NotRecognised("the graph has no attention_mask")
-    sequence = tape.op("Shape", [mask], {"start": 1, "end": 2})
-    real = tape.op("NonZero", [mask])
-    text = tape.op("Gather", [real, edit.integers("text", 0)], {"axis": 0})
-    position = tape.op("Gather", [real, edit.integers("position", 1)], {"axis": 0})
-    tokens = tape.op("Add", [tape.op("Mul", [text, sequence]), position])
-
+    vector = edit.integers("vector", [-1])
+    flat = tape.op("Reshape", [mask, vector])
+    tokens = tape.op("Reshape", [tape.op("NonZero", [flat]), vector])
     # Padding is masked, so its values only have to be finite. It gets those of the token before
     # it, or of the last row.
-    flat = tape.op("Reshape", [mask, edit.integers("vector", [-1])])
     count = tape.op("CumSum", [flat, edit.integers("rows", 0)])
     token = tape.op("Sub", [count, edit.integers("one", 1)])
-    token = tape.op("Reshape", [token, tape.op("Shape", [mask])])
-    return TextRows(sequence, text, position, tokens, token)
+    return tokens, tape.op("Reshape", [token, tape.op("Shape", [mask])])

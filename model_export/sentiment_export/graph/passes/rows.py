@@ -54,11 +54,10 @@ class _RowsPass:
         self._hidden = hidden_states(model)
         self._edit = Editor(graph, "rows")
         tape = Tape()
-        places = text_rows(graph, self._edit, tape)
-        self._tokens, self._token = places.tokens, places.token
+        self._tokens, self._token = text_rows(graph, self._edit, tape)
         self._shape = tape.op("Shape", [graph.inputs[0]])
         start = self._edit.integers("first", 0)
-        self._first = tape.op("Gather", [places.token, start], {"axis": 1})
+        self._first = tape.op("Gather", [self._token, start], {"axis": 1})
         self._edit.insert_at_start(tape, "/rows")
         self.linears: list[Linear] = []
         self._nodes: set[ir.Node] = set()  # that compute on rows
