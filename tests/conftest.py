@@ -9,9 +9,9 @@ from typing import Any
 import hypothesis
 import pytest
 from fastapi.testclient import TestClient
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.model import Model
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from tests.support.raw_http import port_of
 from tests.support.serving import Gate, Process, listening

@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sentiment_service.config.settings import Settings as Settings
     from sentiment_service.errors import ServiceError as ServiceError
     from sentiment_service.errors import UserError as UserError
     from sentiment_service.files.spark import classify as classify_frame
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from sentiment_service.python import Classifier as Classifier
     from sentiment_service.python import ItemError as ItemError
     from sentiment_service.python import Prediction as Prediction
+    from sentiment_service.settings.settings import Settings as Settings
 
 __all__ = (
     "Classifier",
@@ -51,6 +51,6 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     except ModuleNotFoundError as error:
-        from sentiment_service.config.extras import missing_extra
+        from sentiment_service.extras import missing_extra
 
         raise ModuleNotFoundError(str(missing_extra(error)), name=error.name) from error

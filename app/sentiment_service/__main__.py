@@ -2,14 +2,14 @@
 
 import sys
 
-from sentiment_service.server import signals
+from sentiment_service.server import process
 
 
 def main() -> int:
     """Run the command and return its exit code."""
     serving = sys.argv[1:2] == ["serve"]
     if serving:
-        signals.while_starting()
+        process.while_starting()
     try:
         from sentiment_service.cli.command import main as run
 
@@ -18,7 +18,7 @@ def main() -> int:
         return 130
     finally:
         if serving:
-            signals.while_ending()
+            process.while_ending()
 
 
 if __name__ == "__main__":

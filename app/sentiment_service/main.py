@@ -8,8 +8,6 @@ from operator import or_
 
 from fastapi import FastAPI
 
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.http import metrics
@@ -17,7 +15,9 @@ from sentiment_service.http.application import OWN_PATHS, Application, all_route
 from sentiment_service.observability.traces import EXPORTER
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter, Service
-from sentiment_service.shared_memory.board import Board
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board
 
 # The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and
 # nothing else names it.

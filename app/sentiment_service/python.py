@@ -20,11 +20,10 @@ from typing import (
     overload,
 )
 
-from sentiment_service.cli.exported_models import with_bundles
-from sentiment_service.cli.sources import load_settings
 from sentiment_service.engine.text.options import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
+from sentiment_service.exported_models import with_bundles
 from sentiment_service.files.frames import (
     Frame,
     as_pandas,
@@ -40,6 +39,7 @@ from sentiment_service.files.table_classifier import with_reason
 from sentiment_service.files.tables.table import split_into_chunks
 from sentiment_service.requests.validation import PAIR, ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome, item
+from sentiment_service.settings.sources import load_settings
 
 if TYPE_CHECKING:
     import pandas as pd

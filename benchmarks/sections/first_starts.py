@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
+from sentiment_service.engine.machine.host import available_cpus, ways_to_share
 from sentiment_service.engine.tuning.costs import BATCHES, TEXT_TOKENS
 
 from benchmarks.service import Service

@@ -76,9 +76,9 @@ def _loads(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
 
 def _check_executors(source: Path, expected: "pa.Table", directory: Path) -> None:
     """Two executors that get the bundle from the driver, while Python workers are killed."""
-    from sentiment_service.config.settings import Settings
     from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
     from sentiment_service.files import spark as job
+    from sentiment_service.settings.settings import Settings
 
     bundle = directory / "my-bundle"
     shutil.copytree(EMBEDDED_BUNDLE, bundle)

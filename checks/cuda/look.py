@@ -20,8 +20,7 @@ import onnxruntime as ort
 from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model import sessions
 from sentiment_service.engine.model.device import Device
-from sentiment_service.engine.model.device_errors import device_error
-from sentiment_service.engine.model.flat import flat_feeds
+from sentiment_service.engine.model.sessions import device_error, flat_feeds
 
 LARGEST, SHAPES, THREADS = 64, 500, 2
 ROUNDS = 4  # each of so many SHAPES

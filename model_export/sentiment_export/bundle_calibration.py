@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sentiment_service.atomic_files import write_text_atomically
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import (
     MANIFEST,
     Bundle,
@@ -13,7 +14,6 @@ from sentiment_service.engine.model.bundle import (
     Manifest,
     sha256,
 )
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.errors import UserError
 
 from sentiment_export.model_card import calibration_section, model_card

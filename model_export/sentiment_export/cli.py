@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from sentiment_service.cli.command_parser import CommandParser
-from sentiment_service.config.extras import missing_extra
 from sentiment_service.errors import UserError, first_line, system_error
+from sentiment_service.extras import missing_extra
+from sentiment_service.settings.flags import CommandParser
 
 from sentiment_export.export_command import SOURCE, export_command, source
 from sentiment_export.labelled_commands import calibrate_command, evaluate_command

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.atomic_files import atomic_directory, full_disk_named
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import (
     FORMAT_VERSION,
     MANIFEST,
@@ -24,7 +25,6 @@ from sentiment_service.engine.model.bundle import (
     Variant,
     sha256,
 )
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.parity import TEXTS
 from sentiment_service.errors import UserError

@@ -8,9 +8,9 @@ from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from sentiment_service.atomic_files import atomic_directory
-from sentiment_service.config.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
 from sentiment_service.errors import UserError
+from sentiment_service.settings.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 
 from sentiment_export.checkpoint.hub import FAILURES, explain, is_outage, with_retries
 from sentiment_export.checkpoint.source import date_of

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sentiment_service.atomic_files import write_text_atomically
-from sentiment_service.cli.command_parser import CommandParser, add_settings, local_path
-from sentiment_service.cli.sources import load_settings
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from sentiment_service.errors import UserError
 from sentiment_service.files.arguments import LOCAL
+from sentiment_service.settings.flags import CommandParser, add_settings, local_path
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import load_settings
 
 from sentiment_export.export_command import SOURCE, source
 from sentiment_export.quality.labelled import LABELLED, Columns, read_examples
@@ -53,7 +53,7 @@ def evaluate_command(words: list[str]) -> None:
         precisions = [*first.manifest.variants]
 
     # Imported here because they load ONNX Runtime, which --help does not need.
-    from sentiment_service.engine.model.load import load_model
+    from sentiment_service.engine.loading import load_model
 
     from sentiment_export.quality.changes import changes, comparison
     from sentiment_export.quality.evaluation import evaluate
@@ -147,7 +147,7 @@ def _evaluate_parser() -> CommandParser:
 
 def _bundle(model: str, settings: Settings) -> Bundle:
     """The bundle of a directory, or of a checkpoint or hub id, which is exported once."""
-    from sentiment_service.cli.exported_models import with_bundles
+    from sentiment_service.exported_models import with_bundles
 
     one = settings.model_copy(update={"model": (Path(model),)})
     (path,) = with_bundles(one, lambda line: print(line, file=sys.stderr)).model

@@ -68,9 +68,9 @@ def test_a_chosen_route_answers_where_a_route_with_a_name_matches(
 def test_a_predict_route_for_admins_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below /models/, each request would need an admin key; the start fails and says so."""
-    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/models/mine:predict")
-    with pytest.raises(UserError, match=r"^AIP_PREDICT_ROUTE: /models/mine:predict needs an admin"):
+    """Each request to a path of a reload would need an admin key; the start fails and says so."""
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/models/mine/reload")
+    with pytest.raises(UserError, match=r"^AIP_PREDICT_ROUTE: /models/mine/reload needs an admin"):
         serve()
 
 

@@ -28,7 +28,7 @@ ASKED = {
 STATUSES = """
 import json, sys
 from fastapi.testclient import TestClient
-from sentiment_service.config.settings import Settings
+from sentiment_service.settings.settings import Settings
 from sentiment_service.main import create_app
 settings = Settings(model=(sys.argv[1],), runners=1, threads=1, max_batch_tokens=512)
 with TestClient(create_app(settings)) as client:

@@ -25,7 +25,7 @@ from sentiment_service.errors import Overloaded, PayloadTooLarge
 from sentiment_service.http.decoding import decoder
 from sentiment_service.http.exchange import HttpExchange
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory import Board
 
 from tests.conftest import FLAGS, Listen, Serve, Start
 from tests.support.raw_http import connect, exchange

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sentiment_service.adapters.tokenize import tokens_steps
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.step_thread import finish
 
 from tests.conftest import Serve

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentiment_service.config.settings import Settings
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from benchmarks import report
 from benchmarks.cpu_time.client import send_slice

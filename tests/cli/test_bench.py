@@ -21,12 +21,12 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from sentiment_service.children import child_command
 from sentiment_service.cli.bench import command, load, search
 from sentiment_service.cli.bench.load import PROCESS_RATE, Generator, Load, Outcome, run
 from sentiment_service.cli.bench.search import Measurement, Step
 from sentiment_service.cli.bench.sender import arrivals
 from sentiment_service.cli.bench.service import Target
-from sentiment_service.cli.children import child_command
 from sentiment_service.cli.command import main
 from sentiment_service.errors import UserError
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.cli import export_process
+from sentiment_service import exported_models
 from sentiment_service.cli.command import main
-from sentiment_service.cli.exported_models import with_bundles
-from sentiment_service.cli.sources import load_settings
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
+from sentiment_service.exported_models import with_bundles
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import load_settings
 
 from tests.support.checkpoints import Exported, configure, exported
 from tests.support.model_export.hub import Hub
@@ -213,7 +213,7 @@ def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A quick sentiment-export, and the cache directory to use."""
-    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", FAKE])
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", FAKE])
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
 
@@ -271,7 +271,7 @@ def test_an_export_that_is_killed_is_called_that(
 ) -> None:
     """The error names the signal, and for SIGKILL what it mostly means."""
     kill = "import os; print('almost done', flush=True); os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", kill])
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", kill])
     with pytest.raises(UserError, match="killed by SIGKILL; is there too little memory"):
         _used(fake, "acme/tiny")
 
@@ -288,7 +288,7 @@ try:
 except UserError as error:
     sys.exit(f"sentiment-export: {{error}}")
 """
-    monkeypatch.setattr(export_process, "COMMAND", [sys.executable, "-c", full])
+    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", full])
     with pytest.raises(UserError, match="free some space there, or give a --cache-dir on another"):
         _used(fake, "acme/tiny")
 
@@ -460,12 +460,16 @@ def test_settings_without_a_model_stay(fake: Path) -> None:
     assert not fake.exists()
 
 
-def test_a_path_that_is_not_there_is_no_hub_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_path_that_is_not_there_is_called_that(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """models/nope has the form of one, but there is a directory models."""
+    """models/nope has the form of a hub id, but a directory models says that a path was meant."""
+    fails = (sys.executable, "-c", "import sys; sys.exit('sentiment-export: no such model')")
+    monkeypatch.setattr(exported_models, "COMMAND", fails)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    for model in ("models/nope", "./models/nope"):
-        with pytest.raises(UserError, match=r"^there is no directory .*models/nope"):
-            with_bundles(load_settings({"model": [model]}))
+    cache = {"cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(UserError, match=r"^there is no directory models/nope; .* no such model"):
+        with_bundles(load_settings({"model": ["models/nope"], **cache}))
+    with pytest.raises(UserError, match=r"^there is no directory .*models/nope"):
+        with_bundles(load_settings({"model": ["./models/nope"], **cache}))

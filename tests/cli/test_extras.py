@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.config.extras import (
+from sentiment_service.extras import (
     EXPORT_COMMAND,
     EXTRAS,
     IMAGE,
@@ -58,7 +58,6 @@ sys.exit(main())
         ),
         ("sentiment_service.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
         ("sentiment_export.cli", "onnx", "export", [".", "--output", "bundle"]),
-        ("sentiment_export.cli", "onnx huggingface_hub", "export", [".", "--output", "bundle"]),
         ("sentiment_export.cli", "huggingface_hub", "hub", ["describe", "source"]),
         ("sentiment_export.cli", "onnxruntime", "cpu", ["evaluate", EMBEDDED, "file.tsv"]),
         (

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from sentiment_service.cli import platforms
 from sentiment_service.cli.command import main
-from sentiment_service.cli.sources import load_settings, sources
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError
 from sentiment_service.main import create_app
+from sentiment_service.settings import platforms
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import load_settings, sources
 
 PORTS = ["AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from sentiment_service.cli.sources import check_key_variables, load_settings, unknown_variables
-from sentiment_service.config.settings import Settings
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import check_key_variables, load_settings, unknown_variables
 
 from tests.support.serving import COMMAND, installed, run_program
 

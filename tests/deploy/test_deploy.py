@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from sentiment_service.cli import health_check, platforms
-from sentiment_service.config.settings import Settings
+from sentiment_service.cli import health_check
+from sentiment_service.settings import platforms
+from sentiment_service.settings.settings import Settings
 
 from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator

@@ -1,7 +1,7 @@
 """Compose, kustomize and Helm can give the service a port for gRPC, and reach it."""
 
 import pytest
-from sentiment_service.config.settings import Settings
+from sentiment_service.settings.settings import Settings
 
 from checks.deploy.chart import rendered
 from checks.deploy.check import violations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sentiment_service.config.settings import Settings
+from sentiment_service.settings.settings import Settings
 
 from checks.support.manifests import load
 from tests.support.serving import ROOT

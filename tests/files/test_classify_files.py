@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 import pytest
 import sentiment_service.files.tables
 from sentiment_service.cli.command import main
-from sentiment_service.config.extras import install_command
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import CannotContinue
+from sentiment_service.extras import install_command
 from sentiment_service.files import command
 from sentiment_service.files.report import Warnings
 from sentiment_service.files.result_columns import ResultColumns, ResultItem

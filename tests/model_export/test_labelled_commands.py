@@ -11,7 +11,7 @@ from sentiment_export.cli import main
 from sentiment_export.quality.changes import TEXTS_SHOWN, changes, comparison
 from sentiment_export.quality.labelled import Example, Labels
 from sentiment_export.quality.scores import score
-from sentiment_service.cli import export_process
+from sentiment_service import exported_models
 from sentiment_service.engine.model.bundle import Bundle
 
 from tests.support.tiny_bundle import LABELS, make_bundle
@@ -163,7 +163,7 @@ def test_a_checkpoint_is_exported_once(
 ) -> None:
     """And kept in the cache directory, as for the service; so is a hub id."""
     command = (sys.executable, "-c", COPY.format(str(bundle)))
-    monkeypatch.setattr(export_process, "COMMAND", command)
+    monkeypatch.setattr(exported_models, "COMMAND", command)
     words = ["evaluate", "acme/tiny", str(reviews), *NAMED, "--cache-dir", str(tmp_path / "cache")]
     for said in ("exporting acme/tiny; this is done once\n", ""):
         assert main(words) == 0

@@ -172,7 +172,7 @@ def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
     code = (
         "import sys; from sentiment_service import main; "
         "from sentiment_service.cli import command; "
-        "main.create_app = lambda *_: 1 / 0; "
+        "main.create_app = lambda *_, **__: 1 / 0; "
         "sys.exit(command.main(['serve', '--port', '0']))"
     )
     done = run_program(sys.executable, "-c", code)

@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import count_request
 from sentiment_service.observability.series import Counter, Gauge, Histogram, SharedRegistry
-from sentiment_service.shared_memory.board import NUMBER_BYTES, SECTIONS, Board
+from sentiment_service.shared_memory import NUMBER_BYTES, SECTIONS, Board
 
 from tests.support.boards import boards, shared_board
 
 # A worker in a process of its own: it counts, says so, and waits.
 WORKER = """
 import sys
-from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory import Board
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import count_request
 metrics = Metrics(Board.open(int(sys.argv[1]), 2, 1))
@@ -164,7 +164,7 @@ def test_series_without_room_are_counted_alone(
 ) -> None:
     """When a part is full, later series still count for their own worker, with one warning."""
     monkeypatch.setitem(SECTIONS, "series", 200)
-    monkeypatch.setattr("sentiment_service.shared_memory.board._PART", sum(SECTIONS.values()))
+    monkeypatch.setattr("sentiment_service.shared_memory._PART", sum(SECTIONS.values()))
     first, second = boards(2)
     counter, reader = _counter(second), _counter(first)
     names = [f"name {number}" for number in range(20)]

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from sentiment_service.observability.series import Counter, Histogram, SharedRegistry
-from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory import Board
 
 BOUNDS = (0.0, 0.001, 0.25, 1, 10, 2_500_000)
 ROUTES = ("/", "/v2/models/{name}/infer", 'a "quoted" \\ name')

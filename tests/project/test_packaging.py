@@ -134,7 +134,7 @@ def test_development_set_changes_no_serving_package(lock: str) -> None:
         (["cpu.txt", "files.txt"], ["cpu", "files"]),
         (["gpu.txt"], ["gpu"]),
         (["cpu.txt", "images.txt"], ["grpc", "otel"]),
-        (["cpu.txt", "dev.txt"], ["otel", "grpc", "export", "torch", "dev", "bench"]),
+        (["cpu.txt", "dev.txt"], ["otel", "grpc", "export", "torch", "dev", "pictures"]),
     ],
 )
 def test_locks_answer_what_the_project_asks_for(locks: list[str], extras: list[str]) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import httpx2
 import pytest
 from sentiment_export.cli import main as sentiment_export
-from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.config.settings import Settings, flag
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, sha256
 from sentiment_service.errors import ServiceError
+from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import Settings, flag
 
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub

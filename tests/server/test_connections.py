@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -133,27 +132,36 @@ def test_a_refused_body_does_not_cost_the_connection(process: Process) -> None:
         assert read_answer(client)[0] == 200
 
 
-def test_a_refused_body_is_not_read_for_ever(
-    listen: Listen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server stops reading a refused body when its time is over, or after some silence."""
-    monkeypatch.setattr("sentiment_service.server.connection.LINGER_S", 2.0)
-    monkeypatch.setattr("sentiment_service.server.connection.SILENCE_S", 1.0)
-    head = HEAD + b"connection: close\r\ncontent-length: 999000000\r\n\r\n"
-    port = listen()
-    with connect(port, head) as client:
-        eventually(partial(_is_cut_off, client, pause_s=0.0))
-    with connect(port, head) as client:
-        assert statuses(read_all(client)) == [413]
-        eventually(partial(_is_cut_off, client, pause_s=2))  # longer than the silence that ends it
+@pytest.mark.parametrize("pause_s", [0.02, 0.5], ids=["it goes on", "it is silent"])
+def test_what_is_dropped_is_not_read_for_ever(pause_s: float) -> None:
+    """A closing connection ends when its time is over, or after some silence."""
+    sent = asyncio.run(_send_to_a_closing_connection(pause_s))
+    assert sent > 5 if pause_s < 0.2 else sent <= 2
 
 
-def _is_cut_off(client: socket.socket, pause_s: float) -> bool:
-    with suppress(ConnectionError):
-        client.sendall(b"a")
-        time.sleep(pause_s)
-        return False
-    return True
+async def _send_to_a_closing_connection(pause_s: float) -> int:
+    """How often it can be done, with these pauses."""
+    ours, client = socket.socketpair()
+    for end in (ours, client):
+        end.setblocking(False)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    connection = Connection(asyncio.Protocol(), Buffers(), ended.set, linger_s=1.0, silence_s=0.2)
+    await loop.connect_accepted_socket(lambda: connection, ours)
+    connection.sending = lambda: True
+    connection.write(b"refused")
+    connection.close()
+    assert await loop.sock_recv(client, 100) == b"refused"
+    assert await loop.sock_recv(client, 100) == b""
+    sent = 0
+    async with asyncio.timeout(30):
+        while not ended.is_set():
+            with suppress(ConnectionError):
+                await loop.sock_sendall(client, b"a" * 100)
+            sent += 1
+            await asyncio.sleep(pause_s)
+    client.close()
+    return sent
 
 
 def test_a_client_that_ends_its_side_has_left(listen: Listen, gate: Gate) -> None:

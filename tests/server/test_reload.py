@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.engine import loading
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
 

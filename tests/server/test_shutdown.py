@@ -189,9 +189,9 @@ class AtImport:
     def find_spec(self, name, path, target=None):
         if name == "sentiment_service.cli.command":
             hang_up()
-            import sentiment_service.server.run as run
+            import sentiment_service.server.server as run
             create = run.main.create_app
-            run.main.create_app = lambda *given: (hang_up(), create(*given), hang_up())[1]
+            run.main.create_app = lambda *a, **k: (hang_up(), create(*a, **k), hang_up())[1]
 
 sys.meta_path.insert(0, AtImport())
 """

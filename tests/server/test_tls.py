@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from sentiment_service.cli import health_check
-from sentiment_service.cli.sources import load_settings, read_credentials
+from sentiment_service.settings.sources import load_settings, read_credentials
 
 from benchmarks.service import free_port
 from tests.conftest import Start

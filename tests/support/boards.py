@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory import Board
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.config import EngineConfig
@@ -16,6 +15,7 @@ from sentiment_service.engine.observer import Gauges
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.errors import ServiceError
 from sentiment_service.results import Outcome
+from sentiment_service.settings.settings import Settings
 
 from tests.support.batching import PATIENCE_S
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import (
     FORMAT_VERSION,
     MANIFEST,
@@ -21,7 +22,6 @@ from sentiment_service.engine.model.bundle import (
     Precision,
     sha256,
 )
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel

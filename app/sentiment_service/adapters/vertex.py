@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Response
 
 from sentiment_service.adapters.forms import InstancesRequest, answer_instances
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError
 from sentiment_service.http.application import OWN_PATHS
 from sentiment_service.http.body import read_body
 from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
+from sentiment_service.settings.settings import Settings
 
 ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
 

@@ -8,23 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sentiment_service.cli.bench import arguments as bench_arguments
-from sentiment_service.cli.command_parser import (
-    CommandParser,
-    add_settings,
-    add_settings_in_groups,
-    add_version,
-)
-from sentiment_service.cli.sources import (
-    check_key_variables,
-    load_settings,
-    read_credentials,
-    sources,
-    unknown_variables,
-)
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.extras import missing_extra
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError, system_error
+from sentiment_service.extras import missing_extra
 from sentiment_service.files import arguments as classify_arguments
 from sentiment_service.files.arguments import LOCAL, ClassifyOptions
 from sentiment_service.observability import logs
@@ -35,6 +20,21 @@ from sentiment_service.server.process import (
     return_long_blocks,
 )
 from sentiment_service.server.workers.assignment import Assignment, worker_count
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.flags import (
+    CommandParser,
+    add_settings,
+    add_settings_in_groups,
+    add_version,
+)
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import (
+    check_key_variables,
+    load_settings,
+    read_credentials,
+    sources,
+    unknown_variables,
+)
 
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is
@@ -185,7 +185,7 @@ def _serve(
         for reason in unknown_variables(os.environ):
             logger.warning("%s", reason)
     try:
-        from sentiment_service.cli.exported_models import with_bundles
+        from sentiment_service.exported_models import with_bundles
 
         if assignment is None:
             check_ports(settings)  # an export takes minutes
@@ -196,7 +196,7 @@ def _serve(
                 return supervisor.run(settings, credentials, workers)
         else:
             settings = assignment.applied_to(settings)
-        from sentiment_service.server.run import run
+        from sentiment_service.server.server import run
 
         return run(settings, credentials, assignment)
     except (UserError, ImportError, MemoryError, SystemError, OSError):
@@ -217,7 +217,7 @@ def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, 
         _say(fault)
         return 2
     if not options.url:
-        from sentiment_service.cli.exported_models import with_bundles
+        from sentiment_service.exported_models import with_bundles
 
         with_bundles(settings, _say)  # the service finds them there
     from sentiment_service.cli.bench.command import bench
@@ -235,7 +235,7 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
         raise UserError("standard output is closed; give --output FILE for the results")
     open_standard_files()
     if not options.url:
-        from sentiment_service.cli.exported_models import with_bundles
+        from sentiment_service.exported_models import with_bundles
 
         settings = with_bundles(settings, _say)
     from sentiment_service.files import command

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from sentiment_service.cli.sources import load_settings
+from sentiment_service.settings.sources import load_settings
 
 # The command of the container: the service, or an init that was given the service's command.
 COMMAND = Path("/proc/1/cmdline")

@@ -20,7 +20,7 @@ from sentiment_service.engine.step_thread import Kind, StepThread
 from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
 from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.engine.text.steps import CHARS_PER_TEXT, encode_steps
+from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import DeadlineExceeded, ServiceError
@@ -32,6 +32,9 @@ from sentiment_service.results import Outcome
 # sentences, which take up to eight times as long. Switching to the thread and back takes 0.03 to
 # 0.05 ms, as long as tokenising one or two tweets.
 INLINE_CHARS = 2_000
+
+# Nearly no text has fewer tokens than one for so many of its characters.
+MOST_CHARS_PER_TOKEN = 16
 
 # The first guess of what a character takes on the thread.
 TOKENISING_S, SPLITTING_S = 1e-6, 8e-6
@@ -236,7 +239,10 @@ class Classifier:
                 left_s = max(0.0, deadline - self._loop.time())
                 self._batcher.check_admission(tokens, timeout_s=left_s)
 
-        check(len(texts))
+        # At least so many, so that work which the queue will not take is not begun.
+        most = tokenizer.max_tokens
+        least = sum(min(chars_of(text) // MOST_CHARS_PER_TOKEN, most) for text in texts)
+        check(max(len(texts), min(least, self.request_tokens)))
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
         kind = self._splitting if options.split else self._tokenising
         return await self._step_thread.run(steps, deadline=deadline, kind=kind, size=cost)

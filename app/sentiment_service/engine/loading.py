@@ -1,4 +1,4 @@
-"""Load bundles, and warm up and tune their models."""
+"""Load bundles on the device and in the variant that suit, and warm up and tune their models."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -6,25 +6,76 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Literal
+
+import onnxruntime as ort
 
 from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.machine.gpu import CUDA
-from sentiment_service.engine.model.bundle import Bundle
-from sentiment_service.engine.model.device_errors import loading_error
-from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.model.bundle import Bundle, Precision
+from sentiment_service.engine.model.device import CPU, Device
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model.sessions import loading_error
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import use_idle_cpus
 from sentiment_service.engine.tuning.plan import ServingPlan, tune
 from sentiment_service.errors import ServiceError, UserError
+
+logger = logging.getLogger(__name__)
+
+# The precisions that `auto` tries on each provider, best first.
+VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
+
+
+def load_model(
+    bundle: Bundle,
+    *,
+    device: str,
+    precision: Precision | Literal["auto"],
+    threads: int,
+    gpu_memory_mb: int = 0,
+    gpu_workers: int = 1,
+    name: str | None = None,
+) -> Model:
+    """Open the model with ``threads`` intra-op threads per batch (0: one per core).
+
+    The device ``auto`` means: the first GPU if CUDA works and the bundle has a variant for it, else
+    the CPU. ``Device.of`` knows the other devices. The precision ``auto`` means: the variant that
+    was made for the device. ``gpu_memory_mb`` limits what the sessions of ``gpu_workers`` together
+    take on the GPU that they share; 0 means: no limit. ``name`` takes the place of the bundle's
+    own.
+
+    Raises:
+        UserError: a file is damaged, the variant is not in the bundle, its output does not fit the
+            labels, or CUDA was requested and cannot be used.
+    """
+
+    def load_on(place: Device) -> Model:
+        place.check()
+        chosen = _preferred(bundle, place.provider) if precision == "auto" else precision
+        return Model(bundle, chosen, place, threads=threads, gpu_memory_mb=gpu_memory_mb, name=name)
+
+    if device != "auto":
+        return load_on(Device.of(device, gpu_workers))
+    # The package for CPUs is no reason for a warning: nobody expects a GPU of it.
+    if CUDA in ort.get_available_providers() and precision != "int8":
+        try:
+            return load_on(Device.of("cuda", gpu_workers))
+        except UserError as error:
+            logger.warning("serving on the CPU: %s", error)
+    return load_on(Device.of("cpu"))
+
+
+def _preferred(bundle: Bundle, provider: str) -> Precision:
+    variants = VARIANTS[provider]
+    return next((p for p in variants if p in bundle.manifest.variants), variants[-1])
+
 
 WARM_UP_TEXT = "The first batch pays for memory that the next ones find ready."
 WARM_UP_BATCHES = (1, 8)  # texts
 
 # A model, and the plan for its runners and batches.
 Loaded = tuple[Model, ServingPlan]
-
-logger = logging.getLogger(__name__)
 
 
 def load_all(paths: Iterable[Path], config: EngineConfig, cpus: float) -> dict[str, Loaded]:

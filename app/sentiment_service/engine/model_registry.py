@@ -15,7 +15,7 @@ from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.config import EngineConfig
 from sentiment_service.engine.lifecycle import Lifecycle
 from sentiment_service.engine.loading import Loaded, load_again
-from sentiment_service.engine.machine.memory import give_back_memory
+from sentiment_service.engine.machine.host import give_back_memory
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.tuning.plan import ServingPlan
@@ -178,7 +178,7 @@ class ModelRegistry:
     async def _use(self, name: str, new: list[Loaded]) -> None:
         model, plan = new.pop()
         old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
-        logger.info("%s was loaded again: %s", name, plan.summary())
+        logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
         self._retiring.add(old)
         await old.retire(self._config.retire_ms / 1000)
         self._retiring.discard(old)

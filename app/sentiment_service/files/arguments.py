@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
-from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.config.formats import SHARE
-from sentiment_service.config.settings import Settings, flag
 from sentiment_service.files.tables.table import READ, WRITTEN
+from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.formats import SHARE
+from sentiment_service.settings.settings import Settings, flag
 
 # Settings that apply only when the command loads a model itself, and what differs in their use.
 LOCAL = (

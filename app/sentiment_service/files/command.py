@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import CannotContinue, UserError, system_error
 from sentiment_service.files.arguments import ClassifyOptions
 from sentiment_service.files.output_file import OutputFile
@@ -20,6 +19,7 @@ from sentiment_service.files.tables.outputs import LinesOutput, ResultsOutput
 from sentiment_service.files.tables.table import Chunk, Table, TextColumn, check_is_file
 from sentiment_service.files.tables.text_files import read_lines
 from sentiment_service.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
+from sentiment_service.settings.settings import Settings
 
 # Chunks of standard input are smaller, so that the first results come soon.
 STREAM_CHUNK_ROWS = 1_000

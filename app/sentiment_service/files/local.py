@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
-from sentiment_service.engine.machine.cpu import available_cpus, ways_to_share
 from sentiment_service.engine.machine.gpu import CUDA
+from sentiment_service.engine.machine.host import available_cpus, ways_to_share
 from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.engine.model.model import Scored, outcomes_of
 from sentiment_service.engine.step_thread import finish
@@ -35,6 +34,7 @@ from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, Advance,
 from sentiment_service.files.tables.outputs import ClassifiedChunk
 from sentiment_service.files.tables.table import Chunk
 from sentiment_service.results import Outcome, item
+from sentiment_service.settings.settings import Settings
 
 # Padded tokens of a batch, unless the settings say otherwise or more was measured to be better.
 # A server may want smaller batches, to answer sooner. Files gain nothing from that, and each

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sentiment_service.engine.model.labels import is_sentiment
+from sentiment_service.engine.model.bundle import is_sentiment
 
 if TYPE_CHECKING:
     import pyarrow as pa

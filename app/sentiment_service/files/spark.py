@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType, StringType, StructType
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,
     MANIFEST,
@@ -25,6 +24,7 @@ from sentiment_service.files.local import LocalClassifier
 from sentiment_service.files.result_columns import ResultColumns
 from sentiment_service.files.tables.parquet import texts
 from sentiment_service.files.tables.table import CHUNK_ROWS, Chunk, column_index
+from sentiment_service.settings.settings import Settings
 
 # The directory inside of the archive that Spark copies to the nodes.
 BUNDLE = "bundle"

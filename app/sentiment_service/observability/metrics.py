@@ -21,7 +21,7 @@ from sentiment_service.observability.series import (
     Merge,
     SharedRegistry,
 )
-from sentiment_service.shared_memory.board import Board
+from sentiment_service.shared_memory import Board
 
 # Buckets are few, because each is a series for each route, stage or label. They are dense where
 # values were measured and where an alert or a line of the dashboard has its limit, which must be a

@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from sentiment_service.observability.series_store import Labels, SeriesStore
-from sentiment_service.shared_memory.board import Board, Numbers
+from sentiment_service.shared_memory import Board, Numbers
 
 Series = TypeVar("Series", bound="Count | Distribution")
 Merge = Callable[[Iterable[float]], float]

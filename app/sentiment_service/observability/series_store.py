@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from sentiment_service.shared_memory.board import NUMBER_BYTES, Board, Numbers
+from sentiment_service.shared_memory import NUMBER_BYTES, Board, Numbers
 
 Labels = tuple[str, ...]  # the label values of a series, in the order of the labels' names
 

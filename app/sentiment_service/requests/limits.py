@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import InvalidRequest, RateLimited, Unauthorized
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.moving_window import MovingWindow
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, MovingWindow
 
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}

@@ -10,13 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.lifecycle import Lifecycle
 from sentiment_service.engine.loading import Loaded
-from sentiment_service.engine.machine.cpu import available_cpus
-from sentiment_service.engine.machine.memory import available_memory
+from sentiment_service.engine.machine.host import available_cpus, available_memory
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
@@ -27,8 +24,9 @@ from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import ModelObserver
 from sentiment_service.observability.traces import Tracer
 from sentiment_service.requests.limits import Access, InflightBytes, Paths, Proxies
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus, statuses
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus, statuses
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

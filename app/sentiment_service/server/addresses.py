@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError
+from sentiment_service.settings.settings import Settings
 
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 

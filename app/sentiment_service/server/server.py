@@ -1,12 +1,17 @@
-"""uvicorn's server with our listeners, and a shutdown that loses no request."""
+"""A server process, from opening its sockets to its exit code: uvicorn's server with our listeners,
+and a shutdown that loses no request.
+"""
 
 import asyncio
+import gc
 import logging
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 from typing import cast
@@ -14,11 +19,12 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from sentiment_service.config.credentials import Credentials, read_again
+from sentiment_service import main
 from sentiment_service.errors import ServiceError, UserError
+from sentiment_service.observability import logs
 from sentiment_service.requests.service import Service, SideServer
-from sentiment_service.server import signals
-from sentiment_service.server.addresses import announce
+from sentiment_service.server import process
+from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import (
     ACCEPTING_SHARE,
     LOOK_S,
@@ -29,10 +35,12 @@ from sentiment_service.server.arrivals import (
     Starts,
 )
 from sentiment_service.server.http_protocol import HttpProtocol
-from sentiment_service.server.workers.assignment import Assignment
+from sentiment_service.server.workers.assignment import Assignment, take_share
 from sentiment_service.server.workers.channels import HandedOver
 from sentiment_service.server.workers.member import Member, StatusReport
-from sentiment_service.shared_memory.worker_status import WorkerPhase
+from sentiment_service.settings.credentials import Credentials, read_again
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
@@ -42,7 +50,58 @@ STATUS_S = 0.1  # between two reports of a worker to the supervisor and the othe
 REFUSING_SHARE = 0.1
 MAX_REFUSING_S = 1.0
 
+# Answered requests and closed connections leave nothing to the garbage collector. It looks at all
+# requests that wait, for 0.1 to 0.3 s each time, and with Python's own thresholds (700, 10, 10)
+# whenever the number of objects has grown by 700.
+COLLECTOR_THRESHOLDS = (100_000, 5, 10)
+
 logger = logging.getLogger(__name__)
+
+
+def run(settings: Settings, credentials: Credentials, assignment: Assignment | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, then finish the accepted requests.
+
+    With an ``assignment``, this process is one of the workers of a service. Returns the exit code:
+    1 if drain-ms ended before every accepted request had its result.
+
+    Raises:
+        UserError: an address or a bundle cannot be used.
+    """
+    hangup = asyncio.Event()
+    process.note_hangups(hangup)
+    with ExitStack() as sockets:
+        if assignment is None:
+            board, cpus, gpu_workers = None, 0.0, 1
+            sites = bind_sites(settings)
+        else:
+            board = Board.open(assignment.board, assignment.workers, assignment.number)
+            sites = [socket.socket(fileno=site) for site in assignment.sites]
+            settings, cpus, gpu_workers = take_share(
+                settings, assignment.number, assignment.workers
+            )
+        for site in sites:
+            sockets.enter_context(site)
+        app = main.create_app(
+            settings, credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
+        )
+        service: Service = app.state.service
+        lifecycle = service.lifecycle
+        apps = [app, main.create_metrics_app(service)]
+        # The models stay in memory, so the garbage collector need not scan them again and again.
+        gc.freeze()
+        gc.set_threshold(*COLLECTOR_THRESHOLDS)
+        server = Server(dict(zip(sites, apps, strict=False)), service, hangup, assignment)
+        process.outside_the_event_loop(lifecycle)
+        server.run()
+    if lifecycle.results_lost:
+        logger.error("drain-ms was over before every request had its result; some got 503")
+    if lifecycle.computing:
+        # A thread inside a batch cannot be interrupted, and the interpreter would abort at exit.
+        logger.warning("the thread of a runner had not ended when drain-ms was over")
+    if lifecycle.computing or service.models.loading or service.step_thread.busy:
+        logs.close()
+        os._exit(int(lifecycle.results_lost))
+    return int(lifecycle.results_lost)
 
 
 class Server(uvicorn.Server):
@@ -133,7 +192,7 @@ class Server(uvicorn.Server):
         self._service.status.closed += 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        signals.stop(self._service.lifecycle, sig)
+        process.stop(self._service.lifecycle, sig)
         self._service.status.phase_number = WorkerPhase.STOPPING
         # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
         # the exit code would report a failure.

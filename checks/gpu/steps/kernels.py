@@ -12,8 +12,8 @@ from pathlib import Path
 import onnxruntime as ort
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.device import CPU, Device
-from sentiment_service.engine.model.flat import for_cpu
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model.sessions import for_cpu
 
 from benchmarks.tables import Row
 from checks.gpu.models import load, of_tokens, precisions

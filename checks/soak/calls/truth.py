@@ -11,15 +11,15 @@ from typing import Any, cast
 from pydantic_core import to_json
 from sentiment_service.adapters.explain import contributions, without, words_of
 from sentiment_service.cli.bench.load import tweet_lengths
-from sentiment_service.config.settings import Settings
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import outcomes_of
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.engine.text.input_tokenizer import encodings
 from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.results import Outcome, Prediction, item
+from sentiment_service.settings.settings import Settings
 
 from benchmarks.texts import texts_of
 

@@ -6,7 +6,7 @@ import random
 import signal
 import time
 
-from checks.soak.faults import clients, grpc_abuse, workers
+from checks.soak.faults import clients, floods, grpc_abuse, workers
 from checks.soak.faults.outcomes import DONE, KILLED, LOST, Fault
 from checks.soak.faults.reloads import Reloads
 from checks.soak.traffic import Traffic
@@ -31,6 +31,7 @@ class Faults:
             **reloads.faults(),
             "SIGSTOP for a second": Fault(0.5, self._stop_for_a_second, {DONE}),
             **clients.faults(traffic, order),
+            **floods.faults(traffic),
             **grpc_abuse.faults(traffic),
         }
         if of_workers:

@@ -3,8 +3,8 @@
 On CUDA, ONNX Runtime fuses nothing of an exported attention (docs/measurements/gpu.md). So the
 layers are written with what it has kernels for: PackedMultiHeadAttention, which takes the tokens of
 all texts one after another, SkipLayerNormalization and BiasGelu. Query, key and value are one
-product. The service says where each text begins (``engine/model/flat.py``). So nothing has to be
-counted in the graph, and the CPU never waits for the GPU before the end of a batch.
+product. The service says where each text begins (``engine/model/sessions.py``). So nothing has to
+be counted in the graph, and the CPU never waits for the GPU before the end of a batch.
 
 Values are [tokens, features], and [texts, features] after the last attention, because the
 classifier reads the first token of each text. CUDA's kernels add up products, softmax and layer
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto
-from sentiment_service.engine.model.flat import ATTENTION, POSITION_PADDING, REFERENCE
+from sentiment_service.engine.model.sessions import ATTENTION, POSITION_PADDING, REFERENCE
 
 from sentiment_export.checkpoint.family import Encoder
 from sentiment_export.graph.activations import EXACT_GELU

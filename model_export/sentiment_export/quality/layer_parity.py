@@ -17,7 +17,7 @@ import onnxruntime as ort
 import torch
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.flat import flat_feeds, for_cpu
+from sentiment_service.engine.model.sessions import flat_feeds, for_cpu
 from sentiment_service.errors import UserError
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint

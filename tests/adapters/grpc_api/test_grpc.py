@@ -14,10 +14,10 @@ import pytest
 from sentiment_service.adapters.grpc.call import STATUS_CODES
 from sentiment_service.adapters.grpc.messages import METHODS, POOL, SERVICES
 from sentiment_service.adapters.grpc.server import expect_calls
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import OutOfMemory, ServiceError
 from sentiment_service.requests.limits import Paths
 from sentiment_service.requests.service import Service
+from sentiment_service.settings.settings import Settings
 
 from tests.adapters.grpc_api.conftest import serving
 from tests.support.serving import SLOW_COMMAND, Process, metric

@@ -26,10 +26,10 @@ from sentiment_service.adapters.grpc.server import (
     _options,
     rpc_handler,
 )
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import TooManyTexts
 from sentiment_service.requests.limits import Paths
 from sentiment_service.requests.service import Service
+from sentiment_service.settings.settings import Settings
 
 from benchmarks.service import free_port
 from checks.support.http2 import (

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from jsonschema_rs import is_valid
-from sentiment_service.config.settings import Settings
 from sentiment_service.http.openapi import ERRORS
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from tests.api.openapi import made_up_requests
 from tests.conftest import SET_BY_HAND

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
-from sentiment_service.config.settings import Settings
 from sentiment_service.http.openapi import with_components
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from tests.conftest import SET_BY_HAND
 

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
+from sentiment_service import shared_memory
 from sentiment_service.cli.command import main
-from sentiment_service.cli.sources import load_settings
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import RateLimited
 from sentiment_service.requests import limits as access
-from sentiment_service.shared_memory import moving_window
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.moving_window import MovingWindow, digest
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import load_settings
+from sentiment_service.shared_memory import Board, MovingWindow, digest
 
 from tests.conftest import Serve, Start
 from tests.support.serving import metric
@@ -145,7 +144,7 @@ def test_an_ipv6_network_is_one_client() -> None:
 
 def test_a_window_forgets_the_keys_seen_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of addresses takes bounded memory; those seen last are still limited."""
-    monkeypatch.setattr(moving_window, "KEYS", 3)
+    monkeypatch.setattr(shared_memory, "KEYS", 3)
     window = MovingWindow(1, 60, Board.alone().parts("hits"))
     assert not any(window.hit(key) for key in "abcd")
     assert window.hit("d") > 0
@@ -200,7 +199,7 @@ def test_keys_are_described(serve: Serve) -> None:
 def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any period of the window's length has at most the limit; refused requests do not count."""
     times = iter([100, 106, 109, 109.5, 110, 111, 116])
-    monkeypatch.setattr(moving_window, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=lambda: next(times)))
     window = MovingWindow(2, 10, Board.alone().parts("hits"))
     assert [window.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 5, 0]
 
@@ -208,7 +207,7 @@ def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key is forgotten once its requests no longer count; keys that go on asking are kept."""
     now = 0.0
-    monkeypatch.setattr(moving_window, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=lambda: now))
     window = MovingWindow(2, 10, Board.alone().parts("hits"))
     for address in range(100):
         window.hit(str(address))

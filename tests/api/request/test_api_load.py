@@ -11,11 +11,11 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.classifier import INLINE_CHARS
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from tests.conftest import Listen, Serve
 from tests.support.raw_http import connect, post

@@ -31,6 +31,7 @@ from sentiment_service.http.body import (
 from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
 from sentiment_service.http.exchange import HttpRequest
 from sentiment_service.requests.exchange import Arrival
+from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.requests.validation import RequestBody, SingleText
 
 T = TypeVar("T")
@@ -72,7 +73,8 @@ class Body:
             self.messages.append({"type": "http.disconnect"})
         self.held = 0
         settings = SimpleNamespace(max_body_bytes=max_body_bytes, max_texts=1000)
-        service = SimpleNamespace(settings=settings, step_thread=worker)
+        inflight = InflightBytes(2**28, [memoryview(bytearray(8))])
+        service = SimpleNamespace(settings=settings, step_thread=worker, inflight=inflight)
         self.exchange = SimpleNamespace(
             service=service,
             deadline=deadline,

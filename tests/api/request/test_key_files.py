@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sentiment_service.cli.sources import load_settings, read_credentials
+from sentiment_service.settings.sources import load_settings, read_credentials
 
 from tests.conftest import Start
 from tests.support.serving import COMMAND, Process, eventually, run_program

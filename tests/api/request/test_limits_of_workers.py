@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sentiment_service import shared_memory
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.shared_memory import moving_window
-from sentiment_service.shared_memory.board import SECTIONS, Board
-from sentiment_service.shared_memory.moving_window import MovingWindow
+from sentiment_service.shared_memory import SECTIONS, Board, MovingWindow
 
 from tests.support.boards import boards, shared_board
 
@@ -24,7 +23,7 @@ def test_windows_of_workers_are_one_window(hits: list[tuple[int, str, float]], m
     now = 100.0
     clock = SimpleNamespace(monotonic=lambda: now)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving_window, "time", clock)
+        patch.setattr(shared_memory, "time", clock)
         one = MovingWindow(most, 10, Board.alone().parts("hits"))
         workers = [MovingWindow(most, 10, board.parts("hits")) for board in boards(3)]
         for worker, key, passed_s in hits:
@@ -49,7 +48,7 @@ def test_a_successor_knows_the_hits_before_it() -> None:
 def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """More hits than the ring has room for: those who read often miss none, others the oldest."""
     monkeypatch.setitem(SECTIONS, "hits", 8 + 24 * 10)
-    monkeypatch.setattr("sentiment_service.shared_memory.board._PART", sum(SECTIONS.values()))
+    monkeypatch.setattr("sentiment_service.shared_memory._PART", sum(SECTIONS.values()))
     with shared_board(2) as (_, descriptor):
         writer, often, seldom = (
             MovingWindow(100, 1000, Board.open(descriptor, 2, number).parts("hits"))
@@ -67,11 +66,11 @@ def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_late_report_keeps_the_order_of_hits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stood still between a hit and its report does not hide later hits."""
     now = 100.0
-    monkeypatch.setattr(moving_window, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=lambda: now))
     first, second = boards(2)
     window = MovingWindow(2, 10, first.parts("hits"))
     assert window.hit("key") == 0
-    moving_window.SharedHits(second.parts("hits")).write(91.0, moving_window.digest("key"))
+    shared_memory.SharedHits(second.parts("hits")).write(91.0, shared_memory.digest("key"))
     now = 102.0
     assert window.hit("key") == 8
 

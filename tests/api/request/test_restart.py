@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.lifecycle import Lifecycle, Phase
 from sentiment_service.engine.model.model import Model
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from tests.conftest import SET_BY_HAND
 from tests.support.tiny_bundle import make_bundle

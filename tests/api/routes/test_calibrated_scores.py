@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sentiment_service.config.settings import Settings
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from tests.conftest import Serve
 from tests.support.tiny_bundle import LABELS, calibrate, make_bundle

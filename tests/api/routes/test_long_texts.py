@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.text.sentences import sentence_spans
 
 from tests.conftest import Serve

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from sentiment_service.cli.sources import load_settings
+from sentiment_service.settings.sources import load_settings
 
 from benchmarks.service import free_port
 from tests.conftest import FLAGS, Start

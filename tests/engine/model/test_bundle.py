@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from sentiment_service.cli.command import main
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine.machine.gpu import CudaState
 from sentiment_service.engine.model import device
 from sentiment_service.errors import UserError
 from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
 from tests.support.tiny_bundle import load, make_bundle, write_manifest
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
-from sentiment_service.config.settings import Settings
-from sentiment_service.engine.loading import load, load_again, load_as_set
+from sentiment_service.engine.loading import load, load_again, load_as_set, load_model
 from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from sentiment_service.engine.model import device as device_module
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from sentiment_service.engine.model.device import CONTEXT_MB, CPU, Device
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
 from sentiment_service.files.local import LocalClassifier
+from sentiment_service.settings.settings import Settings
 
 TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30, (8, 0)), CudaGpu("L4", 24 << 30, (8, 9))))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")

@@ -5,7 +5,7 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import DeviceReset, EPFail, Fail, RuntimeException
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.device_errors import device_error
+from sentiment_service.engine.model.sessions import device_error
 from sentiment_service.errors import DeviceLost, OutOfMemory
 
 from tests.support.matmul_integer import MATMUL_INTEGER

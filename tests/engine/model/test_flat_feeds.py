@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sentiment_service.engine.model.flat import POSITION_PADDING, flat_feeds
+from sentiment_service.engine.model.sessions import POSITION_PADDING, flat_feeds
 
 
 def _feeds(

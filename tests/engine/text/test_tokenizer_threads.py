@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine import loading
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import WordCache
+from sentiment_service.settings.settings import Settings
 
 from tests.conftest import SET_BY_HAND
 
@@ -24,7 +24,7 @@ COUNTING = """
 import os, sys
 from pathlib import Path
 from sentiment_service.engine.model.bundle import Bundle
-from sentiment_service.engine.model.load import load_model
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.text.text_tokenizer import use_idle_cpus
 model = load_model(Bundle.open(Path(sys.argv[1])), device="cpu", precision="auto", threads=1)
 def threads():

@@ -16,10 +16,9 @@ import onnxruntime
 import platformdirs
 import pytest
 from sentiment_service.atomic_files import FileLock
-from sentiment_service.config.settings import Settings
 from sentiment_service.engine import loading
 from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.machine import cpu
+from sentiment_service.engine.machine import host
 from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from sentiment_service.engine.model import device
 from sentiment_service.engine.model.device import CPU, Device
@@ -38,6 +37,7 @@ from sentiment_service.engine.tuning.plan import (
 )
 from sentiment_service.errors import UserError
 from sentiment_service.server.workers.assignment import take_share
+from sentiment_service.settings.settings import Settings
 
 from tests.support.tiny_bundle import load, make_bundle
 
@@ -475,7 +475,7 @@ def test_another_machine_or_model_is_measured_anew(
         case "model":
             model.sha256 = "another"
         case "flags":
-            monkeypatch.setattr(tuning, "cpu_flags", lambda: cpu.cpu_flags() | {"newer"})
+            monkeypatch.setattr(tuning, "cpu_flags", lambda: host.cpu_flags() | {"newer"})
         case "runtime":
             monkeypatch.setattr(onnxruntime, "__version__", "1.99")
     tune(model, config, cpus=1 if change == "quota" else 2)

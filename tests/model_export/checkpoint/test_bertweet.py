@@ -19,11 +19,11 @@ from sentiment_export.checkpoint.config import read_config
 from sentiment_export.checkpoint.describe import describe
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.export import export
-from sentiment_service.config.checkpoint_options import CheckpointOptions
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.text.bertweet import _CHARACTERS, normalise_bertweet
 from sentiment_service.engine.text.text_tokenizer import WordCache, packed
 from sentiment_service.errors import UserError
+from sentiment_service.settings.checkpoint_options import CheckpointOptions
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer

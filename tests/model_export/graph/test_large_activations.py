@@ -11,9 +11,8 @@ from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.graph.precision import LARGEST_HALF
 from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.flat import ATTENTION
 from sentiment_service.engine.model.parity import tolerance
-from sentiment_service.engine.model.sessions import open_session
+from sentiment_service.engine.model.sessions import ATTENTION, open_session
 
 from benchmarks.random_checkpoint import random_checkpoint
 from tests.support.model_export.graphs import random_encodings, run, session

@@ -14,8 +14,8 @@ from sentiment_export.quality.verification import (
     _encodings,
     verify,
 )
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Parity, Precision
-from sentiment_service.engine.model.load import load_model
 from sentiment_service.engine.model.model import Logits, Model
 from sentiment_service.engine.model.parity import TOLERANCE
 from sentiment_service.engine.text.pairs import PairTokenizer

@@ -9,7 +9,7 @@ from sentiment_service.server.workers import group_reload
 from sentiment_service.server.workers.channels import Done, Fault, Message, Reload, Reloaded
 from sentiment_service.server.workers.group_reload import GroupReload
 from sentiment_service.server.workers.worker_process import WorkerProcess
-from sentiment_service.shared_memory.worker_status import WorkerPhase
+from sentiment_service.shared_memory import WorkerPhase
 
 
 class FakeWorker:

@@ -15,12 +15,12 @@ from typing import Any
 import httpx2
 import pytest
 from sentiment_service.cli.command import main
-from sentiment_service.config.credentials import Credentials
-from sentiment_service.config.settings import Settings
 from sentiment_service.server.workers.assignment import part, take_share, worker_count
 from sentiment_service.server.workers.group_reload import GroupReload
 from sentiment_service.server.workers.supervisor import Supervisor
-from sentiment_service.shared_memory.worker_status import WorkerPhase
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import WorkerPhase
 
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sentiment_service.config.settings import Settings
 from sentiment_service.server.workers import worker_process
 from sentiment_service.server.workers.worker_process import (
     LEAST_PAUSE_S,
@@ -13,8 +12,8 @@ from sentiment_service.server.workers.worker_process import (
     STEADY_S,
     WorkerProcess,
 )
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.worker_status import WorkerPhase
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase
 
 
 class Lives:

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import httpx2
 import pytest
-from sentiment_service.cli import exported_models
-from sentiment_service.cli.sources import load_settings
+from sentiment_service import exported_models
 from sentiment_service.engine.model.bundle import MANIFEST, sha256
+from sentiment_service.settings.sources import load_settings
 
 from benchmarks.service import free_port
 from checks.support.load import constant_load

@@ -11,9 +11,9 @@ from itertools import product
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
+from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.load import load_model
 
 TEXTS = (
     "I love this!",

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.flat import flat_feeds, for_cpu
+from sentiment_service.engine.model.sessions import flat_feeds, for_cpu
 from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from tests.support.checkpoints import MAX_TOKENS

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
+from sentiment_service.settings.settings import Settings
 
 PATHS = Paths(
     probes=PathSet(

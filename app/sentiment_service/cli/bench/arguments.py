@@ -7,9 +7,9 @@ import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from sentiment_service.config.formats import POSITIVE
-from sentiment_service.config.settings import Settings
 from sentiment_service.files.arguments import LOCAL, input_fault, url_fault
+from sentiment_service.settings.formats import POSITIVE
+from sentiment_service.settings.settings import Settings
 
 OWN = (*LOCAL, "workers")  # settings for a service that the command starts itself
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from sentiment_service.cli.children import child_command
+from sentiment_service.children import child_command
 from sentiment_service.errors import UserError
 
 COMMAND = child_command("from sentiment_service.cli.bench.sender import main")

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import httptools
 from prometheus_client.parser import text_string_to_metric_families
 
+from sentiment_service.children import child_command
 from sentiment_service.cli.bench.load import Load
-from sentiment_service.cli.children import child_command
-from sentiment_service.config.settings import PREFIX
 from sentiment_service.errors import UserError, first_line
+from sentiment_service.settings.settings import PREFIX
 
 ADDRESS = re.compile(r"(https?)://[\d.\[:\]]+:(\d+)")
 WAIT_S = 60.0  # for the end of a process

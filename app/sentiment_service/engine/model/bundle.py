@@ -1,7 +1,7 @@
 """A bundle on disk: its manifest, its files, and the check that they fit together."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
@@ -270,3 +270,14 @@ def _check_digest(bundle: Path, name: str, expected: str) -> Path:
             f"the manifest says {expected[:12]}…): copy or export it again"
         )
     return path
+
+
+POLES = frozenset({"negative", "positive"})
+
+
+def is_sentiment(labels: Iterable[str]) -> bool:
+    """Whether the labels are negative and positive, with or without neutral: results have polarity.
+
+    Export gives these names to every checkpoint that is known to be one of sentiment.
+    """
+    return {*labels} - {"neutral"} == POLES

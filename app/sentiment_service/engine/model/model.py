@@ -13,12 +13,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from sentiment_service.engine.model.bundle import Bundle, Precision
+from sentiment_service.engine.model.bundle import Bundle, Precision, is_sentiment
 from sentiment_service.engine.model.device import CPU, Device
-from sentiment_service.engine.model.device_errors import device_error
-from sentiment_service.engine.model.flat import flat_feeds
-from sentiment_service.engine.model.labels import is_sentiment
-from sentiment_service.engine.model.sessions import Replicas, open_session
+from sentiment_service.engine.model.sessions import Replicas, device_error, flat_feeds, open_session
 from sentiment_service.engine.text.input_tokenizer import (
     EncodedSentence,
     EncodedText,

@@ -1,23 +1,155 @@
-"""ONNX Runtime sessions: their options, and one session on each of several GPUs.
+"""ONNX Runtime sessions: options, feeds, errors, and one session on each of several GPUs."""
 
-A session copies a batch's inputs to its GPU and the logits back. Buffers of our own, bound to the
-session, would save little: the ids of 32,768 tokens are 0.3 MB. ONNX Runtime computes calls at the
-same time on separate streams (its PR #13495), so two threads keep a GPU busy: while one waits for
-its batch, the other prepares and copies the next.
-"""
-
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from sentiment_service.engine.model.device import CPU, Provider
-from sentiment_service.engine.model.device_errors import loading_error
-from sentiment_service.engine.model.flat import for_cpu
-from sentiment_service.errors import UserError
+from sentiment_service.errors import DeviceLost, NoMemory, OutOfMemory, UserError, first_line
+
+# That memory ran out, or the device was lost, is known only from the text of ONNX Runtime's
+# exceptions, which share no base class. The texts are those of ONNX Runtime 1.31 (``cuda_call.cc``,
+# ``bfc_arena.cc``), CUDA 13 (``cudaGetErrorString``), cuBLAS 13 and cuDNN 9. ONNX Runtime writes
+# "CUDA failure 700: an illegal memory access was encountered ; GPU=0", and its plugin for CUDA,
+# which is to come, "CUDA error: an illegal memory access was encountered".
+_CUDA_FAILURE = re.compile(r"CUDA (?:failure (\d+)|error): ([^;\n]*[^;\s])")
+
+# CUDA asks for a new process after 226, 7xx (without 709), 810 and 911. After the others, the GPU,
+# its driver or a service of the driver is gone.
+_LOST = {
+    46: "CUDA-capable device(s) is/are busy or unavailable",
+    100: "no CUDA-capable device is detected",
+    214: "uncorrectable ECC error encountered",
+    220: "uncorrectable NVLink error detected during the execution",
+    226: "Invalid access of peer GPU memory over nvlink or a hardware error",
+    700: "an illegal memory access was encountered",
+    702: "the launch timed out and was terminated",
+    709: "context is destroyed",
+    710: "device-side assert triggered",
+    714: "hardware stack error",
+    715: "an illegal instruction was encountered",
+    716: "misaligned address",
+    717: "operation not supported on global/shared address space",
+    718: "invalid program counter",
+    719: "unspecified launch failure",
+    721: "tensor memory not completely freed",
+    802: "system not yet initialized",  # a daemon of the driver has ended
+    805: "MPS client failed to connect to the MPS control daemon or the MPS server",
+    806: "the remote procedural call between the MPS server and the MPS client failed",
+    810: "the MPS client has been terminated by the server",
+    911: "an async error has occured in external entity outside of CUDA",
+    999: "unknown error",  # also what a GPU that has fallen off the bus reports
+}
+
+_NO_MEMORY = re.compile(
+    r"CUDA (failure 2|error): out of memory"
+    # ONNX Runtime's arena, on the CPU as well: the device has no more; the arena's limit is
+    # reached; what is free is in too small pieces.
+    r"|Failed to allocate memory for requested buffer of size"
+    r"|Available memory of \d+ is smaller than requested bytes"
+    r"|Failed to find a free memory block despite calling Extend"
+    r"|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED"
+    r"|std::bad_alloc|bad allocation"  # of GNU's and of Microsoft's C++ library
+)
+
+
+def device_error(error: Exception) -> OutOfMemory | DeviceLost | None:
+    """What an exception of ``session.run`` says about the device; None if it says nothing."""
+    text = str(error)
+    failure = _CUDA_FAILURE.search(text)
+    code, words = (int(failure[1] or 0), failure[2]) if failure else (0, "")
+    lost = code in _LOST or words.startswith(tuple(_LOST.values()))
+    if lost or "DEVICE_RESET" in text:
+        reason = f"CUDA error{f' {code}' if code else ''}: {words}" if lost else "it was reset"
+        return DeviceLost(
+            f"the GPU cannot be used any more ({reason}); only a restart of the service helps"
+        )
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+        return OutOfMemory(
+            "there is too little memory to compute this text; send a shorter text, or try again "
+            "when there is less load"
+        )
+    return None
+
+
+def loading_error(error: Exception, failure: str) -> UserError:
+    """The error for the operator if a model cannot be loaded: the ``failure`` with the reason.
+
+    It is ``NoMemory`` if the memory ran out. If the device is lost, it is that error alone.
+    """
+    known = device_error(error)
+    if isinstance(known, DeviceLost):
+        return known
+    kind = NoMemory if isinstance(known, OutOfMemory) else UserError
+    return kind(f"{failure}: {first_line(error)}")
+
+
+# They have no padding, so texts of any lengths fit together. ``sentiment_export/graph/flat.py``
+# makes them.
+Integers = NDArray[np.int32]
+
+# The operator of attention, for which ONNX Runtime has a kernel on CUDA only; and the function in
+# the same file that computes the same in operators for every device. The names are equally long.
+ATTENTION, REFERENCE = b"PackedMultiHeadAttention", b"PackedMultiHeadReference"
+# Bytes at the start of a file that has its nodes before its weights.
+NODES = 2**20
+# In the graph's metadata: the padding id, which has no position where a text contains it
+# (RoBERTa). Its own row in the table of positions has the same number.
+POSITION_PADDING = "position_padding"
+
+
+def for_cpu(path: Path) -> Path | bytes:
+    """What a session on the CPU opens: the file, or a flat graph with the function in it."""
+    with path.open("rb") as file:
+        if ATTENTION not in file.read(NODES):
+            return path
+    return path.read_bytes().replace(ATTENTION, REFERENCE)
+
+
+def flat_feeds(
+    ids: Integers, lengths: Integers, typed: Integers, metadata: Mapping[str, str]
+) -> dict[str, Integers]:
+    """All inputs that a flat graph can have.
+
+    ``ids`` [tokens] are those of all texts, which have ``lengths`` [texts] tokens. The last
+    ``typed`` [texts] tokens of each have the type 1. ``metadata`` is that of the graph.
+    """
+    lengths_so_far = np.cumsum(lengths, dtype=np.int32)
+    starts = lengths_so_far - lengths
+    # BERT counts all tokens before one, from 0.
+    padding, counted = -1, np.ones_like(ids)
+    if POSITION_PADDING in metadata:
+        padding = int(metadata[POSITION_PADDING])
+        counted = (ids != padding).astype(np.int32)
+    count = np.cumsum(counted, dtype=np.int32)
+    before = np.repeat(count[starts] - counted[starts], lengths)
+    # Where attention cannot do without padding: the padded place of each token, then the others.
+    real = np.arange(lengths.max()) < lengths[:, np.newaxis]
+    places = np.arange(real.size, dtype=np.int32).reshape(real.shape)
+    return {
+        "input_ids": ids,
+        "token_type_ids": (
+            np.arange(len(ids)) >= np.repeat(lengths_so_far - typed, lengths)
+        ).astype(np.int32),
+        "positions": (count - before) * counted + np.int32(padding),
+        "token_offset": np.concatenate([places[real], places[~real]]).reshape(real.shape),
+        "cumulative_lengths": np.concatenate([starts[:1], lengths_so_far]),
+        "first_token": starts,
+    }
+
+
+# A session copies a batch's inputs to its GPU and the logits back. Buffers of our own, bound to the
+# session, would save little: the ids of 32,768 tokens are 0.3 MB. ONNX Runtime computes calls at
+# the same time on separate streams (its PR #13495), so two threads keep a GPU busy: while one waits
+# for its batch, the other prepares and copies the next.
 
 # What ONNX Runtime writes to standard error, in colours, would stand between the lines of the
 # service's log. Its errors are raised as well.

@@ -19,8 +19,8 @@ from pydantic.dataclasses import dataclass
 
 from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.device_errors import device_error
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.model.sessions import device_error
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import OutOfMemory
 

@@ -20,9 +20,13 @@ from pydantic import TypeAdapter
 from sentiment_service.atomic_files import FileLock, write_text_atomically
 from sentiment_service.engine.batching.budget import MAX_PADDING, TokenBudget
 from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.machine.cpu import cpu_flags, cpu_name, ways_to_share
 from sentiment_service.engine.machine.gpu import CUDA
-from sentiment_service.engine.machine.memory import available_memory
+from sentiment_service.engine.machine.host import (
+    available_memory,
+    cpu_flags,
+    cpu_name,
+    ways_to_share,
+)
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost, measure
 

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from sentiment_service.config.settings import Settings, cache_directory
-from sentiment_service.engine.machine.cpu import available_cpus, numa_nodes
+from sentiment_service.engine.machine.host import available_cpus, numa_nodes
 from sentiment_service.errors import UserError
+from sentiment_service.settings.settings import Settings, cache_directory
 
 VARIABLE = "_SENTIMENT_WORKER"
 # What auto chooses. Eight CPUs compute the embedded model as fast as one event loop can feed them.

@@ -18,7 +18,7 @@ from sentiment_service.server.workers.channels import (
     Switch,
 )
 from sentiment_service.server.workers.worker_process import LOADING_S, WorkerProcess
-from sentiment_service.shared_memory.worker_status import WorkerPhase
+from sentiment_service.shared_memory import WorkerPhase
 
 # Seconds in which workers may serve different models: while they switch to new ones.
 MIXED_S = 2.0

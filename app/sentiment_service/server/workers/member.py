@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from uvicorn.server import ServerState
 
-from sentiment_service.config.credentials import Credentials
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import (
     InvalidBundle,
@@ -35,7 +34,8 @@ from sentiment_service.server.workers.channels import (
     Reloaded,
     Switch,
 )
-from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.shared_memory import WorkerPhase, WorkerStatus
 
 # Seconds between two tests whether inference works again.
 TRIES_AGAIN_S = 1.0

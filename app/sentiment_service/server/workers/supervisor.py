@@ -17,8 +17,6 @@ from types import FrameType
 
 import uvloop
 
-from sentiment_service.config.credentials import Credentials, read_again
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError
 from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import ACCEPTING_SHARE, QUIET_S, Quiet
@@ -27,8 +25,9 @@ from sentiment_service.server.workers.channels import NewCredentials
 from sentiment_service.server.workers.dealer import Dealer
 from sentiment_service.server.workers.group_reload import GroupReload
 from sentiment_service.server.workers.worker_process import HANGS_S, LOADING_S, WorkerProcess
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.worker_status import WorkerPhase
+from sentiment_service.settings.credentials import Credentials, read_again
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase
 
 TICK_S = 0.1  # between two looks at the workers
 # Seconds beyond drain-ms after which a worker that stops is killed.

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
-from sentiment_service.config.settings import Settings
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.server.workers.assignment import Assignment
 from sentiment_service.server.workers.channels import Channel, Control, Message
-from sentiment_service.shared_memory.board import Board
-from sentiment_service.shared_memory.worker_status import WorkerPhase, WorkerStatus
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus
 
 # The pause before a worker is started again. It doubles until the worker is ready for STEADY_S.
 LEAST_PAUSE_S = 0.5

@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sentiment_service.cli import platforms
-from sentiment_service.cli.platforms import PlatformValue
-from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.config.credentials import Credentials, UnusableFile
-from sentiment_service.config.settings import PREFIX, Settings, flag, service_links
 from sentiment_service.errors import plain_words
+from sentiment_service.settings import platforms
+from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.credentials import Credentials, UnusableFile
+from sentiment_service.settings.platforms import PlatformValue
+from sentiment_service.settings.settings import PREFIX, Settings, flag, service_links
 
 CLIENT_KEY = f"{PREFIX}API_KEY"  # what `classify --url` and sentiment_client send
 KEYS = ("api_keys", "admin_keys")

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from sentiment_service.cli.sources import nearest
-from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.config.settings import Settings, flag
+from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import Settings, flag
+from sentiment_service.settings.sources import nearest
 
 # What `serve --help` shows, in this order. Each setting is in one of the groups.
 GROUPS = {

@@ -1,22 +1,29 @@
 """Models that are no bundles yet: exported once, in a process of its own, and kept.
 
-A bundle of a hub repository is downloaded in the same way.
+A bundle of a hub repository is downloaded in the same way. The service never loads PyTorch. Of
+several processes that want the same bundle, one exports it.
 """
 
 import hashlib
 import json
 import logging
+import os
 import re
+import signal
+import subprocess
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.cli.export_process import Say, export_once
-from sentiment_service.config.settings import Settings, cache_directory
+from sentiment_service.atomic_files import FileLock
+from sentiment_service.children import child_command
 from sentiment_service.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
-from sentiment_service.errors import UserError, first_line
+from sentiment_service.errors import OTHER_DISK, UserError, first_line, system_error
+from sentiment_service.settings.settings import Settings, cache_directory
 
 # The layout of the cache. The second number counts what an export decides by itself: models that
 # earlier versions have exported are exported again, with the labels of today.
@@ -26,6 +33,16 @@ HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", 
 HUB_TIMEOUT_S = 5.0
 # Every checkpoint has these. A damaged bundle has no weights of its own.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
+COMMAND = child_command("from sentiment_export.cli import main")
+ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
+# The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
+BAR = re.compile(r"\d%\|")
+BAR_EVERY_S = 5.0
+CLEANS_UP_S = 5.0
+UP = "\x1b[A"  # which moves a terminal's cursor before the next bar
+SHOW_BARS = {"TQDM_POSITION": "-1"}  # the hub's client: also where no terminal is
+
+Say = Callable[[str], object]
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +101,7 @@ def _source(path: Path, settings: Settings) -> _Source | None:
             return None
         path = path.resolve()
         place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
-    elif (hub_id := HUB_ID.fullmatch(str(path))) and path.parent.is_dir():
-        raise UserError(
-            f"there is no directory {path}; for a model of the hub with this id, give {path}@main"
-        )
-    elif hub_id:
+    elif hub_id := HUB_ID.fullmatch(str(path)):
         place, revision = hub_id.groups(default="main")
         key, name = str(path).replace("/", "--"), place.rpartition("/")[2]
     else:
@@ -120,7 +133,12 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
         return not held or (newest is not None and newest.revision != source.commit.revision)
 
     if needed():
-        export_once(source.words, source.bundle, source.name, needed, say)
+        try:
+            export_once(source.words, source.bundle, source.name, needed, say)
+        except UserError as error:
+            if source.revision and Path(source.name).parent.is_dir():  # perhaps a path was meant
+                raise UserError(f"there is no directory {source.name}; {error}") from error
+            raise
     else:
         for note in _manifest(source.bundle).get("notes", ()):
             if note.startswith("warning"):
@@ -186,9 +204,9 @@ def _precision(settings: Settings) -> Precision:
     if settings.precision != "auto":
         return settings.precision
     # Here, because it loads ONNX Runtime, which the supervisor of workers does not need.
+    from sentiment_service.engine.loading import VARIANTS
     from sentiment_service.engine.machine.gpu import CUDA, cuda_state
     from sentiment_service.engine.model.device import CPU
-    from sentiment_service.engine.model.load import VARIANTS
 
     on_gpu = settings.device != "cpu" and not cuda_state().problem
     return VARIANTS[CUDA if on_gpu or settings.device.startswith("cuda") else CPU][0]
@@ -199,3 +217,74 @@ def _digest(checkpoint: Path) -> str:
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
     facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def export_once(
+    words: Sequence[str], bundle: Path, model: str, needed: Callable[[], bool], say: Say
+) -> None:
+    """Run sentiment-export with these words, unless another process does; then wait for its end.
+
+    It writes ``bundle``, and is not run if that is not ``needed`` any more. Errors name the
+    ``model``.
+
+    Raises:
+        UserError: it failed, or the cache directory cannot be written.
+    """
+    try:
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        lock = _locked(bundle.with_name(".lock"), model, say)
+    except OSError as error:
+        raise UserError(
+            f"{model} cannot be exported: {system_error(error)}; give another --cache-dir"
+        ) from error
+    with closing(lock):
+        if needed():
+            say(f"exporting {model}; this is done once")
+            _run([*COMMAND, *words], lock, model, say)
+
+
+def _locked(path: Path, model: str, say: Say) -> FileLock:
+    try:
+        return FileLock(path)
+    except BlockingIOError:
+        say(f"another process is exporting {model}; waiting for it")
+        return FileLock(path, wait=True)
+
+
+def _run(command: Sequence[str], lock: FileLock, model: str, say: Say) -> None:
+    """Run the command, tell what it writes, and why it failed. It holds the lock until its end."""
+    environment = {**os.environ, **SHOW_BARS, "PYTHONUNBUFFERED": "1"}
+    reason, told = "it wrote nothing", time.monotonic()
+    with subprocess.Popen(  # noqa: S603 - this interpreter, and a path or an id as an argument
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        pass_fds=[lock.fileno()],
+        text=True,  # "\r" ends a line, too: a bar's
+        errors="replace",
+    ) as child:
+        try:
+            for line in (line.replace(UP, "").strip() for line in child.stdout or ()):
+                if BAR.search(line):
+                    if time.monotonic() - told < BAR_EVERY_S:
+                        continue
+                    told = time.monotonic()
+                elif line:
+                    reason = line
+                if line and not line.startswith(ERROR):
+                    say(line)
+        except BaseException:
+            child.terminate()  # it removes what it has written ...
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(CLEANS_UP_S)
+            child.kill()  # ... or else the next export does
+            raise
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        guess = "; is there too little memory?" if name == "SIGKILL" else ""
+        raise UserError(f"{model} cannot be used: its export was killed by {name}{guess}")
+    if child.returncode:
+        reason = reason.removeprefix(ERROR).replace(OTHER_DISK, "give a --cache-dir on another one")
+        raise UserError(f"{model} cannot be used: {reason}")

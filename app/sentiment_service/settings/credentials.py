@@ -15,9 +15,9 @@ from typing import Self
 
 import msgspec
 
-from sentiment_service.config.formats import key_digests
-from sentiment_service.config.settings import Settings, flag
 from sentiment_service.errors import first_line
+from sentiment_service.settings.formats import key_digests
+from sentiment_service.settings.settings import Settings, flag
 
 UNUSABLE = (
     "certificate and key cannot be used: they must be PEM, without a password, and belong together"

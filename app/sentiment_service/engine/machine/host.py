@@ -1,12 +1,39 @@
-"""How many CPUs this process may use: its affinity and its container's quota."""
+"""The CPUs and the memory that this process may use: affinity, and what its cgroups grant."""
 
+import ctypes
 import os
 import platform
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from sentiment_service.engine.machine.cgroups import groups
+
+def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
+    """The version (1 or 2) and directory of each group that limits this process.
+
+    A parent's limit also applies to its children, so parents are included. ``root`` is the
+    directory that holds ``proc`` and ``sys``. On systems other than Linux there are no groups.
+    """
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":
+            version, mount = 2, root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            version, mount = 1, root / "sys/fs/cgroup" / controller
+        else:
+            continue
+        # Inside a container the path may be that of the host and not exist here. The loop then
+        # still reaches the mount point, which is the container's own group.
+        group = mount / path.lstrip("/")
+        for directory in (group, *group.parents):
+            if directory.is_relative_to(mount):
+                yield version, directory
+
 
 # More threads per batch make the inference of texts no faster.
 MAX_THREADS = 8
@@ -106,3 +133,35 @@ def _read_v1(directory: Path) -> float | None:
     except (OSError, ValueError):
         return None
     return quota / period if quota > 0 else None
+
+
+LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """The memory in bytes that this process may use: the machine's, or less under a cgroup limit.
+
+    ``root`` is the directory that holds ``proc`` and ``sys``.
+    """
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (
+        _limit(directory / LIMIT_FILES[version]) for version, directory in groups("memory", root)
+    )
+    return min([installed, *(limit for limit in limits if limit is not None)])
+
+
+def _limit(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # there is no limit: no file, or the file says "max"
+        return None
+
+
+def give_back_memory() -> None:
+    """Make the C library return freed memory to the system.
+
+    glibc keeps memory that was freed by threads which have ended since. After a reload this is as
+    much as a whole model.
+    """
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -15,8 +15,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from sentiment_service.config.checkpoint_options import CheckpointOptions
-from sentiment_service.config.formats import (
+from sentiment_service.engine.config import EngineConfig
+from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.formats import (
     DeviceName,
     KeyDigests,
     Names,
@@ -29,7 +30,6 @@ from sentiment_service.config.formats import (
     SecretFile,
     Workers,
 )
-from sentiment_service.engine.config import EngineConfig
 
 PREFIX = "SENTIMENT_"
 # What Kubernetes and Docker say of a Service called `sentiment` in SENTIMENT_PORT, and of one
