@@ -10,7 +10,10 @@ from tests.support.serving import ROOT
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 MEASUREMENTS = sorted((ROOT / "docs/measurements").glob("*.md"))
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "checks/README")),
+    *(
+        ROOT / f"{name}.md"
+        for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "checks/README")
+    ),
     *DOCS,
     *sorted((ROOT / "docs/contributing").glob("*.md")),
     *MEASUREMENTS,
