@@ -21,8 +21,8 @@ from sentiment_service.cli.bench.load import tweets
 from sentiment_service.cli.bench.search import FEWEST, Measurement, Step, best, search
 from sentiment_service.cli.bench.service import Target, own_service
 from sentiment_service.errors import UserError
-from sentiment_service.files.tables.formats import open_table
-from sentiment_service.files.tables.table import check_is_file
+from sentiment_service.files.formats import open_table
+from sentiment_service.files.table import check_is_file
 
 MADE_UP = 4_096  # texts, if no file has them
 MOST_TEXTS = 20_000  # of a file; a load repeats them
