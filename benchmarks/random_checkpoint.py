@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentiment_service.cli.bench.load import WORDS
+from sentiment_service.cli.load_generator import WORDS
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, RobertaTokenizerFast
 from transformers.modeling_utils import no_init_weights

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from sentiment_service.cli.bench.service import WAIT_S, sums
-from sentiment_service.cli.bench.service import Server as BareServer
+from sentiment_service.cli.bench_service import WAIT_S, sums
+from sentiment_service.cli.bench_service import Server as BareServer
 
 ROOT = Path(__file__).parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")

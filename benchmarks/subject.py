@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from sentiment_service.cli.bench.load import Load, Outcome, run, tweet_lengths
+from sentiment_service.cli.load_generator import Load, Outcome, run, tweet_lengths
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.machine.host import available_cpus
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision

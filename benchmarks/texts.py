@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from sentiment_service.cli.bench.load import WORDS
+from sentiment_service.cli.load_generator import WORDS
 from tokenizers import Tokenizer
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from sentiment_service.cli.bench.load import Generator, Load, Outcome
+from sentiment_service.cli.load_generator import Generator, Load, Outcome
 
 from benchmarks.service import Service
 

@@ -38,7 +38,7 @@ _MODULES = {
     "ItemError": "python.ItemError",
     "ServiceError": "errors.ServiceError",  # what a single bad text raises
     "UserError": "errors.UserError",  # what a model that cannot be used raises
-    "Settings": "config.settings.Settings",
+    "Settings": "settings.settings.Settings",
     "create_app": "main.create_app",  # a FastAPI application, for Ray Serve
     "classify_frame": "files.spark.classify",  # a DataFrame of Spark
 }

@@ -26,14 +26,14 @@ ADAPTERS = (
     "sentiment_service.adapters.huggingface",
     "sentiment_service.adapters.open_inference",
     "sentiment_service.adapters.sagemaker",
-    "sentiment_service.adapters.stream.routes",
+    "sentiment_service.adapters.stream",
     "sentiment_service.adapters.tei",
     "sentiment_service.adapters.tokenize",
     "sentiment_service.adapters.v1_models",
     "sentiment_service.adapters.vllm",
     # The last: its paths are the user's, who gets an error if one is taken.
     "sentiment_service.adapters.vertex",
-    "sentiment_service.adapters.grpc.adapter",
+    "sentiment_service.adapters.grpc",
 )
 
 

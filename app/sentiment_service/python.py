@@ -34,9 +34,8 @@ from sentiment_service.files.frames import (
 )
 from sentiment_service.files.local import LocalClassifier
 from sentiment_service.files.report import progress_bar
-from sentiment_service.files.result_columns import ResultColumns
-from sentiment_service.files.table_classifier import with_reason
-from sentiment_service.files.tables.table import split_into_chunks
+from sentiment_service.files.result_columns import ResultColumns, with_reason
+from sentiment_service.files.table import split_into_chunks
 from sentiment_service.requests.validation import PAIR, ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome, item
 from sentiment_service.settings.sources import load_settings

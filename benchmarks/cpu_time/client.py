@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import numpy as np
-from sentiment_service.cli.bench.sender import Connection, prebuilt
+from sentiment_service.cli.load_generator import Connection, prebuilt
 
 WARM_UP = '{"inputs": "good"}'  # the first request of each connection, which is not measured
 

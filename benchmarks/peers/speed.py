@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sentiment_service.cli.bench.load import Load, Outcome, run
+from sentiment_service.cli.load_generator import Load, Outcome, run
 
 from benchmarks.peers.installed import PEERS, Peer, PeerError, serving
 from benchmarks.service import free_port

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 
 import numpy as np
-from sentiment_service.cli.bench.load import Generator, run
+from sentiment_service.cli.load_generator import Generator, run
 
 from benchmarks.subject import Goal, Subject, latencies
 from benchmarks.tables import Row

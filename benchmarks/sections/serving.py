@@ -7,7 +7,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 
-from sentiment_service.cli.bench.load import run, tweet_lengths
+from sentiment_service.cli.load_generator import run, tweet_lengths
 from sentiment_service.engine.machine.host import available_cpus
 
 from benchmarks.ideal import lone_ms

@@ -87,7 +87,7 @@ def _check_answers(*ports: int) -> None:
 def _check_autoscaling(port: int) -> None:
     """A long queue adds a replica."""
     from ray import serve
-    from sentiment_service.cli.bench.load import Generator, Load
+    from sentiment_service.cli.load_generator import Generator, Load
 
     from checks.support.waiting import wait
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sentiment_service.cli.bench.load import tweet_lengths
+from sentiment_service.cli.load_generator import tweet_lengths
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.model import Model

@@ -17,8 +17,8 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sentiment_service.adapters.stream.ndjson import Line, LineReader
-from sentiment_service.adapters.stream.routes import StreamedAnswers
+from sentiment_service.adapters.ndjson import Line, LineReader
+from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
 from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.errors import Overloaded, PayloadTooLarge
@@ -293,7 +293,7 @@ def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
 
 def test_a_stream_that_says_nothing_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without new lines ends with an error line, even if keep-alive is longer."""
-    monkeypatch.setattr("sentiment_service.adapters.stream.routes.IDLE_S", 0.1)
+    monkeypatch.setattr("sentiment_service.adapters.stream.IDLE_S", 0.1)
     received = exchange(listen(keep_alive_s=1), STREAM_HEAD + chunk(_lines(1)))
     assert b'{"id":0,"label":"positive"' in received
     assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received

@@ -22,12 +22,18 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from sentiment_service.children import child_command
-from sentiment_service.cli.bench import command, load, search
-from sentiment_service.cli.bench.load import PROCESS_RATE, Generator, Load, Outcome, run
-from sentiment_service.cli.bench.search import Measurement, Step
-from sentiment_service.cli.bench.sender import arrivals
-from sentiment_service.cli.bench.service import Target
+from sentiment_service.cli import bench, load_generator
+from sentiment_service.cli.bench import Measurement, Step
+from sentiment_service.cli.bench_service import Target
 from sentiment_service.cli.command import main
+from sentiment_service.cli.load_generator import (
+    PROCESS_RATE,
+    Generator,
+    Load,
+    Outcome,
+    arrivals,
+    run,
+)
 from sentiment_service.errors import UserError
 
 from tests.support.serving import COMMAND, ROOT, children_of, environment, eventually, runs
@@ -188,9 +194,10 @@ def test_a_stall_is_in_the_latency_of_all_who_waited() -> None:
 def test_the_wait_for_a_connection_is_in_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no connection is free and no more may be opened, a latency begins when it was due."""
     one = (
-        "from sentiment_service.cli.bench import sender as s; s.MAX_CONNECTIONS = 1; main = s.main"
+        "from sentiment_service.cli import load_generator as g; "
+        "g.MAX_CONNECTIONS = 1; main = g.main"
     )
-    monkeypatch.setattr("sentiment_service.cli.bench.load.COMMAND", child_command(one))
+    monkeypatch.setattr("sentiment_service.cli.load_generator.COMMAND", child_command(one))
     with fake_service(one_by_one(0.05)) as url:
         load = Target(url).load(["{}"], 0.5, rate=50.0)
         outcome = run(replace(load, connections=1, warm_up_seconds=0))
@@ -207,15 +214,15 @@ def test_the_search_ends_close_below_the_capacity(start: float) -> None:
         hiccup = measured.count(rate) == 1 and len(measured) % 3 == 0
         return _step(rate, "too slow" if hiccup or rate > 777 else "")
 
-    found = search.best(search.search(measure, start, least=1.0))
+    found = bench.best(bench.search(measure, start, least=1.0))
     assert found is not None
-    assert 777 / search.CLOSE <= found.rate <= 777
+    assert 777 / bench.CLOSE <= found.rate <= 777
 
 
 def test_the_search_gives_up_at_the_least_rate() -> None:
     """A service that is always too slow has no best rate, and the search ends."""
-    steps = search.search(lambda rate: _step(rate, "too slow"), 8.0, least=2.0)
-    assert search.best(steps) is None
+    steps = bench.search(lambda rate: _step(rate, "too slow"), 8.0, least=2.0)
+    assert bench.best(steps) is None
     assert [step.rate for step in steps] == [8.0, 8.0, 4.0, 4.0, 2.0, 2.0]
 
 
@@ -290,7 +297,7 @@ def test_a_weak_client_is_not_taken_for_a_slow_service(
     too late without the client's part.
     """
     outcome = Outcome(1.0, {"200": [latency_s] * 100}, [0.25] * 100)
-    monkeypatch.setattr(search, "Generator", _Sent(outcome))
+    monkeypatch.setattr(bench, "Generator", _Sent(outcome))
     step = _measurement("http://127.0.0.1:9", goal_ms=100).step(100.0)
     assert (step.fault, step.client_late) == (fault, fault.startswith("this client"))
 
@@ -299,7 +306,7 @@ OPTIONS = Namespace(p99_ms=50, target_rps=None)
 
 
 def _said(*steps: Step) -> str:
-    return command.conclusions(steps, 1, OPTIONS)
+    return bench.conclusions(steps, 1, OPTIONS)
 
 
 def test_the_result_says_when_the_client_was_the_limit() -> None:
@@ -320,7 +327,7 @@ def test_replicas_have_a_reserve_and_one_may_fail(
     target: float, rate: float, replicas: int
 ) -> None:
     """At most 70 % of each is used, and without one the others still answer in time."""
-    assert command.replicas(target, rate) == replicas
+    assert bench.replicas(target, rate) == replicas
     assert target / replicas <= 0.7 * rate
     assert target / (replicas - 1) <= rate
 
@@ -352,7 +359,7 @@ def test_own_service_is_measured_and_ended(
     """
     texts, made, picture = (tmp_path / name for name in ("a.csv", "found.json", "curve.svg"))
     texts.write_text('id,review\n1,love\n2,""\n3,worst\n')
-    monkeypatch.setattr(command, "search", lambda measure, start, least: [measure(60.0)])
+    monkeypatch.setattr(bench, "search", lambda measure, start, least: [measure(60.0)])
     monkeypatch.setenv("SENTIMENT_API_KEYS", "secret-key")  # which are not for the own service
     options = ["--input", str(texts), "--column", "review", "--texts-per-request", "1,3"]
     options += ["--p99-ms", "20000", "--seconds", "1", "--json", str(made)]
@@ -401,7 +408,7 @@ def test_a_service_that_is_too_slow_at_any_rate_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table shows what was tried, and the exit code is 1."""
-    monkeypatch.setattr(search.Measurement, "step", lambda own, rate: _step(rate, "too slow"))
+    monkeypatch.setattr(bench.Measurement, "step", lambda own, rate: _step(rate, "too slow"))
     with fake_service(_statuses(200)) as url:
         assert main(["bench", "--url", url, "--p99-ms", "20000", "--target-rps", "9"]) == 1
     shown = capsys.readouterr()
@@ -471,7 +478,7 @@ def test_the_outcome_may_come_with_the_word_that_it_is_connected(
     """Both are read in one piece where this process was late to look; nothing is lost."""
     told = json.dumps(asdict(Outcome(1.0, {"200": [0.1]}, [0.0])))
     write = f"import os; os.write(1, b'\\n' + {told.encode()!r})"
-    monkeypatch.setattr(load, "COMMAND", (sys.executable, "-c", write))
+    monkeypatch.setattr(load_generator, "COMMAND", (sys.executable, "-c", write))
     with Generator(Load("http://127.0.0.1:9/", ["{}"], 1, 1.0)) as generator:
         assert generator.outcome().ok() == 1
 
@@ -564,6 +571,6 @@ def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
 def test_unknown_figures_are_null_in_json() -> None:
     """JSON has no NaN, which is the p99 of a step without an answer."""
     nothing = Step(100.0, 0.0, math.nan, math.nan, math.nan, fault="no answer")
-    written_ones = json.loads(command.document({1: [_step(50), nothing]}, OPTIONS))["results"]
+    written_ones = json.loads(bench.document({1: [_step(50), nothing]}, OPTIONS))["results"]
     written = written_ones[0]["steps"][1]
     assert (written["rate"], written["p99_ms"]) == (100.0, None)

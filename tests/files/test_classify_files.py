@@ -22,20 +22,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import sentiment_service.files.tables
+import sentiment_service.files
 from sentiment_service.cli.command import main
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import CannotContinue
 from sentiment_service.extras import install_command
-from sentiment_service.files import command
+from sentiment_service.files import command, formats
+from sentiment_service.files import table as tables
+from sentiment_service.files.csv_table import CsvTable
 from sentiment_service.files.report import Warnings
 from sentiment_service.files.result_columns import ResultColumns, ResultItem
-from sentiment_service.files.tables import formats
-from sentiment_service.files.tables import table as tables
-from sentiment_service.files.tables.csv_table import CsvTable
-from sentiment_service.files.tables.outputs import ClassifiedChunk
-from sentiment_service.files.tables.table import Chunk
+from sentiment_service.files.table import Chunk, ClassifiedChunk
 
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
@@ -48,7 +46,7 @@ SLOW_COMMAND = [
     """
 import sys, time
 from sentiment_service.cli.command import main
-from sentiment_service.files.tables import parquet, table as tables
+from sentiment_service.files import parquet, table as tables
 from sentiment_service.engine.model.model import Model
 tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
 infer = Model.infer
@@ -380,8 +378,8 @@ def test_without_pyarrow(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A Parquet file says what to install."""
-    monkeypatch.delitem(sys.modules, "sentiment_service.files.tables.parquet", raising=False)
-    monkeypatch.delattr(sentiment_service.files.tables, "parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "sentiment_service.files.parquet", raising=False)
+    monkeypatch.delattr(sentiment_service.files, "parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").touch()
     assert main(["classify", "--input", str(tmp_path / "a.parquet")]) == 1

@@ -12,7 +12,7 @@ import pytest
 import sentiment_client
 from sentiment_service.cli.command import main
 from sentiment_service.files import remote
-from sentiment_service.files.tables import table as tables
+from sentiment_service.files import table as tables
 
 URL = "http://service.test/"
 MODEL = {"name": "tiny", "revision": None, "precision": "int8", "digest": "abc"}

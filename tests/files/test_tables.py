@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
+from sentiment_service.files import table as tables
+from sentiment_service.files.csv_table import rows_without_header
+from sentiment_service.files.formats import open_table, output_format
 from sentiment_service.files.result_columns import ResultColumns, ResultItem
-from sentiment_service.files.tables import table as tables
-from sentiment_service.files.tables.csv_table import rows_without_header
-from sentiment_service.files.tables.formats import open_table, output_format
-from sentiment_service.files.tables.table import Table
-from sentiment_service.files.tables.text_files import START_BYTES
+from sentiment_service.files.table import Table
+from sentiment_service.files.text_files import START_BYTES
 
 COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
 GOOD: ResultItem = {"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}

@@ -5,13 +5,13 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from sentiment_service.cli.bench import arguments as bench_arguments
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.extras import missing_extra
 from sentiment_service.files import arguments as classify_arguments
-from sentiment_service.files.arguments import LOCAL, ClassifyOptions
+from sentiment_service.files.arguments import LOCAL, ClassifyOptions, input_fault, url_fault
 from sentiment_service.observability import logs
 from sentiment_service.server.addresses import check_ports
 from sentiment_service.server.process import (
@@ -27,6 +27,7 @@ from sentiment_service.settings.flags import (
     add_settings_in_groups,
     add_version,
 )
+from sentiment_service.settings.formats import POSITIVE
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import (
     check_key_variables,
@@ -47,6 +48,9 @@ examples:
   sentiment classify --input reviews.csv --column review --output labels.csv
   sentiment COMMAND --help      all options of a command
 """
+
+# The settings for a service that `bench` starts itself.
+BENCH_SETTINGS = (*LOCAL, "workers")  # settings for a service that the command starts itself
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="sentiment bench [OPTION]...",
         help="find out how many requests per second are answered in time",
     )
-    bench_arguments.add_arguments(bench)
-    add_settings(bench, bench_arguments.OWN, classify_arguments.DESCRIPTIONS)
+    _add_bench_arguments(bench)
+    add_settings(bench, BENCH_SETTINGS, classify_arguments.DESCRIPTIONS)
 
     doctor = commands.add_parser(
         "doctor",
@@ -166,6 +170,72 @@ def _parser() -> argparse.ArgumentParser:
     model = {"model": classify_arguments.DESCRIPTIONS["model"]}
     add_settings(doctor, LOCAL, model)
     return parser
+
+
+def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
+    """Add all but the settings."""
+    bench.description = (
+        "Find the highest rate of requests at which 99 of 100 are answered in time, the CPU time "
+        "of a text, the replicas for a rate, and the threshold for autoscaling. Requests arrive at "
+        "random times, as those of many users do, and each counts from the time at which it was "
+        "due. The result is a table in Markdown. Without --url, the command starts a service of "
+        "its own, and ends it. Other settings of that service are read from the environment: "
+        "SENTIMENT_TARGET_LATENCY_MS=20."
+    )
+    bench.add_argument(
+        "--url",
+        help="measure the service at this URL; if it needs a key, set SENTIMENT_API_KEY in the "
+        "environment",
+    )
+    bench.add_argument(
+        "--input",
+        type=os.path.expanduser,
+        metavar="FILE",
+        help="send the texts of a file, of any kind that `sentiment classify` reads [default: "
+        "made-up English texts that are as long as tweets]",
+    )
+    bench.add_argument(
+        "--column",
+        default="text",
+        metavar="NAME",
+        help="column of --input with the texts [default: %(default)s]",
+    )
+    bench.add_argument(
+        "--p99-ms",
+        type=POSITIVE,
+        default=50.0,
+        metavar="MS",
+        help="time within which 99 of 100 requests shall be answered [default: 50]",
+    )
+    bench.add_argument(
+        "--texts-per-request",
+        type=_counts,
+        default=[1],
+        metavar="N[,N]",
+        help="texts of each request; several numbers are measured one after the other [default: 1]",
+    )
+    bench.add_argument(
+        "--seconds",
+        type=POSITIVE,
+        default=10.0,
+        metavar="S",
+        help="duration of each step, of which there are about ten [default: 10]",
+    )
+    bench.add_argument(
+        "--target-rps",
+        type=POSITIVE,
+        metavar="N",
+        help="print how many replicas answer so many requests per second",
+    )
+    bench.add_argument(
+        "--json", type=os.path.expanduser, metavar="FILE", help="write every figure to a file"
+    )
+    bench.add_argument(
+        "--picture",
+        type=os.path.expanduser,
+        metavar="FILE.svg",
+        help="draw the latencies by rate",
+    )
 
 
 def _serve(
@@ -213,17 +283,40 @@ def _say(line: str) -> None:
 
 
 def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, Any]) -> int:
-    if fault := bench_arguments.fault(options, settings):
+    if fault := _bench_fault(options, settings):
         _say(fault)
         return 2
     if not options.url:
         from sentiment_service.exported_models import with_bundles
 
         with_bundles(settings, _say)  # the service finds them there
-    from sentiment_service.cli.bench.command import bench
+    from sentiment_service.cli.bench import bench
 
-    bench(options, flags)
+    bench(options, {name: value for name, value in flags.items() if name in BENCH_SETTINGS})
     return 0
+
+
+def _bench_fault(options: argparse.Namespace, settings: Settings) -> str | None:
+    """What is wrong with the options; None if they are valid."""
+    if found := url_fault(options, BENCH_SETTINGS) or input_fault(options):
+        return found
+    if len(settings.model) > 1 and not options.url:
+        return "bench measures one model; give --model once"
+    if options.picture and not options.picture.lower().endswith(".svg"):
+        return f"{options.picture} must end in .svg"
+    for name in ("json", "picture"):
+        if (made := vars(options)[name]) and not Path(made).parent.is_dir():
+            return f"the directory {Path(made).parent} of --{name} does not exist"
+    return None
+
+
+def _counts(value: str) -> list[int]:
+    parts = value.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{value!r} is not a list of whole numbers above 0, such as 1,16"
+        )
+    return [int(part) for part in parts]
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
-from sentiment_service.files.tables.table import READ, WRITTEN
+from sentiment_service.files.table import READ, WRITTEN
 from sentiment_service.settings.checkpoint_options import CheckpointOptions
 from sentiment_service.settings.formats import SHARE
 from sentiment_service.settings.settings import Settings, flag

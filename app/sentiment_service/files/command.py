@@ -11,14 +11,18 @@ from typing import Any
 
 from sentiment_service.errors import CannotContinue, UserError, system_error
 from sentiment_service.files.arguments import ClassifyOptions
+from sentiment_service.files.formats import LinesOutput, ResultsOutput, open_table, output_format
 from sentiment_service.files.output_file import OutputFile
 from sentiment_service.files.report import Advance, Tally, Warnings, progress_bar, summary
-from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, TableClassifier
-from sentiment_service.files.tables.formats import open_table, output_format
-from sentiment_service.files.tables.outputs import LinesOutput, ResultsOutput
-from sentiment_service.files.tables.table import Chunk, Table, TextColumn, check_is_file
-from sentiment_service.files.tables.text_files import read_lines
-from sentiment_service.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
+from sentiment_service.files.table import (
+    READ_AHEAD_CHUNKS,
+    Chunk,
+    Table,
+    TableClassifier,
+    TextColumn,
+    check_is_file,
+)
+from sentiment_service.files.text_files import SURROGATEESCAPE_OR_REPLACE, read_lines
 from sentiment_service.settings.settings import Settings
 
 # Chunks of standard input are smaller, so that the first results come soon.

@@ -8,7 +8,7 @@ import numpy as np
 
 from sentiment_service.errors import UserError
 from sentiment_service.files.result_columns import ResultColumns, ResultItem
-from sentiment_service.files.tables.table import column_index
+from sentiment_service.files.table import column_index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ def values_of(column: Iterable[Any]) -> list[Any]:
     """What a column holds. In a column of Arrow, an error stands for a row without a text."""
     if not _is_from("pyarrow", column, "Array", "ChunkedArray"):
         return list(column)
-    from sentiment_service.files.tables.parquet import is_text, texts
+    from sentiment_service.files.parquet import is_text, texts
 
     # pyarrow cannot decode a column in which one text is not UTF-8.
     arrow: Any = column

@@ -13,7 +13,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-
 from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
@@ -28,10 +27,8 @@ from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
-from sentiment_service.files.result_columns import ResultColumns
-from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
-from sentiment_service.files.tables.outputs import ClassifiedChunk
-from sentiment_service.files.tables.table import Chunk
+from sentiment_service.files.result_columns import ResultColumns, with_reason
+from sentiment_service.files.table import READ_AHEAD_CHUNKS, Advance, Chunk, ClassifiedChunk
 from sentiment_service.results import Outcome, item
 from sentiment_service.settings.settings import Settings
 

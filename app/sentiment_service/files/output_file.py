@@ -13,8 +13,7 @@ from sentiment_service.atomic_files import FileLock, sync
 from sentiment_service.errors import CannotContinue, UserError
 from sentiment_service.files.report import Tally
 from sentiment_service.files.result_columns import ResultItem
-from sentiment_service.files.tables.outputs import Output
-from sentiment_service.files.tables.table import Chunk
+from sentiment_service.files.table import Chunk, Output
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,14 @@ from typing import Any
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
-from sentiment_service.files.table_classifier import READ_AHEAD_CHUNKS, Advance, with_reason
-from sentiment_service.files.tables.outputs import ClassifiedChunk
-from sentiment_service.files.tables.table import Chunk, TextOrError
+from sentiment_service.files.result_columns import ResultColumns, ResultItem, with_reason
+from sentiment_service.files.table import (
+    READ_AHEAD_CHUNKS,
+    Advance,
+    Chunk,
+    ClassifiedChunk,
+    TextOrError,
+)
 
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
 CONCURRENCY = 8

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sentiment_service.engine.model.bundle import is_sentiment
+from sentiment_service.errors import InvalidRequest
+from sentiment_service.files.text_files import NOT_UTF8
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,3 +87,14 @@ def free_names(names: Iterable[str], taken: Sequence[str]) -> list[str]:
             name = f"predicted_{name}"
         free.append(name)
     return free
+
+
+def with_reason(text: object, result: ResultItem) -> ResultItem:
+    """The result, with what users can understand if the text has bytes that are not UTF-8.
+
+    A model sees only the lone surrogates that such bytes have become.
+    """
+    if "error" in result and isinstance(text, str) and NOT_UTF8.search(text):
+        message = "the text is not UTF-8; convert the input, for example with iconv"
+        return {"error": {"code": InvalidRequest.code, "message": message}}
+    return result

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 
-from sentiment_service.cli.bench.load import Load, tweet_lengths
+from sentiment_service.cli.load_generator import Load, tweet_lengths
 
 from benchmarks.service import Service
 from benchmarks.tables import Row

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 from sentiment_service.adapters.explain import contributions, without, words_of
-from sentiment_service.cli.bench.load import tweet_lengths
+from sentiment_service.cli.load_generator import tweet_lengths
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.model import outcomes_of

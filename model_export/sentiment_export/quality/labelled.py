@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from sentiment_service.engine.text.input_tokenizer import VISIBLE
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.tables.csv_table import rows_without_header
-from sentiment_service.files.tables.formats import open_table
-from sentiment_service.files.tables.table import READ, TextOrError, check_is_file, column_index
-from sentiment_service.files.tables.unicode import NOT_UTF8
+from sentiment_service.files.csv_table import rows_without_header
+from sentiment_service.files.formats import open_table
+from sentiment_service.files.table import READ, TextOrError, check_is_file, column_index
+from sentiment_service.files.text_files import NOT_UTF8
 from sentiment_service.settings.sources import nearest
 
 from sentiment_export.checkpoint.labels import known_spellings

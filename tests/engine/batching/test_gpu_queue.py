@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from sentiment_service.cli.bench.load import tweet_lengths
+from sentiment_service.cli.load_generator import tweet_lengths
 from sentiment_service.engine.batching.batcher import MicroBatcher, tokens_taken
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.errors import InvalidRequest, UserError
-from sentiment_service.files.tables.table import (
+from sentiment_service.files.table import (
     Chunk,
     Table,
     TextOrError,
@@ -20,7 +20,7 @@ from sentiment_service.files.tables.table import (
     column_index,
     split_into_chunks,
 )
-from sentiment_service.files.tables.text_files import MAX_FIELD_CHARS, TextFile, inner_suffix
+from sentiment_service.files.text_files import MAX_FIELD_CHARS, TextFile, inner_suffix
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = (";", "|")

@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from sentiment_service.adapters.forms import TextParameters
-from sentiment_service.adapters.stream.ndjson import NO_ID, Line, LineReader, answer_line
+from sentiment_service.adapters.ndjson import NO_ID, Line, LineReader, answer_line
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.text.options import Overflow, TextOptions
 from sentiment_service.engine.text.pairs import Text

@@ -1,46 +1,35 @@
-"""Files of results: every column of the table, then the result of its text."""
+"""How to read and to write a file, by the ending of its name.
+
+A file of results has every column of the table, then the result of its text.
+"""
 
 import csv
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sentiment_service.files.csv_table import SEPARATORS, CsvTable
+from sentiment_service.files.json_tables import JsonListTable, JsonlTable, parsed
 from sentiment_service.files.result_columns import (
     ResultColumns,
     ResultItem,
     error_text,
     free_names,
 )
-from sentiment_service.files.tables.json_tables import parsed
-from sentiment_service.files.tables.table import CHUNK_ROWS, Chunk, Table, json_text
-from sentiment_service.files.tables.unicode import SURROGATEESCAPE_OR_REPLACE
-
-# A chunk and the result of each of its texts, in order.
-ClassifiedChunk = tuple[Chunk, list[ResultItem]]
-
-
-class Output(ABC):
-    """A kind of file with rows and their results: ``header``, then the bytes of each chunk."""
-
-    header = b""
-
-    @abstractmethod
-    def chunk(self, chunk: Chunk, results: Sequence[ResultItem]) -> bytes:
-        """The rows of a chunk."""
-
-    def finish(self, chunks: Path) -> Path:
-        """The complete file, for a file with the header and all chunks: mostly the same."""
-        return chunks
-
-    def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
-        """Write a complete file."""
-        with path.open("wb") as file:
-            file.write(self.header)
-            file.writelines(self.chunk(chunk, results) for chunk, results in chunks)
+from sentiment_service.files.table import (
+    CHUNK_ROWS,
+    Chunk,
+    ClassifiedChunk,
+    Output,
+    Table,
+    TextColumn,
+    json_text,
+)
+from sentiment_service.files.text_files import SURROGATEESCAPE_OR_REPLACE, TextFile, inner_suffix
 
 
 class TextOutput(Output):
@@ -157,3 +146,58 @@ def _csv_cell(value: Any) -> Any:
     if isinstance(value, bytes):
         return b64encode(value).decode()
     return json_text(value) if isinstance(value, bool | dict | list) else value
+
+
+def open_table(path: Path, column: str) -> Table:
+    """Open a file and check its beginning. ``column`` is that of the texts.
+
+    Raises:
+        UserError: the file cannot be used.
+        OSError: it cannot be read.
+    """
+    match inner_suffix(path):
+        case ".txt":
+            return LinesTable(path)
+        case ".csv" | ".tsv":
+            return CsvTable(path, column)
+        case ".json":
+            return JsonListTable(path, column)
+        case ".parquet":
+            from sentiment_service.files.parquet import ParquetTable
+
+            return ParquetTable(path, column)
+        case _:
+            return JsonlTable(path, column)
+
+
+class LinesTable(TextColumn):
+    """A file with a text in each line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = TextFile(path)
+        super().__init__(self._file.lines())
+
+    def expected_rows(self, read: int) -> int:
+        return self._file.expected(read)
+
+
+def output_format(suffix: str, table: Table, columns: ResultColumns) -> Output:
+    """The format of a file with this ending, for the rows of ``table`` with their results."""
+    suffix = suffix.lower()
+    if suffix == ".txt":
+        return LinesOutput()
+    if table.grows:
+        return GrowingOutput(table, lambda: _output(suffix, table, columns))
+    return _output(suffix, table, columns)
+
+
+def _output(suffix: str, table: Table, columns: ResultColumns) -> Output:
+    match suffix:
+        case ".csv" | ".tsv":
+            return CsvOutput(table, columns, SEPARATORS[suffix])
+        case ".parquet":
+            from sentiment_service.files.parquet import ParquetOutput
+
+            return ParquetOutput(table, columns)
+        case _:
+            return JsonlOutput(table, columns)

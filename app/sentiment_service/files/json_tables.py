@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from sentiment_service.errors import EmptyText, InvalidRequest, UserError
-from sentiment_service.files.tables.table import (
+from sentiment_service.files.table import (
     Chunk,
     Table,
     TextOrError,
@@ -21,7 +21,7 @@ from sentiment_service.files.tables.table import (
     json_text,
     split_into_chunks,
 )
-from sentiment_service.files.tables.text_files import TextFile
+from sentiment_service.files.text_files import TextFile
 
 INT64_MAX = 2**63 - 1
 INT_DIGITS = 4_000  # Python refuses to read longer whole numbers

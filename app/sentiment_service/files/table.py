@@ -1,4 +1,7 @@
-"""A table of texts, whatever the kind of its file. It is read once, in chunks of rows."""
+"""A table of texts, whatever the kind of its file, and what classifies and what writes it.
+
+A table is read once, in chunks of rows.
+"""
 
 import json
 import math
@@ -6,13 +9,14 @@ import stat
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.tables.unicode import well_formed
+from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.text_files import well_formed
 
 # The kinds of files that are written, and those that are read.
 WRITTEN = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -172,3 +176,60 @@ def split_into_chunks(
             chunk, texts, chars = [], [], 0
     if chunk:
         yield Chunk(chunk, texts)
+
+
+# A chunk and the result of each of its texts, in order.
+ClassifiedChunk = tuple[Chunk, list[ResultItem]]
+
+
+class Output(ABC):
+    """A kind of file with rows and their results: ``header``, then the bytes of each chunk."""
+
+    header = b""
+
+    @abstractmethod
+    def chunk(self, chunk: Chunk, results: Sequence[ResultItem]) -> bytes:
+        """The rows of a chunk."""
+
+    def finish(self, chunks: Path) -> Path:
+        """The complete file, for a file with the header and all chunks: mostly the same."""
+        return chunks
+
+    def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
+        """Write a complete file."""
+        with path.open("wb") as file:
+            file.write(self.header)
+            file.writelines(self.chunk(chunk, results) for chunk, results in chunks)
+
+
+# While one chunk of a table is written, the next two are computed.
+READ_AHEAD_CHUNKS = 2
+
+Advance = Callable[[int], object]
+
+
+class TableClassifier(Protocol):
+    """Classifies tables.
+
+    ``columns`` are those that its results have in a file. A run can be continued only by a
+    classifier with the same ``identity``: model, precision and so on, as JSON values.
+    """
+
+    columns: ResultColumns
+    identity: dict[str, Any]
+
+    def classify(
+        self,
+        chunks: Iterable[Chunk],
+        *,
+        read_ahead: int = READ_AHEAD_CHUNKS,
+        advance: Advance = lambda _: None,
+    ) -> Generator[ClassifiedChunk, None, None]:
+        """Classify the chunks in order.
+
+        Up to ``read_ahead`` more chunks are read before a chunk's results are given, so that
+        there is always something to compute. ``advance(n)`` is called when n more texts are done.
+
+        Raises:
+            UserError: the model or the service failed.
+        """

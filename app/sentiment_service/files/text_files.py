@@ -1,4 +1,4 @@
-"""Open files of UTF-8 text, and refuse what is not one."""
+"""Open files of UTF-8 text, and refuse what is not one; write text that is not quite Unicode."""
 
 import codecs
 import io
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from sentiment_service.errors import CannotContinue, UserError, first_line
-from sentiment_service.files.tables.unicode import NOT_UTF8
 
 # Of a line or a cell. A longer one means another kind of file.
 MAX_FIELD_CHARS = 16_777_216
@@ -38,6 +37,9 @@ XLSX = "an .xlsx workbook: save the sheet as CSV in UTF-8"  # which is a ZIP arc
 # The encoding, the separator and the quotes are judged by so many bytes.
 START_BYTES = 1 << 20
 NOT_ASCII = re.compile("[^\0-\x7f]")
+# What "surrogateescape" makes of a byte that is not UTF-8: a lone surrogate. Half of a surrogate
+# pair, which JSON may have, is one, too.
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 class TextFile:
@@ -150,3 +152,23 @@ def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
         while rest and not rest.endswith("\n"):
             rest = source.readline(max_chars)
         yield line.removesuffix("\n")
+
+
+def well_formed(text: str) -> str:
+    """The same text with U+FFFD for each lone surrogate."""
+    return text.encode("utf-8", SURROGATEESCAPE_OR_REPLACE).decode("utf-8", "replace")
+
+
+def _surrogateescape_or_replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write a byte that was not UTF-8 unchanged, and U+FFFD for any other lone surrogate."""
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 (for mypy: only encoders use this)
+    error.end = error.start + 1
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return "\ufffd".encode(), error.end
+
+
+# For the parameter ``errors`` of open() and encode().
+SURROGATEESCAPE_OR_REPLACE = "app.surrogateescape_or_replace"
+codecs.register_error(SURROGATEESCAPE_OR_REPLACE, _surrogateescape_or_replace)

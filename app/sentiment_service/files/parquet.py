@@ -9,17 +9,18 @@ import pyarrow.parquet as pq
 
 from sentiment_service.errors import CannotContinue, EmptyText, UserError, first_line
 from sentiment_service.files.result_columns import ResultColumns, ResultItem
-from sentiment_service.files.tables.outputs import ClassifiedChunk, Output
-from sentiment_service.files.tables.table import (
+from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,
+    ClassifiedChunk,
+    Output,
     Table,
     TextOrError,
     check_names,
     column_index,
     json_text,
 )
-from sentiment_service.files.tables.unicode import well_formed
+from sentiment_service.files.text_files import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
