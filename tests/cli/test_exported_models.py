@@ -96,7 +96,7 @@ def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Pat
     steps = "".join(told)
     assert steps.count(f"sentiment: exporting {REPO}") == 1
     assert steps.count(f"another process is exporting {REPO}; waiting for it") == 1
-    assert steps.index("exporting the graph") < steps.index("comparing int8 with PyTorch")
+    assert steps.index("writing the graphs") < steps.index("comparing int8 with PyTorch")
     (manifest,) = (tmp_path / "cache" / "models").rglob("manifest.json")
     document = json.loads(manifest.read_text())
     assert document["name"] == "tiny-sentiment"
@@ -170,7 +170,7 @@ def test_a_command_that_ends_leaves_no_export(
     command_line = [command, "--model", str(checkpoint.source), *rest]
     process = _started(command_line, _environment(hub, tmp_path))
     assert process.stderr
-    assert any("exporting the graph" in line for line in process.stderr)
+    assert any("writing the graphs" in line for line in process.stderr)
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     export = os.pidfd_open(int(child))
     signal.pidfd_send_signal(export, signal.SIGSTOP)  # it cannot end by itself

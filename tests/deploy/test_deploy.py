@@ -328,8 +328,9 @@ def test_keda_asks_for_metrics_that_the_service_has(served: Process) -> None:
     assert f"({pods['metric']['name']}{{" in trigger["metadata"]["query"]
     assert pods["target"]["averageValue"] == f"{threshold_s * 1000:.0f}m"
     # prometheus-adapter's rule makes it of the rejections.
-    rule = (ROOT / "docs/containers.md").read_text("utf-8")
-    assert f"name: {{as: {rejections['metric']['name']}}}" in rule
+    wait, rule = load(ROOT / "deploy/prometheus/adapter.yaml")[0]["rules"]["custom"]
+    assert wait["seriesQuery"].startswith(f"{pods['metric']['name']}{{")
+    assert rule["name"]["as"] == rejections["metric"]["name"]
     assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
 
 

@@ -556,6 +556,23 @@ def _cut_progress(partial: Path, progress: Path) -> None:
     progress.write_bytes(progress.read_bytes()[:-10])
 
 
+def _name_otherwise(partial: Path, progress: Path) -> None:
+    """What another version may write."""
+    *lines, last = progress.read_bytes().splitlines(keepends=True)
+    progress.write_bytes(b"".join(lines) + last.replace(b'"sha256"', b'"digest"'))
+
+
+def _count_otherwise(partial: Path, progress: Path) -> None:
+    *lines, last = progress.read_bytes().splitlines(keepends=True)
+    progress.write_bytes(b"".join(lines) + last.replace(b'"truncated"', b'"cut"'))
+
+
+def _end_nowhere(partial: Path, progress: Path) -> None:
+    *lines, last = progress.read_bytes().splitlines(keepends=True)
+    chunk = json.loads(last) | {"end": None}
+    progress.write_bytes(b"".join(lines) + json.dumps(chunk).encode() + b"\n")
+
+
 def _add_rest(partial: Path, progress: Path) -> None:
     """What a run leaves that is killed while it writes."""
     partial.write_bytes(partial.read_bytes() + b"half a row")
@@ -563,7 +580,16 @@ def _add_rest(partial: Path, progress: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "again"), [(_shorten, 1), (_change, 1), (_cut_progress, 1), (_add_rest, 0)]
+    ("damage", "again"),
+    [
+        (_shorten, 1),
+        (_change, 1),
+        (_cut_progress, 1),
+        (_name_otherwise, 1),
+        (_count_otherwise, 1),
+        (_end_nowhere, 1),
+        (_add_rest, 0),
+    ],
 )
 def test_damaged_chunks_are_written_again(
     tmp_path: Path,

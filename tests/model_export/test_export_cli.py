@@ -184,7 +184,7 @@ def test_finetune_trains_and_says_what_it_wrote(
         ("calibrate {tmp}/no labelled.tsv", "there is no directory"),
         (
             "calibrate {bundle} {tmp}/none",
-            "none: No such file or directory; give a file of labelled texts",
+            "there is no file {tmp}/none",
         ),
         ("evaluate org/name {tmp}/none", "none: No such file or directory"),
         ("evaluate {bundle} {tmp}/malformed", "malformed:1"),
@@ -210,7 +210,7 @@ def test_a_failure_is_one_line(
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
     assert line.startswith("sentiment-export: ")
-    assert says in line
+    assert says.format(**paths) in line
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -162,7 +162,7 @@ def test_the_commands_of_an_evaluation_work(
         assert program == ".venv/bin/sentiment-export"
         assert sentiment_export(words) == 0
         assert "\npositive     1.0000  1.0000  1.0000" in capsys.readouterr().out
-    assert (tmp_path / "matrix.svg").read_text().startswith("<svg ")
+    assert "<svg " in (tmp_path / "matrix.svg").read_text()
 
 
 def _run(command: str, directory: Path, endpoint: str) -> str:

@@ -87,7 +87,7 @@ def test_sigterm_ends_a_start(bundle: Path, workers: str) -> None:
     """SIGTERM while the model is loaded ends everything, even as process 1 of a container."""
     loading = (
         "from sentiment_service import main as made; "
-        "made.create_app = lambda *_: print('loading', flush=True) or "
+        "made.create_app = lambda *_, **__: print('loading', flush=True) or "
     )
     flags = ["--port", "0", "--workers", workers, "--model", str(bundle)]
     command = [*patched(loading + "time.sleep(60)"), "serve", *flags]

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
+import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 import onnxruntime as ort
 
 from sentiment_service.engine.config import EngineConfig

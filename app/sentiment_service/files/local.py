@@ -13,7 +13,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 
 from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget

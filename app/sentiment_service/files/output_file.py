@@ -166,10 +166,14 @@ class OutputFile:
                 "--output"
             )
         for line in lines[1:]:
-            chunk = _json_line(line)
-            if not chunk or chunk["end"] > size:
+            try:
+                chunk = SavedChunk(**_json_line(line))
+                Tally(**chunk.tally)
+                if chunk.end > size:
+                    break
+            except TypeError:  # half a line, or one of another version
                 break
-            self.saved.append(SavedChunk(**chunk))
+            self.saved.append(chunk)
         return identity
 
     def _check_same(self, identity: dict[str, Any]) -> None:

@@ -99,6 +99,10 @@ class Credentials(msgspec.Struct, frozen=True):
 def read_again(settings: Settings) -> Credentials | None:
     """What is in force after SIGHUP; None, with a line in the log, if all stays as it is."""
     try:
+        for name in ("api_keys_file", "admin_keys_file", "tls_cert", "tls_key"):
+            path: Path | None = getattr(settings, name)
+            if path and path.is_fifo():  # to wait for a writer would hold up everybody
+                raise UnusableFile(name, f"{path} is a pipe, which is read only once")
         return Credentials.read(settings)
     except UnusableFile as error:
         logger.error("keys or certificate stay as they are: %s", error)

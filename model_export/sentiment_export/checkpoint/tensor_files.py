@@ -9,11 +9,12 @@ import mmap
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,8 @@ _NUMPY: dict[str, Any] = {name: dtype for name, *_, dtype in _TYPES}
 # A model of 1,000 layers has less. More is no model, and would only cost memory.
 MOST_TENSORS = 50_000
 MOST_HEADER_BYTES = 2**26
+MOST_DIMENSIONS = 64  # NumPy's limit
+TUPLES = (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
 OLD_FORM = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")  # with which it begins
 
 
@@ -104,7 +107,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     tensors = {}
     for name, entry in header.items():
         begin, end = map(_whole, entry["data_offsets"])
-        shape, dtype = tuple(map(_whole, entry["shape"])), _OF_SAFETENSORS.get(entry["dtype"])
+        shape, dtype = _sizes(entry["shape"]), _OF_SAFETENSORS.get(entry["dtype"])
         if dtype is None:
             raise UserError(f"{name} in {path} is of the unknown type {entry['dtype']}")
         start = 8 + length + begin
@@ -138,7 +141,7 @@ def _pickled(path: Path) -> dict[str, Tensor]:
             raise ValueError("it has no list of tensors, or too long a one")
         folder = pickles[0].removesuffix("data.pkl")
         order = names.get(f"{folder}byteorder")
-        if order is not None and archive.read(order) != b"little":
+        if order is not None and (order.file_size != 6 or archive.read(order) != b"little"):
             raise ValueError("it was written on a machine with another order of bytes")
         storages = {
             name: _stored(data, info) for name, info in names.items() if f"{folder}data/" in name
@@ -173,11 +176,43 @@ class _Storage:
     values: int
 
 
+_LOAD: dict[int, Callable[[Any], None]] = pickle._Unpickler.dispatch  # noqa: SLF001
+
+
+def _tuple_by(code: int) -> Callable[[Any], None]:
+    """What makes a tuple, and looks at it."""
+
+    def load(unpickler: Any) -> None:
+        _LOAD[code](unpickler)
+        made = unpickler.stack[-1]
+        parts = [part for part in made if isinstance(part, tuple)]
+        longest = max(map(len, [made, *parts]))
+        if longest > MOST_DIMENSIONS or any(isinstance(one, tuple) for one in chain(*parts)):
+            raise ValueError("it has a tuple that is longer or deeper than any of torch.save")
+
+    return load
+
+
+def _build(unpickler: Any) -> None:
+    """Give a dictionary its attributes. What has been checked must stay as it is."""
+    if not isinstance(unpickler.stack[-2], OrderedDict):
+        raise ValueError("it changes what is no dictionary")
+    _LOAD[pickle.BUILD[0]](unpickler)
+
+
 class _TensorUnpickler(pickle._Unpickler):  # noqa: SLF001
     """Reads tensors and dictionaries; whatever else a pickle asks for is an error.
 
-    It is the one written in Python: that in C makes room for whatever index a pickle names.
+    It is the one written in Python: that in C makes room for whatever index a pickle names. A tuple
+    that has itself doubled forty times would take hours to hash, and more memory than there is to
+    print; so tuples are as short and as flat as those of ``torch.save``.
     """
+
+    dispatch: ClassVar = {
+        **_LOAD,
+        pickle.BUILD[0]: _build,
+        **{code[0]: _tuple_by(code[0]) for code in TUPLES},
+    }
 
     def __init__(
         self,
@@ -208,7 +243,7 @@ class _TensorUnpickler(pickle._Unpickler):  # noqa: SLF001
     def persistent_load(self, pid: Any) -> _Storage:
         """The values of one or more tensors, which lie in a file of their own in the archive."""
         tag, dtype, key, _, values = pid
-        place = self._storages.get(f"{self._folder}{key}")
+        place = self._storages.get(f"{self._folder}{key}") if isinstance(key, str) else None
         if tag != "storage" or place is None:
             raise ValueError(f"it lacks the values {key}")
         if _whole(values) * np.dtype(_NUMPY[dtype]).itemsize > place[1]:
@@ -216,8 +251,7 @@ class _TensorUnpickler(pickle._Unpickler):  # noqa: SLF001
         return _Storage(dtype, place[0], values)
 
     def _tensor(self, storage: Any, offset: Any, size: Any, strides: Any, *_: Any) -> Tensor:
-        shape: tuple[int, ...] = tuple(map(_whole, size))
-        steps: tuple[int, ...] = tuple(map(_whole, strides))
+        shape, steps = _sizes(size), _sizes(strides)
         if not isinstance(storage, _Storage) or len(shape) != len(steps):
             raise ValueError("a tensor is not described as torch.save does it")
         last = _whole(offset) + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
@@ -236,9 +270,15 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
+def _sizes(numbers: Any) -> tuple[int, ...]:
+    if len(numbers) > MOST_DIMENSIONS:
+        raise ValueError(f"a tensor has {len(numbers)} dimensions")
+    return tuple(map(_whole, numbers))
+
+
 def _whole(number: Any) -> int:
-    if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no size")
+    if type(number) is not int or not 0 <= number < 2**63:
+        raise ValueError("a size or an offset is no whole number")
     return number
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_a_file_may_be_a_pipe(start: Start, workers: int) -> None:
     assert [_status(process, key) for key in ("first-key-1", "wrong-key-4")] == [200, 401]
     process.signal(signal.SIGHUP)
     process.read_until("stay as they are")
+    assert all(_status(process, "first-key-1") == 200 for _ in range(4))
+
+
+@BOTH
+def test_a_named_pipe_holds_up_nobody_at_a_reload(
+    start: Start, tmp_path: Path, workers: int
+) -> None:
+    """Nobody may ever write to it again; requests are answered, and the keys stay."""
+    pipe = tmp_path / "keys"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=pipe.write_text, args=("first-key-1",), daemon=True)
+    writing.start()
+    process = start("--workers", str(workers), "--api-keys-file", str(pipe))
+    assert _status(process, "first-key-1") == 200
+    process.signal(signal.SIGHUP)
+    process.read_until(f"stay as they are: {pipe} is a pipe")
     assert all(_status(process, "first-key-1") == 200 for _ in range(4))
 
 

@@ -200,9 +200,57 @@ def _memo_bomb(path: Path) -> None:
     _archive(path, b"\x80\x02}r\xff\xff\xff\x7f.")
 
 
+def _doubled(times: int, value: bytes = b"K\x01") -> bytes:
+    """A tuple of twice the tuple before: what it says is twice as long each time."""
+    return value + b"2\x86" * times  # DUP, TUPLE2
+
+
+def _key_bomb(path: Path) -> None:
+    # Twenty more, and nobody would see the end of its hash.
+    _archive(path, b"\x80\x02}" + _doubled(20) + b"K\x01s.")
+
+
+def _size_bomb(path: Path) -> None:
+    sizes = b"K\x04K\x06\x86"
+    listed = _listed(0, (4, 6), (6, 1))
+    assert sizes in listed
+    _archive(path, listed.replace(sizes, _doubled(20) + b"K\x06\x86", 1))
+
+
+def _name_bomb(path: Path) -> None:
+    name = b"X\x01\x00\x00\x000"  # of the storage
+    listed = _listed(0, (4, 6), (6, 1))
+    assert name in listed
+    _archive(path, listed.replace(name, _doubled(20), 1))
+
+
+def _order_bomb(path: Path) -> None:
+    _archive(path, _listed(0, (4, 6), (6, 1)))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/byteorder", bytes(2**26))
+
+
+def _of_many_dimensions(path: Path) -> None:
+    _archive(path, _listed(0, (1,) * 65, (1,) * 65))
+
+
+def _changed_after_the_check(path: Path) -> None:
+    # The state of a tensor, or of a storage: all its fields anew.
+    state = pickle.dumps([1, 0, "float32", (2**40,), (0,)], 2)[2:-1]
+    listed = _listed(0, (4, 6), (6, 1))
+    assert listed.endswith(b"s.")
+    _archive(path, listed[:-2] + state + b"bs.")
+
+
 @pytest.mark.parametrize(
     ("write", "says"),
     [
+        (_key_bomb, "is damaged: it has a tuple that is longer or deeper"),
+        (_size_bomb, "is damaged: it has a tuple that is longer or deeper"),
+        (_name_bomb, "is damaged: it has a tuple that is longer or deeper"),
+        (_order_bomb, "is damaged: it was written on a machine with another order of bytes"),
+        (_of_many_dimensions, "is damaged: it has a tuple that is longer or deeper"),
+        (_changed_after_the_check, "is damaged: it changes what is no dictionary"),
         (_without_end, "is damaged: it was cut"),
         (_of_many_entries, "is damaged: it was cut, or has too many entries"),
         (_in_the_old_form, "before PyTorch 1.6: load it with torch.load and save it again"),
@@ -221,8 +269,11 @@ def test_a_damaged_file_is_named(
     path = tmp_path / "pytorch_model.bin"
     torch.save(TENSORS, path)
     write(path)
+    tracemalloc.start()
     with pytest.raises(UserError, match=says) as caught:
         read_tensors(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -237,6 +288,7 @@ def test_a_damaged_file_is_named(
         {"w": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 24]}},
         {"w": {"dtype": "F32", "shape": [2, 3]}},
         {"w": {"dtype": "F32", "shape": "23", "data_offsets": [0, 24]}},
+        {"w": {"dtype": "F32", "shape": [1] * 64 + [6], "data_offsets": [0, 24]}},
         {"w": 3},
         [],
     ],

@@ -395,12 +395,12 @@ def test_workers_end_when_the_supervisor_is_killed(start: Start) -> None:
 
 # The first switch of each worker fails.
 FAILING_SWITCH = """
-import sentiment_service.engine.model_registry as registry
-give_back_memory = registry.give_back_memory
-def fail():
-    registry.give_back_memory = give_back_memory
+from sentiment_service.engine.model_registry import ModelRegistry
+use = ModelRegistry._use
+async def fail(*_):
+    ModelRegistry._use = use
     raise OSError("nothing expected")
-registry.give_back_memory = fail
+ModelRegistry._use = fail
 """
 
 
