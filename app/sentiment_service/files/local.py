@@ -13,7 +13,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-
 from sentiment_service.engine.batching.batcher import infer_each
 from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.loading import load_as_set
