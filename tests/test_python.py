@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 import httpx2
 import pyarrow as pa
 import pytest
+import sentiment_service
 from sentiment_service import Classifier, ItemError, Prediction, UserError
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
@@ -420,3 +421,9 @@ except KeyboardInterrupt:
     assert traceback.splitlines()[-1] == "KeyboardInterrupt"
     assert "Exception ignored" not in traceback
     assert program.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("name", sorted({*sentiment_service.__all__} - {"classify_frame"}))
+def test_each_public_name_is_there(name: str) -> None:
+    """What the package says that programs import can be imported; only Spark's needs its extra."""
+    assert getattr(sentiment_service, name).__module__.startswith("sentiment_service.")

@@ -72,12 +72,10 @@ class TextParameters(BaseModel):
 
     @property
     def options(self) -> TextOptions:
-        """The same for the model."""
         return TextOptions(self.overflow, threshold=self.threshold)
 
 
 def ranking(values: Mapping[str, float]) -> list[LabelScore]:
-    """Labels and their scores or logits, highest first."""
     ranked = sorted(values.items(), key=lambda item: -item[1])
     return [{"label": label, "score": value} for label, value in ranked]
 

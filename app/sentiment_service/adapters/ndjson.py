@@ -173,7 +173,6 @@ def answer_line(line_id: bytes, outcome: Outcome) -> bytes:
 
 
 def _parsed(content: bytes, number: int) -> tuple[bytes, Text | ServiceError]:
-    """The id of a line, and its text or its error."""
     try:
         value = parse(content, f"line {number}")
     except InvalidRequest as error:

@@ -107,7 +107,6 @@ def served(request: HttpRequest) -> Classifier:
 
 
 async def _read(request: HttpRequest) -> tuple[InferRequest, list[str]]:
-    """The request and its texts."""
     if media_type(request, b"content-type") not in _MEDIA_TYPES:
         raise UnsupportedMediaType(f"send {' or '.join(_MEDIA_TYPES[1:])}")
     content = await read_bytes(request)

@@ -275,7 +275,6 @@ class StreamedAnswers(Response):
         yield self._lines.end()
 
     async def _message(self, receive: Receive) -> Message:
-        """The next part of the body."""
         self._check_end()
         self._patience = asyncio.timeout(IDLE_S)
         try:

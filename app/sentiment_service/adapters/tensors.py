@@ -189,7 +189,6 @@ def _dims(name: OutputName, texts: int, model: Model) -> list[int]:
 
 
 def output(name: OutputName, predictions: Sequence[Prediction], model: Model) -> Output:
-    """An output of the model for these texts."""
     values = [value for prediction in predictions for value in _row(prediction[name])]
     return Output(name, _datatype(name), _dims(name, len(predictions), model), values)
 

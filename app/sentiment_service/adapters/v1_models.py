@@ -48,7 +48,6 @@ async def predict(request: HttpRequest) -> Response:
 
 
 def served_model(service: Service, name: str) -> dict[str, Any]:
-    """The fields of a model that OpenAI's clients read."""
     return {
         "id": name,
         "object": "model",

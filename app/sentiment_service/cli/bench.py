@@ -213,7 +213,6 @@ def _result(steps: Sequence[Step], count: int, target_rps: float | None) -> dict
 
 
 def counted(count: int) -> str:
-    """The number of texts in words."""
     return f"{count} text{'s' * (count > 1)}"
 
 
@@ -281,7 +280,6 @@ def search(measure: Callable[[float], Step], start: float, least: float) -> list
 
 
 def best(steps: Sequence[Step]) -> Step | None:
-    """The step with the highest good rate."""
     return max((step for step in steps if not step.fault), key=lambda step: step.rate, default=None)
 
 

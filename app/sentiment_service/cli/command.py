@@ -173,7 +173,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
-    """Add all but the settings."""
     bench.description = (
         "Find the highest rate of requests at which 99 of 100 are answered in time, the CPU time "
         "of a text, the replicas for a rate, and the threshold for autoscaling. Requests arrive at "
@@ -297,7 +296,6 @@ def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, 
 
 
 def _bench_fault(options: argparse.Namespace, settings: Settings) -> str | None:
-    """What is wrong with the options; None if they are valid."""
     if found := url_fault(options, BENCH_SETTINGS) or input_fault(options):
         return found
     if len(settings.model) > 1 and not options.url:

@@ -38,7 +38,6 @@ class Finding:
     cure: str = ""
 
     def line(self) -> str:
-        """The finding for people."""
         cure = f"; {self.cure}" if self.cure else ""
         return f"{'ok' if self.ok else 'PROBLEM':<9}{self.check}: {self.found}{cure}"
 

@@ -121,11 +121,9 @@ class Outcome:
     delays: list[float] = field(default_factory=list)
 
     def ok(self) -> int:
-        """The number of answers with 200."""
         return len(self.latencies.get("200", ()))
 
     def ok_per_second(self) -> float:
-        """Answers with 200 per second."""
         return self.ok() / self.seconds
 
     def percentile_ms(self, percent: float, status: str = "200") -> float:
@@ -185,7 +183,6 @@ def _started(load: Load) -> "subprocess.Popen[bytes]":
 
 
 def run(load: Load) -> Outcome:
-    """Send the load and wait for its end."""
     with Generator(load) as generator:
         return generator.outcome()
 
@@ -235,12 +232,10 @@ class Connection(asyncio.Protocol):
         self._driver.lost(self)
 
     def send(self, request: bytes, due: float) -> None:
-        """Send a request that was due at this time."""
         self.due = due
         self._transport.write(request)
 
     def close(self) -> None:
-        """Close at once."""
         self._transport.abort()
 
 

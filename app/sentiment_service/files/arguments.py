@@ -49,7 +49,6 @@ class ClassifyOptions:
 
     @classmethod
     def from_arguments(cls, arguments: Namespace) -> Self:
-        """The options as the command line gave them."""
         return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
 
 
@@ -137,7 +136,6 @@ def url_fault(options: Namespace, own: Sequence[str]) -> str | None:
 
 
 def input_fault(options: Namespace) -> str | None:
-    """What is wrong with --input and --column; None if they are valid."""
     path = (options.input or "").lower()
     if options.input is not None and not path.endswith(READ):
         return f"{Path(options.input)} must end in one of: {' '.join(READ)}"
@@ -147,7 +145,6 @@ def input_fault(options: Namespace) -> str | None:
 
 
 def _usage_fault(options: Namespace) -> str | None:
-    """What is wrong with the options of ``classify``; None if they are valid."""
     # An empty path is refused below, because it has no ending.
     given, made = (None if path is None else Path(path) for path in (options.input, options.output))
     for path in filter(None, (options.input, options.output)):

@@ -67,7 +67,6 @@ class Source:
         return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
 
     def check_is_unchanged(self) -> None:
-        """Refuse to go on with a file that has changed."""
         try:
             changed = self.facts() != self._before
         except FileNotFoundError:
@@ -193,7 +192,6 @@ def _read(table: Table, advance: Advance) -> Iterator[Chunk]:
 
 
 def _unchanged(chunks: Iterable[Chunk], source: Source | None) -> Iterator[Chunk]:
-    """The chunks, while the file is as it was."""
     for chunk in chunks:
         if source:
             source.check_is_unchanged()

@@ -114,7 +114,6 @@ class OutputFile:
 
     @property
     def saved_rows(self) -> int:
-        """The rows of the saved chunks."""
         return sum(chunk.tally["rows"] for chunk in self.saved)
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem], tally: Tally) -> None:

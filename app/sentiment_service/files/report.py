@@ -23,7 +23,6 @@ class Tally:
 
     @classmethod
     def of(cls, results: Sequence[ResultItem]) -> Self:
-        """The counts of these results."""
         predictions = [result for result in results if "error" not in result]
         return cls(
             rows=len(results),
@@ -34,14 +33,12 @@ class Tally:
 
     @classmethod
     def total(cls, tallies: Iterable[Self]) -> Self:
-        """The sum of all counts."""
         total = cls()
         for tally in tallies:
             total.add(tally)
         return total
 
     def add(self, other: "Tally") -> None:
-        """Add the counts of another tally."""
         self.rows += other.rows
         self.labels.update(other.labels)
         self.errors += other.errors

@@ -38,7 +38,6 @@ class ResultColumns:
         return free_names(self.types, taken)
 
     def values(self, result: ResultItem) -> list[Any]:
-        """The value of each column."""
         return [
             *map(result.get, ("label", "score")),
             *map(result.get("scores", {}).get, self.labels),

@@ -67,7 +67,6 @@ class Table(ABC):
         return None
 
     def cells(self, rows: Any) -> list[list[Any]]:
-        """Each row's values in the order of the columns."""
         return [[record.get(column) for column in self.columns] for record in self.records(rows)]
 
     def json_objects(self, rows: Any) -> Iterator[str]:
@@ -196,7 +195,6 @@ class Output(ABC):
         return chunks
 
     def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
-        """Write a complete file."""
         with path.open("wb") as file:
             file.write(self.header)
             file.writelines(self.chunk(chunk, results) for chunk, results in chunks)

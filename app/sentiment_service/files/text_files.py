@@ -74,12 +74,10 @@ class TextFile:
             yield from read_lines(text, MAX_FIELD_CHARS)
 
     def lines_with_ends(self) -> Iterator[str]:
-        """The lines with their ends."""
         with self._decoded("") as text:
             yield from text
 
     def content(self) -> bytes:
-        """The whole file, unpacked."""
         with self._opened() as file:
             return file.read()
 

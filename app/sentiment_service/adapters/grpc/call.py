@@ -99,7 +99,6 @@ class Waiting:
         return known is not None
 
     def give_up_all(self) -> None:
-        """Give up all of them, because the service is stopping."""
         for call in [*self._calls]:
             self._give_up(call)
 
@@ -167,7 +166,6 @@ class CallLimits:
         self._leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
 
     def taken(self, task: Task) -> None:
-        """Count the message no longer."""
         self._leaving.remove(task)
 
     def overloaded(self, detail: str) -> Overloaded:
@@ -221,7 +219,6 @@ class Call(Exchange):
 
     @property
     def method(self) -> Method:
-        """The method that is called, which must be known."""
         return METHODS[self.path]
 
     async def _answer(self) -> None:

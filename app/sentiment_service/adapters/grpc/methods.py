@@ -197,7 +197,6 @@ async def _status(service: Service, name: str) -> int:
 
 
 async def is_ready(service: Service) -> bool:
-    """Whether all models answer, and shutdown has not begun."""
     try:
         await service.check_ready()
     except (NotReady, ShuttingDown):
