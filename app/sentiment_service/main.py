@@ -12,7 +12,7 @@ from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
 from sentiment_service.http import metrics
 from sentiment_service.http.application import OWN_PATHS, Application, all_routes
-from sentiment_service.observability.traces import EXPORTER
+from sentiment_service.observability.observers import EXPORTER
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter, Service
 from sentiment_service.settings.credentials import Credentials

@@ -8,7 +8,7 @@ import pytest
 from sentiment_service.cli.command import main
 from sentiment_service.errors import UserError
 from sentiment_service.main import create_app
-from sentiment_service.settings import platforms
+from sentiment_service.settings import sources as sources_module
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import load_settings, sources
 
@@ -19,9 +19,9 @@ PORTS = ["AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT"]
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The platforms' mounts, none of which exists, and an environment without their variables."""
     mounts = [tmp_path / "opt/ml/model", tmp_path / "mnt/models", tmp_path / "repository"]
-    monkeypatch.setattr(platforms, "SAGEMAKER_MOUNT", mounts[0].parent)
-    monkeypatch.setattr(platforms, "MODEL_MOUNTS", mounts)
-    for name in (*PORTS, "SENTIMENT_PORT", "SENTIMENT_MODEL", platforms.AZURE_MODEL_VARIABLE):
+    monkeypatch.setattr(sources_module, "SAGEMAKER_MOUNT", mounts[0].parent)
+    monkeypatch.setattr(sources_module, "MODEL_MOUNTS", mounts)
+    for name in (*PORTS, "SENTIMENT_PORT", "SENTIMENT_MODEL", sources_module.AZURE_MODEL_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return mounts
 
@@ -64,9 +64,10 @@ def test_a_bad_port_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_sagemaker_is_known_by_its_directory(mounts: list[Path]) -> None:
     """SageMaker sets no variable for its port 8080, so its directory or other variables decide."""
-    assert platforms.platform_settings({"SAGEMAKER_BATCH": "true"})["port"].value == 8080
+    assert sources_module.platform_settings({"SAGEMAKER_BATCH": "true"})["port"].value == 8080
     assert (
-        platforms.platform_settings({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"].value == "1"
+        sources_module.platform_settings({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"].value
+        == "1"
     )
     mounts[0].mkdir(parents=True)
     assert load_settings({}).port == 8080
@@ -121,7 +122,7 @@ def test_a_file_in_the_place_of_a_mount_is_not_ignored(tmp_path: Path) -> None:
     """It was meant to be the model, so no other one is served: the start ends."""
     file = tmp_path / "model.onnx"
     file.touch()
-    found = platforms.platform_settings({platforms.AZURE_MODEL_VARIABLE: str(file)})
+    found = sources_module.platform_settings({sources_module.AZURE_MODEL_VARIABLE: str(file)})
     assert found["model"].value == (file,)
 
 
@@ -129,13 +130,15 @@ def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:
     """Azure ML mounts the registered folder inside AZUREML_MODEL_DIR. Several are all served."""
     for name in ("b", "a"):
         _put_bundle(tmp_path / "azure" / name)
-    found = platforms.platform_settings({platforms.AZURE_MODEL_VARIABLE: str(tmp_path / "azure")})
+    found = sources_module.platform_settings(
+        {sources_module.AZURE_MODEL_VARIABLE: str(tmp_path / "azure")}
+    )
     assert found["model"].value == (tmp_path / "azure/a", tmp_path / "azure/b")
 
 
 def test_without_a_mount_the_embedded_model_is_served() -> None:
     """Nothing is decided for a machine of no platform, and the log says so."""
-    assert platforms.platform_settings({}) == {}
+    assert sources_module.platform_settings({}) == {}
     settings = load_settings({})
     assert (settings.model, settings.port) == ((), 8000)
     assert sources(settings, {}) == "port 8000 (default); model the embedded one (default)"

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from sentiment_service.cli import health_check
-from sentiment_service.settings import platforms
+from sentiment_service.settings import sources
 from sentiment_service.settings.settings import Settings
 
 from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
@@ -54,9 +54,7 @@ def test_the_image_listens_where_platforms_and_manifests_expect_it() -> None:
     SENTIMENT_PORT in the image would win over the variables of Cloud Run, Vertex AI and others.
     """
     assert re.findall(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE) == [PORT]
-    assert not {"SENTIMENT_PORT", *platforms.PORT_VARIABLES} & set(
-        re.findall(r"(\w+)=", DOCKERFILE)
-    )
+    assert not {"SENTIMENT_PORT", *sources.PORT_VARIABLES} & set(re.findall(r"(\w+)=", DOCKERFILE))
     assert COMPOSE["services"]["sentiment"]["ports"][0].endswith(f":{PORT}")
     for overlay in OVERLAYS:
         ports = {port["name"]: str(port["containerPort"]) for port in _container(overlay)["ports"]}

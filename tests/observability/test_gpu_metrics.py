@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
-from sentiment_service.observability import gpus
+from sentiment_service.observability import metrics
 
 from tests.conftest import Serve
 
@@ -101,10 +101,10 @@ def test_a_gpu_that_does_not_answer_does_not_hold_up_the_scrape(
     """Scrapes succeed with up 0 and share one waiting thread; afterwards it is up again."""
     _gpus(scraped)
     nvml.answers.clear()
-    monkeypatch.setattr(gpus, "WAIT_S", 0.01)
+    monkeypatch.setattr(metrics, "WAIT_S", 0.01)
     assert [_gpus(scraped) for _ in range(3)] == [{"up": {"0": 0, "1": 0}}] * 3
     assert [thread.name for thread in threading.enumerate()].count("nvml") == 1
-    monkeypatch.setattr(gpus, "WAIT_S", 30)
+    monkeypatch.setattr(metrics, "WAIT_S", 30)
     nvml.answers.set()
     assert _gpus(scraped)["up"] == {"0": 1, "1": 1}
 
@@ -118,9 +118,9 @@ def test_a_second_scrape_does_not_block_the_first(nvml: ModuleType) -> None:
 
 
 async def _two_scrapes(nvml: ModuleType) -> None:
-    collector = gpus.GpuCollector()
+    collector = metrics.GpuCollector()
     await collector.refresh()
-    reading: Future[list[gpus.Gpu]] = Future()
+    reading: Future[list[metrics.Gpu]] = Future()
     collector._reading = reading
     first = asyncio.create_task(collector.refresh())
     await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def _two_scrapes(nvml: ModuleType) -> None:
     rescue = threading.Timer(5, nvml.answers.set)  # a blocked event loop could not end the test
     rescue.start()
     second = asyncio.create_task(collector.refresh())
-    reading.set_result([gpus.Gpu("0", "NVIDIA Test")])
+    reading.set_result([metrics.Gpu("0", "NVIDIA Test")])
     await first
     assert not nvml.answers.is_set()
     rescue.cancel()

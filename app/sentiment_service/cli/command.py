@@ -19,7 +19,7 @@ from sentiment_service.server.process import (
     raise_file_limit,
     return_long_blocks,
 )
-from sentiment_service.server.workers.assignment import Assignment, worker_count
+from sentiment_service.server.workers.worker_process import Assignment, worker_count
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.flags import (
     CommandParser,

@@ -21,8 +21,7 @@ from sentiment_service.engine.tuning.plan import ServingPlan
 from sentiment_service.errors import NotReady, ShuttingDown
 from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.observability.observers import ModelObserver
-from sentiment_service.observability.traces import Tracer
+from sentiment_service.observability.observers import ModelObserver, Tracer
 from sentiment_service.requests.limits import Access, InflightBytes, Paths, Proxies
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings

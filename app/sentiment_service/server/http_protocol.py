@@ -26,20 +26,23 @@ the others.
 import asyncio
 import re
 import sys
+from collections.abc import Iterable
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Literal, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, ShuttingDown
-from sentiment_service.requests.exchange import Arrival
+from sentiment_service.observability.logs import log_request
+from sentiment_service.observability.observers import count_request
+from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, request_id
 from sentiment_service.requests.limits import IPV4_MAPPED, plain_address
+from sentiment_service.requests.problems import problem
 from sentiment_service.requests.service import Service
 from sentiment_service.server.arrivals import QUIET_S, Starts
 from sentiment_service.server.connection import Connection
-from sentiment_service.server.refusals import refuse
 
 # How much a client may send ahead while its current request is answered. If it sends more, the
 # server stops reading from it.
@@ -361,3 +364,34 @@ class HttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+
+
+def refuse(
+    service: Service,
+    error: ServiceError,
+    client: str,
+    default_headers: Iterable[tuple[bytes, bytes]],
+) -> bytes:
+    """The error as an HTTP response that says that the connection closes; count and log it.
+
+    ``client`` is its address. ``default_headers`` are those of every answer, such as the date.
+    """
+    own_id = request_id()
+    count_request(service.metrics, OTHER_METHOD, UNMATCHED, error.status, seconds=0.0)
+    if service.logs_requests:
+        log_request(
+            {
+                "request_id": own_id,
+                "client": client,
+                "method": OTHER_METHOD,
+                "route": UNMATCHED,
+                "status": error.status,
+                "code": error.code,
+                "reason": error.detail,
+            }
+        )
+    response = problem(error, own_id)
+    own = [(b"x-request-id", own_id.encode()), (b"connection", b"close")]
+    headers = [*default_headers, *response.raw_headers, *own]
+    lines = [name + b": " + value + b"\r\n" for name, value in headers]
+    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])

@@ -35,9 +35,9 @@ from sentiment_service.server.arrivals import (
     Starts,
 )
 from sentiment_service.server.http_protocol import HttpProtocol
-from sentiment_service.server.workers.assignment import Assignment, take_share
 from sentiment_service.server.workers.channels import HandedOver
 from sentiment_service.server.workers.member import Member, StatusReport
+from sentiment_service.server.workers.worker_process import Assignment, take_share
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board, WorkerPhase

@@ -15,9 +15,9 @@ from typing import Any
 import httpx2
 import pytest
 from sentiment_service.cli.command import main
-from sentiment_service.server.workers.assignment import part, take_share, worker_count
 from sentiment_service.server.workers.group_reload import GroupReload
 from sentiment_service.server.workers.supervisor import Supervisor
+from sentiment_service.server.workers.worker_process import part, take_share, worker_count
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
@@ -47,7 +47,9 @@ def test_auto_follows_the_cpus(
     monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
 ) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr("sentiment_service.server.workers.assignment.available_cpus", lambda: cpus)
+    monkeypatch.setattr(
+        "sentiment_service.server.workers.worker_process.available_cpus", lambda: cpus
+    )
     assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
 
 
@@ -55,7 +57,9 @@ def test_more_workers_than_cpus_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr("sentiment_service.server.workers.assignment.available_cpus", lambda: 2.0)
+    monkeypatch.setattr(
+        "sentiment_service.server.workers.worker_process.available_cpus", lambda: 2.0
+    )
     assert worker_count(Settings(workers=3)) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
@@ -92,9 +96,11 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     It knows how many have its GPU, itself included.
     """
     calls: list[list[int]] = []
-    monkeypatch.setattr("sentiment_service.server.workers.assignment.available_cpus", lambda: 8.0)
+    monkeypatch.setattr(
+        "sentiment_service.server.workers.worker_process.available_cpus", lambda: 8.0
+    )
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    monkeypatch.setattr("sentiment_service.server.workers.assignment.numa_nodes", lambda: nodes)
+    monkeypatch.setattr("sentiment_service.server.workers.worker_process.numa_nodes", lambda: nodes)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
     share = take_share(settings, number, workers)
@@ -116,12 +122,12 @@ def test_a_worker_that_cannot_start_ends_the_service(bundle: Path, fault: str, s
     """The first start fails with exit code 1 and one line, and no worker is left."""
     command = patched(
         f"""
-from sentiment_service.server.workers import assignment
+from sentiment_service.server.workers import worker_process
 def take_share(settings, number, workers):
     if number == 1:
         {fault}
     return settings, 1.0, 1
-assignment.take_share = take_share
+worker_process.take_share = take_share
 """
     )
     flags = ["--port", "0", "--workers", "2", "--model", str(bundle), *FLAGS]
@@ -135,10 +141,10 @@ assignment.take_share = take_share
 # Worker 1 never becomes ready. From then on, the others have as long as they need no longer.
 HANGING = """
 import pathlib
-from sentiment_service.server.workers import assignment
+from sentiment_service.server.workers import worker_process
 import sentiment_service.server.workers.supervisor as supervisor
 hanging = pathlib.Path({file!r})
-check, take_share = supervisor.Supervisor._check, assignment.take_share
+check, take_share = supervisor.Supervisor._check, worker_process.take_share
 def check_sooner(self, worker):
     supervisor.LOADING_S = 0.5 if hanging.exists() else 600.0
     check(self, worker)
@@ -147,7 +153,7 @@ def hang(settings, number, workers):
         hanging.touch()
         time.sleep(600)
     return take_share(settings, number, workers)
-supervisor.Supervisor._check, assignment.take_share = check_sooner, hang
+supervisor.Supervisor._check, worker_process.take_share = check_sooner, hang
 """
 
 
