@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.engine.text.pairs import TextPair
@@ -67,6 +66,7 @@ class Checkpoint:
     @cached_property
     def model(self) -> Any:
         """The PyTorch module in fp32 with eager attention, as the reference. Needs PyTorch."""
+        import torch
 
         model = empty_classifier(self.path, self.config)
         files = self.weights
@@ -94,6 +94,7 @@ class Checkpoint:
         return self._compute(input_ids=encoding.ids, **types)
 
     def _compute(self, **inputs: list[int]) -> Any:
+        import torch
 
         tensors = {name: torch.tensor([numbers]) for name, numbers in inputs.items()}
         with torch.inference_mode():
@@ -218,6 +219,7 @@ def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
     Raises:
         UserError: no model can be made from these entries together.
     """
+    import torch
     from transformers import AutoModelForSequenceClassification
     from transformers.modeling_utils import no_init_weights
 
@@ -272,6 +274,7 @@ def _no_model(path: Path, config: Mapping[str, Any], error: Exception) -> UserEr
 
 def _prepare_for_export(model: Any) -> None:
     """Change what Optimum would export wrongly or not at all. The logits of a text stay."""
+    import torch
 
     config = model.config
     if config.model_type == "big_bird":
