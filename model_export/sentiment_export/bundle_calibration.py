@@ -16,9 +16,8 @@ from sentiment_service.engine.model.bundle import (
 )
 from sentiment_service.errors import UserError
 
-from sentiment_export.model_card import calibration_section, model_card
-from sentiment_export.quality.calibration import calibrate
-from sentiment_export.quality.evaluation import as_decisions, logits_of_examples
+from sentiment_export.output import calibration_section, model_card
+from sentiment_export.quality.evaluation import as_decisions, calibrate, logits_of_examples
 from sentiment_export.quality.labelled import Columns, Example, read_examples
 
 # With fewer texts, the temperature would depend more on the choice of the texts than on the model.

@@ -8,14 +8,21 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from typing import Literal, get_args
 
+from sentiment_service.atomic_files import write_text_atomically
+from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from sentiment_service.errors import UserError, first_line, system_error
 from sentiment_service.extras import missing_extra
-from sentiment_service.settings.flags import CommandParser
+from sentiment_service.files.arguments import LOCAL
+from sentiment_service.settings.flags import CommandParser, add_settings, local_path
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import load_settings
 
 from sentiment_export.export_command import SOURCE, export_command, source
-from sentiment_export.labelled_commands import calibrate_command, evaluate_command
+from sentiment_export.quality.labelled import LABELLED, Columns, read_examples
 from sentiment_export.training.command import finetune_command
 
 
@@ -92,3 +99,150 @@ def _unexpected(error: Exception) -> str:
         f"unexpected {type(error).__name__} in {Path(raised.filename).name}, line {raised.lineno}: "
         f"{first_line(error)}"
     )
+
+
+# The settings of `evaluate`, and what differs in their use.
+SETTINGS = [name for name in LOCAL if name != "model"]
+PRECISION = (
+    "variant to score; auto means: all of the bundle, or with --against the one that is served"
+)
+
+
+def evaluate_command(words: list[str]) -> None:
+    """Run ``evaluate`` with these arguments. Wrong usage exits with code 2.
+
+    Raises:
+        UserError: a model cannot be used, the file is refused, or a text cannot be classified.
+    """
+    parser = _evaluate_parser()
+    options = parser.parse_args(words)
+    if options.picture and options.picture.suffix.lower() != ".svg":
+        parser.error(f"argument --picture: {options.picture} must end in .svg")
+    flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
+    try:
+        settings = load_settings(flags)
+    except ValueError as error:
+        parser.error(str(error))
+    options.file.stat()  # an export takes minutes, so a wrong name is found before
+    names = [options.bundle, options.against] if options.against else [options.bundle]
+    bundles = [_bundle(name, settings) for name in names]
+    first, columns = bundles[0], Columns.of(options)
+    _check_labels(first, bundles[-1])
+    examples = read_examples(
+        options.file, first.manifest.labels, columns, multi_label=first.multi_label
+    )
+    precisions: list[Precision | Literal["auto"]] = [settings.precision]
+    if settings.precision == "auto" and not options.against:
+        precisions = [*first.manifest.variants]
+
+    # Imported here because they load ONNX Runtime, which --help does not need.
+    from sentiment_service.engine.loading import load_model
+
+    from sentiment_export.quality.evaluation import evaluate
+    from sentiment_export.quality.scores import changes, comparison
+
+    if options.picture:
+        from sentiment_export.quality.picture import svg
+
+    scored, labels, documents = [], [], []
+    for (name, bundle), precision in product(zip(names, bundles, strict=True), precisions):
+        model = load_model(bundle, device=settings.device, precision=precision, threads=0)
+        scores, predicted = evaluate(model, examples)
+        title = f"{name}, {model.precision}" if options.against else model.precision
+        scored.append((title, scores))
+        labels.append(predicted)
+        documents.append({"bundle": name, "variant": model.precision, **scores.as_dict()})
+    found = changes(examples, labels[-1], labels[0])
+    if options.picture:
+        write_text_atomically(options.picture, svg(scored))
+    if options.json:
+        changed = [asdict(change) for change in found]
+        document = {"models": documents} | ({"changes": changed} if options.against else {})
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    for title, scores in scored:
+        print(f"{title}: {scores.table()}")
+    if options.against:
+        print(comparison(old=scored[-1][1], new=scored[0][1], found=found, texts=examples))
+
+
+def calibrate_command(words: list[str]) -> None:
+    """Run ``calibrate`` with these arguments. Wrong usage exits with code 2.
+
+    Raises:
+        UserError: see ``calibrate_bundle``.
+    """
+    parser = CommandParser(
+        "sentiment-export calibrate",
+        description="Fit the temperature of every variant of a bundle on labelled texts that the "
+        "model was not trained on, and write it to manifest.json and README.md. Scores change, "
+        "labels and logits do not.",
+    )
+    parser.add_argument("bundle", type=local_path, help="bundle directory")
+    parser.add_argument("file", type=local_path, help=LABELLED)
+    Columns.add_arguments(parser)
+    parser.add_argument(
+        "--loss",
+        choices=get_args(CalibrationLoss),
+        default="log",
+        help=(
+            "what the temperature minimises: the log loss, as in Guo et al. 2017 (for a "
+            "multi-label model, the binary cross-entropy), or the Brier score "
+            "(default: %(default)s)"
+        ),
+    )
+    options = parser.parse_args(words)
+
+    from sentiment_export.bundle_calibration import calibrate_bundle
+
+    calibrate_bundle(options.bundle, options.file, options.loss, Columns.of(options))
+    print(f"wrote {options.bundle / MANIFEST}")
+
+
+def _evaluate_parser() -> CommandParser:
+    parser = CommandParser(
+        "sentiment-export evaluate",
+        description="Score every variant of a bundle on labelled texts: precision, recall and F1 "
+        "by label, macro (for a multi-label model: also micro), accuracy, the confusion matrix, "
+        "and the expected calibration error (ECE) and log loss of the scores. A hub id or a "
+        "checkpoint is exported first, once, in the precision that would be served.",
+    )
+    parser.add_argument("bundle", type=source, help=f"bundle directory, {SOURCE}")
+    parser.add_argument("file", type=local_path, help=LABELLED)
+    Columns.add_arguments(parser)
+    parser.add_argument(
+        "--against",
+        type=source,
+        metavar="OTHER",
+        help="compare with another bundle of the same labels, each in the variant that is served; "
+        "shows which labels changed, with at most 20 texts",
+    )
+    parser.add_argument(
+        "--picture",
+        type=local_path,
+        metavar="FILE.svg",
+        help="also draw the confusion matrix (of a multi-label model: the figures by label)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_settings(parser, SETTINGS, {"precision": PRECISION})
+    return parser
+
+
+def _bundle(model: str, settings: Settings) -> Bundle:
+    """The bundle of a directory, or of a checkpoint or hub id, which is exported once."""
+    from sentiment_service.exported_models import with_bundles
+
+    one = settings.model_copy(update={"model": (Path(model),)})
+    (path,) = with_bundles(one, lambda line: print(line, file=sys.stderr)).model
+    return Bundle.open(path)
+
+
+def _check_labels(this: Bundle, other: Bundle) -> None:
+    """Refuse to compare bundles of which one has labels that the other has not."""
+    ours, theirs = this.manifest.labels, other.manifest.labels
+    if sorted(ours) != sorted(theirs) or this.multi_label != other.multi_label:
+        kinds = [" (multi-label)" if one.multi_label else "" for one in (this, other)]
+        raise UserError(
+            f"{this.path} has the labels {', '.join(ours)}{kinds[0]}, but {other.path} has "
+            f"{', '.join(theirs)}{kinds[1]}; only models with the same labels can be compared"
+        )

@@ -34,8 +34,7 @@ from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.source import commit_date, origin
 from sentiment_export.graph.builder import external_data
 from sentiment_export.graph.variants import Graphs, graphs_of
-from sentiment_export.model_card import model_card
-from sentiment_export.output import ONNX_FILES, check_bundle_output
+from sentiment_export.output import ONNX_FILES, check_bundle_output, model_card
 from sentiment_export.quality.evaluation import AccuracyGate
 from sentiment_export.quality.labelled import MAX_ACCURACY_LOSS, Example
 from sentiment_export.quality.verification import NAMES, DiffersTooMuch, Reference, verify

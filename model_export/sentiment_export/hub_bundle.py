@@ -12,8 +12,7 @@ from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, 
 from sentiment_service.errors import UserError
 from sentiment_service.settings.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 
-from sentiment_export.checkpoint.hub import FAILURES, explain, is_outage, with_retries
-from sentiment_export.checkpoint.source import date_of
+from sentiment_export.checkpoint.source import FAILURES, date_of, explain, is_outage, with_retries
 from sentiment_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
 
 

@@ -23,8 +23,7 @@ from sentiment_export.export import export
 from sentiment_export.graph import builder
 from sentiment_export.graph.passes.half_precision import to_half_precision
 from sentiment_export.graph.variants import Graphs, graphs_of
-from sentiment_export.model_card import model_card
-from sentiment_export.output import ONNX_FILES
+from sentiment_export.output import ONNX_FILES, model_card
 from sentiment_export.quality.labelled import Example
 from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,

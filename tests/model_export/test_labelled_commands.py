@@ -8,9 +8,8 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 from sentiment_export.cli import main
-from sentiment_export.quality.changes import TEXTS_SHOWN, changes, comparison
 from sentiment_export.quality.labelled import Example, Labels
-from sentiment_export.quality.scores import score
+from sentiment_export.quality.scores import TEXTS_SHOWN, changes, comparison, score
 from sentiment_service import exported_models
 from sentiment_service.engine.model.bundle import Bundle
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sentiment_export.model_card import model_card
+from sentiment_export.output import model_card
 from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,
     Bundle,

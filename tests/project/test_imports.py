@@ -46,13 +46,15 @@ def test_package_files_are_empty() -> None:
         ("import sentiment_service.main, sentiment_service.cli.command", "fastapi", EXPORT_ONLY),
         ("from sentiment_service.cli.command import _parser; _parser()", "argparse", SERVING),
         ("import sentiment_service.server.workers.supervisor", "socket", SERVING),
+        ("import sentiment_export.export", "onnx", {"torch", "transformers", "optimum"}),
     ],
-    ids=["serving", "help", "supervisor"],
+    ids=["serving", "help", "supervisor", "export"],
 )
 def test_what_a_start_does_not_need_is_not_loaded(code: str, loaded: str, absent: set[str]) -> None:
     """Serving loads no export package. The help and the supervisor load nothing that serves.
 
-    So the help is quick, and a supervisor takes little memory and starts at once.
+    So the help is quick, and a supervisor takes little memory and starts at once. An export of
+    BERT's family needs no PyTorch.
     """
     names = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
     done = run_program(sys.executable, "-c", f"{code}; {names}")

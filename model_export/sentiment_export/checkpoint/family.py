@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sentiment_service.errors import UserError
 
 Shape = tuple[int, ...]
-# What an encoder's config can name; ``graph/activations.py`` writes each.
+# What an encoder's config can name; ``graph/arithmetic.py`` writes each.
 ACTIVATIONS = (
     *("gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast"),
     *("quick_gelu", "silu", "swish", "relu", "relu2", "tanh", "sigmoid", "mish"),

@@ -26,9 +26,9 @@ import numpy as np
 from onnx import TensorProto
 
 from sentiment_export.checkpoint.family import OF_CONFIG, Encoder
-from sentiment_export.graph.activations import ACTIVATIONS, EXACT_GELU
-from sentiment_export.graph.builder import CONTRIB, Graph, Operator, Value
-from sentiment_export.graph.precision import (
+from sentiment_export.graph.arithmetic import (
+    ACTIVATIONS,
+    EXACT_GELU,
     GELU_ZERO_POINT,
     LARGEST_WEIGHT,
     SMALLEST_GELU_SCALE,
@@ -36,6 +36,7 @@ from sentiment_export.graph.precision import (
     ZERO_POINT,
     quantize_matrix,
 )
+from sentiment_export.graph.builder import CONTRIB, Graph, Operator, Value
 
 Weights = Mapping[str, np.ndarray]
 AXES = ("batch_size", "sequence_length")

@@ -20,10 +20,9 @@ from onnx import TensorProto
 from sentiment_service.engine.model.sessions import ATTENTION, POSITION_PADDING, REFERENCE
 
 from sentiment_export.checkpoint.family import Encoder
-from sentiment_export.graph.activations import EXACT_GELU
+from sentiment_export.graph.arithmetic import EXACT_GELU, halved
 from sentiment_export.graph.builder import CONTRIB, Value
 from sentiment_export.graph.classifier import Classifier, Weights
-from sentiment_export.graph.precision import halved
 
 # The inputs that every graph has besides ids and token types, all int32, with their axes.
 PLACES = {

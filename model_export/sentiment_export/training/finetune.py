@@ -26,8 +26,14 @@ from sentiment_export.output import check_new_output
 from sentiment_export.quality.labelled import Example, read_examples
 from sentiment_export.quality.scores import Scores
 from sentiment_export.training.recipe import MAX_TOKENS, Recipe, remove_saves, start_or_resume
-from sentiment_export.training.seed_run import evaluate, load_base, train_seed
-from sentiment_export.training.training_data import Tokenised, tokenise, without_leaks
+from sentiment_export.training.seed_run import (
+    Tokenised,
+    evaluate,
+    load_base,
+    tokenise,
+    train_seed,
+    without_leaks,
+)
 
 
 def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -> Scores:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sentiment_export.checkpoint.hub import FAILURES, explain, is_outage
-from sentiment_export.checkpoint.source import find_checkpoint, origin
+from sentiment_export.checkpoint.source import FAILURES, explain, find_checkpoint, is_outage, origin
 from sentiment_service.errors import UserError
 
 from tests.support.model_export.hub import Hub, Part

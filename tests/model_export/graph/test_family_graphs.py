@@ -11,7 +11,7 @@ import pytest
 import torch
 from sentiment_export.checkpoint.family import Encoder
 from sentiment_export.graph import builder
-from sentiment_export.graph.activations import ACTIVATIONS
+from sentiment_export.graph.arithmetic import ACTIVATIONS
 from sentiment_export.graph.builder import external_data
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
 from sentiment_export.graph.flat import FlatClassifier

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.graph.arithmetic import LARGEST_WEIGHT, quantize_matrix
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
 from sentiment_export.graph.passes.editor import array_of
-from sentiment_export.graph.precision import LARGEST_WEIGHT, quantize_matrix
 from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from transformers import PreTrainedModel

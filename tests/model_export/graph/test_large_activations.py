@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 from safetensors.numpy import load_file, save_file
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.graph.arithmetic import LARGEST_HALF
 from sentiment_export.graph.flat import FlatClassifier
-from sentiment_export.graph.precision import LARGEST_HALF
 from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.parity import tolerance

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sentiment_export.bundle_calibration import calibrate_bundle
 from sentiment_export.cli import main
-from sentiment_export.model_card import model_card
-from sentiment_export.quality.calibration import (
+from sentiment_export.output import model_card
+from sentiment_export.quality.evaluation import (
     FOLDS,
     LOSSES,
     Floats,

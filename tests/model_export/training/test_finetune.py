@@ -14,7 +14,7 @@ from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.quality.labelled import Example
 from sentiment_export.training.finetune import finetune, training_preprocessing
 from sentiment_export.training.recipe import Recipe
-from sentiment_export.training.training_data import tokenise, without_leaks
+from sentiment_export.training.seed_run import tokenise, without_leaks
 from sentiment_service.engine.text.input_tokenizer import normaliser
 from sentiment_service.errors import UserError
 from transformers import AutoTokenizer

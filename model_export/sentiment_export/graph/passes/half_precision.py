@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
 
+from sentiment_export.graph.arithmetic import halved
 from sentiment_export.graph.passes.editor import consumers, forget_shapes, producer
-from sentiment_export.graph.precision import halved
 
 # The last three are the parts of a layer norm that is not a single operator (DeBERTa).
 IN_FLOAT32 = {"LayerNormalization", "Softmax", "If", "Pow", "ReduceMean", "Sqrt"}

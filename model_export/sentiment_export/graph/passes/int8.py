@@ -37,8 +37,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 from sentiment_service.errors import UserError
 
-from sentiment_export.graph.passes.editor import Editor, Linear, array_of, is_exact_gelu, scope_of
-from sentiment_export.graph.precision import (
+from sentiment_export.graph.arithmetic import (
     GELU_ZERO_POINT,
     LARGEST_WEIGHT,
     SMALLEST_GELU_SCALE,
@@ -46,6 +45,7 @@ from sentiment_export.graph.precision import (
     ZERO_POINT,
     quantize_matrix,
 )
+from sentiment_export.graph.passes.editor import Editor, Linear, array_of, is_exact_gelu, scope_of
 
 
 def quantize_linears(model: ir.Model, linears: Sequence[Linear]) -> None:
