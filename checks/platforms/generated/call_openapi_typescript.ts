@@ -31,5 +31,3 @@ assert.equal((await client.GET("/health/ready")).data?.status, "ready");
 const listed = await client.GET("/models");
 const { name } = listed.data!.models[0];
 assert.equal(name, "minilm-l6-tweet-sentiment");
-const model = await client.GET("/v1/models/{name}", { params: { path: { name } } });
-assert.equal(model.data?.id, name);
