@@ -18,9 +18,7 @@ import sys
 from pathlib import Path
 
 from tests.replay.comparison import differences
-from tests.replay.corpus import CORPUS, GUARDED
-from tests.replay.corpus.guarded import GUARDED_FLAGS
-from tests.replay.raw_request import RawRequest
+from tests.replay.corpus import CORPUS, GUARDED, GUARDED_FLAGS, RawRequest
 from tests.replay.recording import Recording, read, recorded, write
 
 

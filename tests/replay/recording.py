@@ -16,7 +16,7 @@ from typing import NotRequired
 import brotli
 from typing_extensions import TypedDict
 
-from tests.replay.raw_request import RawRequest
+from tests.replay.corpus import RawRequest
 from tests.replay.sending import RawAnswer, send
 
 LONG = 2_000  # longer bodies are kept as digests

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Buffer
 
-from tests.replay.raw_request import RawRequest
+from tests.replay.corpus import RawRequest
 
 TIMEOUT_S = 20.0
 CUT_OFF = "cut off"

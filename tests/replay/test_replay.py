@@ -9,7 +9,7 @@ import pytest
 
 from tests.replay.__main__ import main
 from tests.replay.comparison import differences
-from tests.replay.raw_request import request
+from tests.replay.corpus import request
 from tests.replay.recording import LONG, RecordedExchange, read, write
 from tests.replay.sending import send
 

@@ -11,8 +11,7 @@ from sentiment_service.engine.machine.host import cpu_flags
 
 from tests.conftest import FLAGS
 from tests.replay.comparison import differences
-from tests.replay.corpus import CORPUS, GUARDED
-from tests.replay.corpus.guarded import GUARDED_FLAGS
+from tests.replay.corpus import CORPUS, GUARDED, GUARDED_FLAGS
 from tests.replay.recording import read, recorded
 from tests.support.machines.cpus import avx2_alone
 from tests.support.serving import Process
