@@ -221,7 +221,7 @@ def test_a_stream_has_one_model(start: Start, bundle: Path) -> None:
 def test_lines_that_a_model_leaves_undone_are_not_answered_by_the_next(
     stuck: Callable[..., Stuck], bundle: Path
 ) -> None:
-    """Each has an error in its place."""
+    """Each has an error in its place, which says why: the service is not shutting down."""
     old = stuck(deadline_ms=100, drain_ms=100)
     content = "".join(f'{{"id":{n},"text":"love"}}\n' for n in range(300))
     with ThreadPoolExecutor(1) as pool:
@@ -233,6 +233,7 @@ def test_lines_that_a_model_leaves_undone_are_not_answered_by_the_next(
         old.over.set()
     seen = [(line["id"], line["error"]["code"]) for line in lines]
     assert seen == [(number, "shutting_down") for number in range(300)]
+    assert all("another model" in line["error"]["message"] for line in lines)
 
 
 def test_the_lines_of_a_request_have_one_model(stuck: Callable[..., Stuck], bundle: Path) -> None:

@@ -238,6 +238,9 @@ class StreamedAnswers(Response):
         finally:
             admitted.set()
             self._lines.answered(lines)
+        if self._replaced:
+            left = ShuttingDown(REPLACED)
+            outcomes = [left if isinstance(one, ShuttingDown) else one for one in outcomes]
         return b"".join(
             answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
         )
@@ -290,8 +293,12 @@ class StreamedAnswers(Response):
     def _check_end(self) -> None:
         if self._service.lifecycle.stopping:
             raise ShuttingDown(SEND_AGAIN)
-        if self._classifier.ended.is_set():
+        if self._replaced:
             raise ShuttingDown(REPLACED)
+
+    @property
+    def _replaced(self) -> bool:
+        return self._classifier.ended.is_set() and not self._service.lifecycle.stopping
 
 
 ADAPTER = Adapter(router.routes)

@@ -306,8 +306,8 @@ _REFUSED: dict[str, tuple[float, Callable[[random.Random], bytes], Set[str]]] = 
         lambda order: _compressed(order, "gzip", MEMBERS),
         {"422", "429"},
     ),
-    "sends half of a compressed body": (3, _half, {"422"}),
-    "sends damaged compressed data": (3, _damaged, {"422"}),
+    "sends half of a compressed body": (3, _half, {"422", "429"}),
+    "sends damaged compressed data": (3, _damaged, {"422", "429"}),
     "sends an unknown content-encoding": (
         1,
         lambda order: _compressed(order, order.choice(["zstd", "gzip, gzip", "none"]), TEXTS),

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
-from sentiment_service.adapters.grpc.call import CallLimits
+from grpc._cython import cygrpc
+from sentiment_service.adapters.grpc.call import Call, CallLimits
 from sentiment_service.adapters.grpc.messages import METHODS, more_fields
 from sentiment_service.adapters.grpc.methods import HANDLERS, _document
 from sentiment_service.adapters.grpc.server import (
@@ -26,7 +28,7 @@ from sentiment_service.adapters.grpc.server import (
     _options,
     rpc_handler,
 )
-from sentiment_service.errors import TooManyTexts
+from sentiment_service.errors import ClientDisconnected, TooManyTexts
 from sentiment_service.requests.limits import Paths
 from sentiment_service.requests.service import Service
 from sentiment_service.settings.settings import Settings
@@ -414,3 +416,10 @@ def test_bytes_that_are_no_message_are_not_counted(content: bytes) -> None:
     """A field or part without its end, a group, a number of a million bytes: refused at once."""
     with pytest.raises(DecodeError):
         more_fields(content, METHODS[INFER.decode()].request.DESCRIPTOR, 10_000)
+
+
+def test_a_client_that_leaves_during_a_write_is_no_failure() -> None:
+    """gRPC ends the write with an error of its own, which was a traceback in the log."""
+    call: Any = Call.__new__(Call)
+    call.service = SimpleNamespace(lifecycle=SimpleNamespace(stopping=False))
+    assert isinstance(call._error(cygrpc.ExecuteBatchError("send")), ClientDisconnected)

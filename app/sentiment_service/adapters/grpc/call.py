@@ -265,6 +265,8 @@ class Call(Exchange):
         if self.service.lifecycle.stopping:
             if isinstance(cause, grpc.aio.BaseError):  # the connection is closed
                 cause = ShuttingDown("the service shut down before the answer")
+        elif isinstance(cause, grpc.aio.InternalError):  # of a write to a call that is gone
+            cause = ClientDisconnected("the client left before the answer")
         elif isinstance(cause, asyncio.CancelledError):
             left_s = self._context.time_remaining()
             if left_s is not None and left_s <= 0:
