@@ -54,7 +54,7 @@ check: install-dev ## Check formatting, lint, types and import rules
 # The tests that need neither a server nor PyTorch, by folder and file, and what is slow among them.
 UNIT_TESTS := tests/engine tests/config tests/replay tests/observability/test_series.py \
 	tests/api/request/test_body_parsing.py tests/api/openapi/test_openapi_document.py \
-	tests/files/test_parts.py tests/files/test_tables.py tests/project/test_links.py
+	tests/files/test_tables.py tests/project/test_links.py
 NO_UNIT_TESTS := tests/engine/model/test_every_cpu.py tests/engine/model/test_batch_invariance.py \
 	tests/engine/text/test_pairs.py tests/engine/text/test_bertweet_normalisation.py
 UNIT_TEST := .venv/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile \
