@@ -63,9 +63,8 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
 
 async def _inflict(traffic: Traffic, flood: Flood, clients: int, expected: set[str]) -> str:
     until = time.monotonic() + SECONDS
-    probing = asyncio.create_task(_probe(traffic, until))
-    seen = await asyncio.gather(*(flood(traffic, until) for _ in range(clients)))
-    longest = await probing
+    floods = asyncio.gather(*(flood(traffic, until) for _ in range(clients)))
+    longest, seen = await asyncio.gather(_probe(traffic, until), floods)
     if unexpected := set[str]().union(*seen) - expected:
         return f"{WRONG}: {sorted(unexpected)}"
     late = longest > PROBE_S and not traffic.explains_lateness()
