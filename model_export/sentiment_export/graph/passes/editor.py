@@ -212,9 +212,13 @@ def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> tuple[ir.Value, ir.V
     mask = next((value for value in graph.inputs if value.name == "attention_mask"), None)
     if mask is None:
         raise NotRecognised("the graph has no attention_mask")
-    vector = edit.integers("vector", [-1])
-    flat = tape.op("Reshape", [mask, vector])
-    tokens = tape.op("Reshape", [tape.op("NonZero", [flat]), vector])
+    # Of the mask itself: on a GPU, the session computes NonZero on the CPU, where the input lies.
+    real = tape.op("NonZero", [mask])
+    text = tape.op("Gather", [real, edit.integers("text", 0)], {"axis": 0})
+    position = tape.op("Gather", [real, edit.integers("position", 1)], {"axis": 0})
+    width = tape.op("Shape", [mask], {"start": 1, "end": 2})
+    tokens = tape.op("Add", [tape.op("Mul", [text, width]), position])
+    flat = tape.op("Reshape", [mask, edit.integers("vector", [-1])])
     # Padding is masked, so its values only have to be finite. It gets those of the token before
     # it, or of the last row.
     count = tape.op("CumSum", [flat, edit.integers("rows", 0)])
