@@ -80,9 +80,9 @@ async def test_a_short_job_does_not_wait_for_long_ones(thread: StepThread) -> No
         )
         for name, steps in jobs
     ]
-    await asyncio.sleep(0)  # they queue
-    gated.go.set()
     first.cancel()
+    await asyncio.wait([first])  # the others have queued, and its job has left
+    gated.go.set()
     assert await asyncio.gather(*tasks) == ["long", "longer", "short", "shorter"]
     assert log.steps.index("short") < log.steps.index("shorter") < 6
     assert [name for name in log.steps if "l" in name] == ["long"] * 4 + ["longer"] * 5

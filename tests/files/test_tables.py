@@ -427,7 +427,8 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     path = _file(tmp_path, name, raw)
     before = _bytes_read()
     assert sum(len(chunk.texts) for chunk in open_table(path, "text").chunks()) == 100_000
-    assert _bytes_read() - before < len(raw) + START_BYTES + 100_000
+    buffers = 500_000  # what Python reads ahead: 128 KiB a file since 3.14
+    assert _bytes_read() - before < len(raw) + START_BYTES + buffers
 
 
 def _bytes_read() -> int:
