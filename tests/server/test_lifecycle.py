@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from sentiment_service.cli.command import main
 from sentiment_service.server.addresses import bind
 from sentiment_service.server.server import Server
-from sentiment_service.server.workers.member import StatusReport
+from sentiment_service.workers.member import StatusReport
 
 from tests.conftest import Listen, Start
 from tests.support.raw_http import BODY, HEAD, connect, read_all, statuses

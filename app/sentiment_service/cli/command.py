@@ -19,7 +19,6 @@ from sentiment_service.server.process import (
     raise_file_limit,
     return_long_blocks,
 )
-from sentiment_service.server.workers.worker_process import Assignment, worker_count
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.flags import (
     CommandParser,
@@ -36,6 +35,7 @@ from sentiment_service.settings.sources import (
     sources,
     unknown_variables,
 )
+from sentiment_service.workers.worker_process import Assignment, worker_count
 
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is
@@ -260,7 +260,7 @@ def _serve(
             check_ports(settings)  # an export takes minutes
             settings = with_bundles(settings, watch=True)
             if (workers := worker_count(settings)) > 1:
-                from sentiment_service.server.workers import supervisor
+                from sentiment_service.workers import supervisor
 
                 return supervisor.run(settings, credentials, workers)
         else:

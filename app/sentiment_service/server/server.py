@@ -35,12 +35,12 @@ from sentiment_service.server.arrivals import (
     Starts,
 )
 from sentiment_service.server.http_protocol import HttpProtocol
-from sentiment_service.server.workers.channels import HandedOver
-from sentiment_service.server.workers.member import Member, StatusReport
-from sentiment_service.server.workers.worker_process import Assignment, take_share
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board, WorkerPhase
+from sentiment_service.workers.channels import HandedOver
+from sentiment_service.workers.member import Member, StatusReport
+from sentiment_service.workers.worker_process import Assignment, take_share
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.

@@ -25,17 +25,17 @@ import uvloop
 from sentiment_service.errors import NotReady, UserError
 from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import ACCEPTING_SHARE, QUIET_S, Arrivals, Quiet
-from sentiment_service.server.workers.channels import NewCredentials
-from sentiment_service.server.workers.group_reload import GroupReload
-from sentiment_service.server.workers.worker_process import (
+from sentiment_service.settings.credentials import Credentials, read_again
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase
+from sentiment_service.workers.channels import NewCredentials
+from sentiment_service.workers.group_reload import GroupReload
+from sentiment_service.workers.worker_process import (
     HANGS_S,
     LOADING_S,
     WorkerProcess,
     with_shared_cache,
 )
-from sentiment_service.settings.credentials import Credentials, read_again
-from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import Board, WorkerPhase
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from typing import Self, TypeVar
 
 from sentiment_service.engine.machine.host import available_cpus, numa_nodes
 from sentiment_service.errors import UserError, system_error
-from sentiment_service.server.workers.channels import Channel, Control, Message
 from sentiment_service.settings.settings import Settings, cache_directory
 from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus
+from sentiment_service.workers.channels import Channel, Control, Message
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from sentiment_service.server.workers import group_reload
-from sentiment_service.server.workers.channels import Done, Fault, Message, Reload, Reloaded
-from sentiment_service.server.workers.group_reload import GroupReload
-from sentiment_service.server.workers.worker_process import WorkerProcess
 from sentiment_service.shared_memory import WorkerPhase
+from sentiment_service.workers import group_reload
+from sentiment_service.workers.channels import Done, Fault, Message, Reload, Reloaded
+from sentiment_service.workers.group_reload import GroupReload
+from sentiment_service.workers.worker_process import WorkerProcess
 
 
 class FakeWorker:

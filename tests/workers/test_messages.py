@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import InvalidBundle
-from sentiment_service.server.workers.channels import (
+from sentiment_service.workers.channels import (
     DECODER,
     Control,
     Fault,
@@ -19,7 +19,7 @@ from sentiment_service.server.workers.channels import (
     Reloaded,
     Switch,
 )
-from sentiment_service.server.workers.member import Member
+from sentiment_service.workers.member import Member
 
 MESSAGES = 2_000  # more than a socket holds
 

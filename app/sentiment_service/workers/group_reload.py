@@ -6,7 +6,8 @@ import time
 from collections.abc import Collection, Sequence
 
 from sentiment_service.errors import NotReady, ShuttingDown
-from sentiment_service.server.workers.channels import (
+from sentiment_service.shared_memory import WorkerPhase
+from sentiment_service.workers.channels import (
     Done,
     Drop,
     Fault,
@@ -17,8 +18,7 @@ from sentiment_service.server.workers.channels import (
     Reloaded,
     Switch,
 )
-from sentiment_service.server.workers.worker_process import LOADING_S, WorkerProcess
-from sentiment_service.shared_memory import WorkerPhase
+from sentiment_service.workers.worker_process import LOADING_S, WorkerProcess
 
 # Seconds in which workers may serve different models: while they switch to new ones.
 MIXED_S = 2.0

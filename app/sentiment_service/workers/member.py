@@ -21,7 +21,9 @@ from sentiment_service.errors import (
     ShuttingDown,
 )
 from sentiment_service.requests.service import Service
-from sentiment_service.server.workers.channels import (
+from sentiment_service.settings.credentials import Credentials
+from sentiment_service.shared_memory import WorkerPhase, WorkerStatus
+from sentiment_service.workers.channels import (
     Control,
     Done,
     Drop,
@@ -34,8 +36,6 @@ from sentiment_service.server.workers.channels import (
     Reloaded,
     Switch,
 )
-from sentiment_service.settings.credentials import Credentials
-from sentiment_service.shared_memory import WorkerPhase, WorkerStatus
 
 # Seconds between two tests whether inference works again.
 TRIES_AGAIN_S = 1.0
