@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
-from sentiment_service.http import metrics
+from sentiment_service.http import operations
 from sentiment_service.http.application import OWN_PATHS, Application, all_routes
 from sentiment_service.observability.observers import EXPORTER
 from sentiment_service.requests.limits import Paths, PathSet
@@ -84,4 +84,4 @@ def create_app(
 
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
-    return Application(service, metrics.router.routes)
+    return Application(service, operations.metrics_router.routes)

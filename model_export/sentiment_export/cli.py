@@ -17,9 +17,13 @@ from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationL
 from sentiment_service.errors import UserError, first_line, system_error
 from sentiment_service.extras import missing_extra
 from sentiment_service.files.arguments import LOCAL
-from sentiment_service.settings.flags import CommandParser, add_settings, local_path
 from sentiment_service.settings.settings import Settings
-from sentiment_service.settings.sources import load_settings
+from sentiment_service.settings.sources import (
+    CommandParser,
+    add_settings,
+    load_settings,
+    local_path,
+)
 
 from sentiment_export.export_command import SOURCE, export_command, source
 from sentiment_export.quality.labelled import LABELLED, Columns, read_examples

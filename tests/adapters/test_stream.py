@@ -22,7 +22,7 @@ from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
 from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.errors import Overloaded, PayloadTooLarge
-from sentiment_service.http.decoding import decoder
+from sentiment_service.http.body import decoder
 from sentiment_service.http.exchange import HttpExchange
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board
@@ -192,7 +192,7 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that decompress to hundreds of times their size are cut off, and get an error line."""
-    monkeypatch.setattr("sentiment_service.http.decoding.UNSUSPICIOUS_BYTES", 50_000)
+    monkeypatch.setattr("sentiment_service.http.body.UNSUSPICIOUS_BYTES", 50_000)
     headers = {**NDJSON, "content-encoding": "br"}
     for filling in (b"\n", b"x\n", b"a"):
         packed = brotli.compress(_lines(3) + filling * 50_000_000)

@@ -20,15 +20,13 @@ from sentiment_service.server.process import (
     return_long_blocks,
 )
 from sentiment_service.settings.credentials import Credentials
-from sentiment_service.settings.flags import (
+from sentiment_service.settings.formats import POSITIVE
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import (
     CommandParser,
     add_settings,
     add_settings_in_groups,
     add_version,
-)
-from sentiment_service.settings.formats import POSITIVE
-from sentiment_service.settings.settings import Settings
-from sentiment_service.settings.sources import (
     check_key_variables,
     load_settings,
     read_credentials,

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from sentiment_service.files.table import READ, WRITTEN
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
 from sentiment_service.settings.formats import SHARE
-from sentiment_service.settings.settings import Settings, flag
+from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
 
 # Settings that apply only when the command loads a model itself, and what differs in their use.
 LOCAL = (

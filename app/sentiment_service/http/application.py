@@ -1,15 +1,21 @@
-"""The HTTP application: our own routes and those of the adapters, within one envelope."""
+"""The HTTP application: our own routes and those of the adapters, within one envelope.
+
+Its pages at / and /docs have their HTML, CSS and JavaScript from this service.
+"""
 
 import gzip
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, HTTPException, Response
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
 from fastapi.telemetry import TelemetryConfig
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,9 +25,15 @@ from sentiment_service.errors import (
     HeadersTooLarge,
     UserError,
 )
-from sentiment_service.http import classify, metrics, operations, page
-from sentiment_service.http.exchange import HttpRequest, Route, TextRoute, application
-from sentiment_service.http.openapi import ERRORS, with_components
+from sentiment_service.http import classify, operations
+from sentiment_service.http.exchange import (
+    HttpRequest,
+    Route,
+    TextRoute,
+    application,
+    packed_answer,
+)
+from sentiment_service.http.openapi import ERRORS, text_example, with_components
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
 from sentiment_service.requests.limits import Paths, PathSet
@@ -63,11 +75,11 @@ class Application(FastAPI):
             redirect_slashes=False,
             openapi_tags=TAGS,
             servers=[{"url": "./"}],  # beside the document, whatever a proxy puts in front
-            openapi_url=None,  # app/sentiment_service/http/page.py has it, and Swagger UI
+            openapi_url=None,  # ``openapi`` below has it, and Swagger UI
             **options,
         )
         self.state.service = service
-        self.state.scrapes = metrics.Scrapes(service.metrics)
+        self.state.scrapes = operations.Scrapes(service.metrics)
         self.router.routes.extend(routes)
 
     def openapi(self) -> dict[str, Any]:
@@ -122,11 +134,11 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
     Raises:
         UserError: two of them have the same path and method.
     """
-    own = [*classify.router.routes, *operations.router.routes, *page.router.routes]
+    own = [*classify.router.routes, *operations.router.routes, *page_router.routes]
     if not service.settings.metrics_port:
-        own += metrics.router.routes
+        own += operations.metrics_router.routes
     if service.settings.docs == "on":
-        own += page.docs_router.routes
+        own += docs_router.routes
     if prefix := service.settings.root_path:
         own.append(_to_page(prefix))
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
@@ -167,3 +179,70 @@ def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
                 series.expect_request(route.path, "POST", status, route.operation)
     for refusal in (BadRequest, HeadersTooLarge):
         series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
+
+
+page_router = APIRouter(tags=["page"], route_class=Route)
+docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with --docs on
+
+_DIRECTORY = Path(__file__).parents[1] / "web"
+# It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
+_FILES = StaticFiles(directory=_DIRECTORY)
+_DOCS_FILES = StaticFiles(directory=_DIRECTORY / "docs")
+# They lie compressed, because they are large. All browsers accept gzip; to unpack them for others
+# would hold up the event loop.
+_PACKED = ("swagger-ui/swagger-ui-bundle.js", "swagger-ui/swagger-ui.css")
+_DOCS_LINK = '<a href="docs">API documentation</a>'
+# Images may be data: URLs, because the icons in Swagger UI's style sheet are.
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+@page_router.get(
+    "/",
+    operation_id="getPage",
+    response_class=HTMLResponse,
+    responses=text_example("<!doctype html>\n", "text/html"),
+)
+@page_router.get("/web/{name}", include_in_schema=False)
+async def page(request: HttpRequest) -> Response:
+    """A web page for trying the service."""
+    name = request.path_params.get("name", "index.html")
+    if name == "index.html" and request.exchange.service.settings.docs == "off":
+        text = (_DIRECTORY / name).read_text(encoding="utf-8")
+        response: Response = HTMLResponse(text.replace(_DOCS_LINK, ""))
+        response.headers.update(_HEADERS)
+        return response
+    return await _file(request, _FILES, name)
+
+
+@docs_router.get("/docs")
+@docs_router.get("/docs/{name:path}")
+async def docs(request: HttpRequest) -> Response:
+    """Swagger UI, which shows the OpenAPI document of this service."""
+    name = request.path_params.get("name", "index.html")
+    if name not in _PACKED:
+        return await _file(request, _DOCS_FILES, name)
+    response = await _DOCS_FILES.get_response(f"{name}.gz", request.scope)
+    response.headers.update({**_HEADERS, "content-encoding": "gzip"})
+    return response
+
+
+@docs_router.get("/openapi.json")
+async def openapi(request: HttpRequest) -> Response:
+    """The OpenAPI document of this service."""
+    return packed_answer(request, request.app.packed_openapi, {"content-type": "application/json"})
+
+
+async def _file(request: HttpRequest, files: StaticFiles, name: str) -> Response:
+    # No path with .. leads to a file, and that of a packed one has no .gz.
+    if ".." in name or name.endswith(".gz"):
+        raise HTTPException(404)
+    response = await files.get_response(name, request.scope)
+    response.headers.update(_HEADERS)
+    return response
