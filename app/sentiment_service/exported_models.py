@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.atomic_files import FileLock
-from sentiment_service.children import child_command
 from sentiment_service.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
 from sentiment_service.errors import OTHER_DISK, UserError, first_line, system_error
+from sentiment_service.installation import child_command
 from sentiment_service.settings.settings import Settings, cache_directory
 
 # The layout of the cache. The second number counts what an export decides by itself: models that

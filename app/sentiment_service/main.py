@@ -25,14 +25,11 @@ ADAPTERS = (
     "sentiment_service.adapters.explain",
     "sentiment_service.adapters.huggingface",
     "sentiment_service.adapters.open_inference",
-    "sentiment_service.adapters.sagemaker",
     "sentiment_service.adapters.stream",
-    "sentiment_service.adapters.tei",
     "sentiment_service.adapters.tokenize",
-    "sentiment_service.adapters.v1_models",
-    "sentiment_service.adapters.vllm",
-    # The last: its paths are the user's, who gets an error if one is taken.
-    "sentiment_service.adapters.vertex",
+    "sentiment_service.adapters.v1",
+    # The last: some of its paths are the user's, who gets an error if one is taken.
+    "sentiment_service.adapters.clouds",
     "sentiment_service.adapters.grpc",
 )
 

@@ -33,8 +33,7 @@ from sentiment_service.files.frames import (
     with_results,
 )
 from sentiment_service.files.local import LocalClassifier
-from sentiment_service.files.report import progress_bar
-from sentiment_service.files.result_columns import ResultColumns, with_reason
+from sentiment_service.files.results import ResultColumns, progress_bar, with_reason
 from sentiment_service.files.table import split_into_chunks
 from sentiment_service.requests.validation import PAIR, ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome, item

@@ -15,8 +15,8 @@ from typing import Literal, get_args
 from sentiment_service.atomic_files import write_text_atomically
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from sentiment_service.errors import UserError, first_line, system_error
-from sentiment_service.extras import missing_extra
-from sentiment_service.files.arguments import LOCAL
+from sentiment_service.files.command import LOCAL
+from sentiment_service.installation import missing_extra
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import (
     CommandParser,

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from sentiment_service.errors import UserError
 from sentiment_service.requests.limits import PathSet
-from sentiment_service.server.addresses import bind
 from sentiment_service.server.arrivals import STARTS_AT_ONCE, Listener, Starts, Turns
 from sentiment_service.server.connection import Connection
+from sentiment_service.server.process import bind
 
 from benchmarks.service import free_port
 from tests.conftest import Start

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.cli.command import main
-from sentiment_service.server.addresses import bind
+from sentiment_service.server.process import bind
 from sentiment_service.server.server import Server
 from sentiment_service.workers.member import StatusReport
 

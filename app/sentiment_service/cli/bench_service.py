@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import httptools
 from prometheus_client.parser import text_string_to_metric_families
 
-from sentiment_service.children import child_command
 from sentiment_service.cli.load_generator import Load
 from sentiment_service.errors import UserError, first_line
+from sentiment_service.installation import child_command
 from sentiment_service.settings.settings import PREFIX
 
 ADDRESS = re.compile(r"(https?)://[\d.\[:\]]+:(\d+)")

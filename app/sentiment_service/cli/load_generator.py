@@ -29,8 +29,8 @@ import httptools
 import numpy as np
 import uvloop
 
-from sentiment_service.children import child_command
 from sentiment_service.errors import UserError
+from sentiment_service.installation import child_command
 from sentiment_service.server.process import raise_file_limit
 
 COMMAND = child_command("from sentiment_service.cli.load_generator import main")

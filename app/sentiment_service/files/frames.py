@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from sentiment_service.errors import UserError
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.results import ResultColumns, ResultItem
 from sentiment_service.files.table import column_index
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
-from sentiment_service.files.result_columns import ResultColumns, with_reason
+from sentiment_service.files.results import ResultColumns, with_reason
 from sentiment_service.files.table import READ_AHEAD_CHUNKS, Advance, Chunk, ClassifiedChunk
 from sentiment_service.results import Outcome, item
 from sentiment_service.settings.settings import Settings

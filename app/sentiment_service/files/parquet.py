@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sentiment_service.errors import CannotContinue, EmptyText, UserError, first_line
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.results import ResultColumns, ResultItem
 from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,

@@ -8,7 +8,7 @@ from typing import Any
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files.result_columns import ResultColumns, ResultItem, with_reason
+from sentiment_service.files.results import ResultColumns, ResultItem, with_reason
 from sentiment_service.files.table import (
     READ_AHEAD_CHUNKS,
     Advance,

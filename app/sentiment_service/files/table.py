@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.results import ResultColumns, ResultItem
 from sentiment_service.files.text_files import well_formed
 
 # The kinds of files that are written, and those that are read.

@@ -24,7 +24,6 @@ from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.observability import logs
 from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import process
-from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import (
     ACCEPTING_SHARE,
     LOOK_S,
@@ -35,6 +34,7 @@ from sentiment_service.server.arrivals import (
     Starts,
 )
 from sentiment_service.server.http_protocol import HttpProtocol
+from sentiment_service.server.process import announce, bind_sites
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board, WorkerPhase

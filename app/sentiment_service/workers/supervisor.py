@@ -23,8 +23,8 @@ from types import FrameType
 import uvloop
 
 from sentiment_service.errors import NotReady, UserError
-from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import ACCEPTING_SHARE, QUIET_S, Arrivals, Quiet
+from sentiment_service.server.process import announce, bind_sites
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board, WorkerPhase

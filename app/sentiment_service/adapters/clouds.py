@@ -1,13 +1,16 @@
-"""Amazon SageMaker: GET /ping, GET /execution-parameters, and POST /invocations.
+"""Amazon SageMaker: GET /ping, GET /execution-parameters, and POST /invocations. Vertex AI: the
+routes that it chooses with ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``.
 
-The platform sends records, one a line, and each is answered by a line in its place; or JSON in one
+SageMaker sends records, one a line, and each is answered by a line in its place; or JSON in one
 of several forms, among them that of Hugging Face's containers, which have the same route.
 """
 
 import csv
 import io
+import os
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
@@ -31,14 +34,17 @@ from sentiment_service.errors import (
     ServiceError,
     TooManyTexts,
     UnsupportedMediaType,
+    UserError,
 )
 from sentiment_service.http import classify
+from sentiment_service.http.application import OWN_PATHS
 from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import ClassifyRequest
 from sentiment_service.results import Outcome, item
+from sentiment_service.settings.settings import Settings
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.
@@ -253,9 +259,58 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
 
+ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
+
+
+async def health(request: HttpRequest) -> Response:
+    """Succeeds while you can send traffic."""
+    await request.exchange.service.check_ready()
+    return Response()
+
+
+async def predict(request: HttpRequest) -> Response:
+    """Labels, scores and logits, in the format of Vertex AI.
+
+    A bad text has its error in its place.
+    """
+    return await answer_instances(request, await read_body(request, InstancesRequest))
+
+
+def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
+    """The routes that Vertex AI has chosen, too, but for those that answer as it expects anyway."""
+    health_path, predict_path = _path("AIP_HEALTH_ROUTE"), _path("AIP_PREDICT_ROUTE")
+    if predict_path in OWN_PATHS.admin:
+        raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict")
+    probes = [OWN_PATHS.probes, *(other.paths.probes for other in others)]
+    # Not in our OpenAPI document: the platform has its own description.
+    hidden = APIRouter(include_in_schema=False)
+    if health_path and not any(health_path in known for known in probes):
+        hidden.add_api_route(
+            health_path, health, name="AIP_HEALTH_ROUTE", route_class_override=Route
+        )
+    if predict_path and not any(predict_path in other.instances for other in others):
+        hidden.add_api_route(
+            predict_path,
+            predict,
+            methods=["POST"],
+            name="AIP_PREDICT_ROUTE",
+            route_class_override=TextRoute,
+        )
+    probe = Paths(probes=PathSet({health_path} if health_path else ()))
+    return replace(ADAPTER, routes=[*ADAPTER.routes, *hidden.routes], paths=ADAPTER.paths | probe)
+
+
+def _path(variable: str) -> str:
+    path = os.environ.get(variable, "")
+    if path and not ROUTE.fullmatch(path):
+        raise UserError(f"{variable}: must be a path such as /predict, not {path!r}")
+    return path
+
+
 ADAPTER = Adapter(
     [*router.routes, *text_router.routes],
     # The platform sends no key with GET.
     Paths(probes=PathSet({"/ping"}), open=PathSet({"/execution-parameters"})),
     instances=frozenset({"/invocations"}),
+    configured=_configured,
 )
