@@ -18,8 +18,7 @@ from sentiment_service.cli.command import main
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
-from sentiment_service.workers.group_reload import GroupReload
-from sentiment_service.workers.supervisor import Supervisor
+from sentiment_service.workers.supervisor import GroupReload, Supervisor
 from sentiment_service.workers.worker_process import part, take_share, worker_count
 
 from tests.conftest import FLAGS, Start
@@ -429,23 +428,23 @@ def test_four_workers_share_connections_evenly(start: Start) -> None:
     process.terminate()
 
 
-def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_still_differ_are_not_loaded_again() -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
-    monkeypatch.setattr("sentiment_service.workers.group_reload.MIXED_S", -1.0)
-    loads = 0
 
-    def note(self: GroupReload) -> None:
-        nonlocal loads
-        loads += 1
+    class Reloads(GroupReload):
+        count = 0
 
-    monkeypatch.setattr(GroupReload, "reload_all", note)
-    supervisor = Supervisor(Settings(), Credentials.read(Settings()), 2, [])
-    for worker in supervisor._workers:
+        def reload_all(self) -> None:
+            self.count += 1
+
+    workers = Supervisor(Settings(), Credentials.read(Settings()), 2, [])._workers
+    reloads = Reloads(workers, mixed_s=-1.0)
+    for worker in workers:
         worker.status.phase_number = WorkerPhase.READY
     expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}
     for models, so_far in expected.items():
-        for worker, model in zip(supervisor._workers, models, strict=True):
+        for worker, model in zip(workers, models, strict=True):
             worker.status.models = model
         for _ in range(3):
-            supervisor._reloads.check_models()
-        assert loads == so_far, models
+            reloads.check_models()
+        assert reloads.count == so_far, models
