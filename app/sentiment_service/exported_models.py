@@ -169,11 +169,7 @@ def _described(commit: HubCommit) -> str:
 
 
 def _newest_commit(source: _Source) -> HubCommit:
-    """The commit of its branch or tag on the hub.
-
-    Raises:
-        UserError: the hub does not tell.
-    """
+    """The commit of its branch or tag on the hub."""
     from huggingface_hub import HfApi
 
     try:
@@ -226,9 +222,6 @@ def export_once(
 
     It writes ``bundle``, and is not run if that is not ``needed`` any more. Errors name the
     ``model``.
-
-    Raises:
-        UserError: it failed, or the cache directory cannot be written.
     """
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)

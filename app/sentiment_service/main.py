@@ -14,10 +14,9 @@ from sentiment_service.http import operations
 from sentiment_service.http.application import OWN_PATHS, Application, all_routes
 from sentiment_service.observability.observers import EXPORTER
 from sentiment_service.requests.limits import Paths, PathSet
-from sentiment_service.requests.service import Adapter, Service
+from sentiment_service.requests.service import Adapter, Service, Worker
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import Board
 
 # The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and
 # nothing else names it.
@@ -38,37 +37,27 @@ def create_app(
     settings: Settings,
     credentials: Credentials | None = None,
     *,
-    board: Board | None = None,
-    cpus: float = 0.0,
-    gpu_workers: int = 1,
+    worker: Worker | None = None,
 ) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
-    It answers requests only while its lifespan is active. ``credentials`` are read unless given. A
-    worker of a service has its ``board``,
-    and ``cpus`` as its share of the CPUs; ``gpu_workers`` of them share a GPU with it.
-
-    Raises:
-        UserError: a bundle cannot be served, or an adapter cannot be set up.
-        ModuleNotFoundError: an extra is missing.
+    It answers requests only while its lifespan is active. ``credentials`` are read unless given.
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
     own = OWN_PATHS | Paths(open=PathSet({settings.root_path}))
     paths = reduce(or_, [adapter.paths for adapter in adapters], own)
-    service = Service(
-        settings, paths, credentials=credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
-    )
+    service = Service(settings, paths, credentials=credentials, worker=worker)
     routes = all_routes(service, adapters)
     if settings.otlp_endpoint:
         import_module(EXPORTER)
     bundles = bundles_to_use(settings.model)
-    loaded = load_all(bundles, service.config, service.cpus)
+    loaded = load_all(bundles, service.config, service.worker.cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # The first start uses the models that are loaded already. A restart loads them again.
-        models = loaded.copy() or load_all(bundles, service.config, service.cpus)
+        models = loaded.copy() or load_all(bundles, service.config, service.worker.cpus)
         loaded.clear()  # a reference here would keep a model in memory after its reload
         async with service.running(models):
             models.clear()

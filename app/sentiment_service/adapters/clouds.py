@@ -63,11 +63,7 @@ TRY_AGAIN = (503, 504)
 
 
 def read_json(line: bytes, number: int) -> Text:
-    """The text or pair of a JSON value: a string, or an object with a text. Blank is empty.
-
-    Raises:
-        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
-    """
+    """The text or pair of a JSON value: a string, or an object with a text. Blank is empty."""
     if not line.strip():
         return ""
     text = text_of_record(parse(line, f"line {number}"))
@@ -77,11 +73,7 @@ def read_json(line: bytes, number: int) -> Text:
 
 
 def read_csv(line: bytes, number: int) -> Text:
-    """The text of a line of CSV, which has one column and no header.
-
-    Raises:
-        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
-    """
+    """The text of a line of CSV, which has one column and no header."""
     try:
         (columns,) = csv.reader([line.decode()], strict=True)
     except UnicodeDecodeError:
@@ -189,12 +181,7 @@ async def invocations(request: HttpRequest) -> Response:
 
 
 async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -> Response:
-    """Classify the lines of the body. Blank and bad lines have their errors in their places.
-
-    Raises:
-        TooManyTexts: there are more lines than a request may have texts.
-        ServiceError: the body cannot be read, or the request as a whole failed.
-    """
+    """Classify the lines of the body. Blank and bad lines have their errors in their places."""
     service = request.exchange.service
     body = await read_bytes(request, empty="the body has no line")
     body = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n")

@@ -152,12 +152,7 @@ async def explain_text(classifier: Classifier, text: str, *, deadline: float) ->
 
 
 def words_of(text: str) -> list[re.Match[str]]:
-    """The words of a text, which are separated by white space.
-
-    Raises:
-        TextTooLong: the text has too many characters or words. Their number is limited because
-            each word is one more text to classify.
-    """
+    """The words of a text, which are separated by white space."""
     if len(text) > MAX_CHARS:
         raise TextTooLong(f"the text has {len(text)} characters; at most {MAX_CHARS} are explained")
     words = [*WORD.finditer(text)]
@@ -179,11 +174,7 @@ def contributions(
     *,
     multi_label: bool,
 ) -> list[Word]:
-    """For each word: how much lower the score of the whole text's label is without it.
-
-    Raises:
-        ServiceError: a text could not be classified.
-    """
+    """For each word: how much lower the score of the whole text's label is without it."""
     # Without its only word, a text is empty and has no score. This score is used instead: the one
     # of a model that has no information.
     unknown = 0.5 if multi_label else 1 / len(whole["scores"])

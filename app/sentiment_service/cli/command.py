@@ -261,11 +261,12 @@ def _serve(
                 from sentiment_service.workers import supervisor
 
                 return supervisor.run(settings, credentials, workers)
-        else:
-            settings = assignment.applied_to(settings)
-        from sentiment_service.server.server import run
+            from sentiment_service.server.server import run
 
-        return run(settings, credentials, assignment)
+            return run(settings, credentials)
+        from sentiment_service.workers import member
+
+        return member.run(assignment.applied_to(settings), credentials, assignment)
     except (UserError, ImportError, MemoryError, SystemError, OSError):
         raise
     except Exception:

@@ -193,12 +193,6 @@ MEASURE_FROM_BYTES = 200_000
 
 
 def classify(options: ClassifyOptions, settings: Settings) -> None:
-    """Run the command in this process.
-
-    Raises:
-        UserError: an input, the model, the service or an unfinished run cannot be used.
-        OSError: a file cannot be read or written.
-    """
     logging.basicConfig(handlers=[Warnings(logging.WARNING)])
     source = None if options.input is None else Source(Path(options.input))
     if source:
@@ -223,7 +217,6 @@ class Source:
         self._before = self.facts()
 
     def facts(self) -> list[Any]:
-        """What changes with the file: its path, size and time of change."""
         status = self.path.stat()
         return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
 

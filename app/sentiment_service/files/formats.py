@@ -33,8 +33,6 @@ from sentiment_service.files.text_files import SURROGATEESCAPE_OR_REPLACE, TextF
 
 
 class TextOutput(Output):
-    """A file of text."""
-
     @abstractmethod
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         """A line for each row, with its line end."""
@@ -149,12 +147,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def open_table(path: Path, column: str) -> Table:
-    """Open a file and check its beginning. ``column`` is that of the texts.
-
-    Raises:
-        UserError: the file cannot be used.
-        OSError: it cannot be read.
-    """
+    """Open a file and check its beginning. ``column`` is that of the texts."""
     match inner_suffix(path):
         case ".txt":
             return LinesTable(path)
@@ -171,8 +164,6 @@ def open_table(path: Path, column: str) -> Table:
 
 
 class LinesTable(TextColumn):
-    """A file with a text in each line."""
-
     def __init__(self, path: Path) -> None:
         self._file = TextFile(path)
         super().__init__(self._file.lines())

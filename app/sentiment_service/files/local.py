@@ -65,11 +65,6 @@ class LocalClassifier:
     def __init__(
         self, settings: Settings, *, measure: bool, threshold: float | None = None
     ) -> None:
-        """Load the model.
-
-        Raises:
-            UserError: the bundle or the device cannot be used.
-        """
         path = bundles_to_use(settings.model)[0]
         cpus, config = available_cpus(), settings.engine_config()
         *_, (runners, threads) = ways_to_share(

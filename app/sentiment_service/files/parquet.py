@@ -57,9 +57,6 @@ class ParquetTable(Table):
         """See ``Table``. Dates and times are text, and durations are numbers in their unit.
 
         Python's types for them have neither nanoseconds nor years after 9999.
-
-        Raises:
-            UserError: a column has values that cannot be written as text.
         """
         schema = pa.schema([(field.name, _writable(field.type)) for field in rows.schema])
         try:

@@ -29,11 +29,6 @@ class RemoteClassifier:
     """The default model of the service at a URL."""
 
     def __init__(self, url: str, api_key: str | None, *, threshold: float | None) -> None:
-        """Ask the service which model it serves.
-
-        Raises:
-            UserError: the service does not answer, or refuses the URL or the key.
-        """
         try:
             self._client = Client(
                 url,

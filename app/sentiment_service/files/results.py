@@ -42,7 +42,6 @@ class ResultColumns:
         self.types = {"label": str, **dict.fromkeys(figures, float), **members, "error": str}
 
     def names(self, taken: Sequence[str]) -> list[str]:
-        """The names of the columns; "predicted_" goes before a taken name."""
         return free_names(self.types, taken)
 
     def values(self, result: ResultItem) -> list[Any]:
@@ -87,7 +86,6 @@ def error_text(result: ResultItem) -> str | None:
 
 
 def free_names(names: Iterable[str], taken: Sequence[str]) -> list[str]:
-    """The names, with "predicted_" before each that is taken."""
     free = []
     for name in names:
         while name in taken:

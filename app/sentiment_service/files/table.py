@@ -116,11 +116,6 @@ def _json_value(value: Any) -> Any:
 def column_index(
     column: str, columns: Sequence[str], path: Path | str, option: str = "--column"
 ) -> int:
-    """The position of the column that ``option`` names.
-
-    Raises:
-        UserError: the table has no such column.
-    """
     if column not in columns:
         names = ", ".join(map(repr, columns))
         raise UserError(f"{path} has no column {column!r}; {option} accepts one of: {names}")
@@ -128,11 +123,7 @@ def column_index(
 
 
 def check_names(columns: Sequence[str], path: Path) -> None:
-    """Refuse two columns of the same name: the output could hold only one of them.
-
-    Raises:
-        UserError: there are such columns.
-    """
+    """Refuse two columns of the same name: the output could hold only one of them."""
     counts = Counter(map(well_formed, columns))
     twice = [repr(name) for name, count in counts.items() if count > 1]
     if twice:
@@ -143,12 +134,7 @@ def check_names(columns: Sequence[str], path: Path) -> None:
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse directories, and pipes, from which a run could not be continued.
-
-    Raises:
-        OSError: the path cannot be accessed.
-        UserError: it does not exist, or is not a regular file.
-    """
+    """Refuse directories, and pipes, from which a run could not be continued."""
     if not path.exists():
         raise UserError(f"there is no file {path}")
     if not stat.S_ISREG(path.stat().st_mode):

@@ -92,7 +92,6 @@ class Application(FastAPI):
 
     @cached_property
     def packed_openapi(self) -> bytes:
-        """The document as JSON in gzip."""
         document = json.dumps(self.openapi(), separators=(",", ":"))
         return gzip.compress(document.encode(), mtime=0)
 
@@ -130,9 +129,6 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
 
     The first route that matches a path answers: one with this very path before one with a name in
     it. Each route that takes texts gets its metric series.
-
-    Raises:
-        UserError: two of them have the same path and method.
     """
     own = [*classify.router.routes, *operations.router.routes, *page_router.routes]
     if not service.settings.metrics_port:

@@ -73,12 +73,7 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
-    """A decompressed body, parsed as JSON and validated as ``schema``.
-
-    Raises:
-        InvalidRequest: it is not JSON, or does not match the schema.
-        DeadlineExceeded, ShuttingDown: there was no time to parse it.
-    """
+    """A decompressed body, parsed as JSON and validated as ``schema``."""
     if len(body) <= INLINE_BYTES:
         return checked(parse(body, "the body"), schema)
     exchange = request.exchange
@@ -254,12 +249,7 @@ class Decoder:
         self._taken = self._given = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """The decompressed content of ``data``, in pieces of bounded size.
-
-        Raises:
-            InvalidRequest: the data does not match the content-encoding.
-            PayloadTooLarge: the body is a decompression bomb.
-        """
+        """The decompressed content of ``data``, in pieces of bounded size."""
         self._taken += len(data)
         # In slices, because zlib and brotli copy all input that is left for each piece they return.
         for start in range(0, len(data), PIECE_BYTES):
@@ -273,21 +263,11 @@ class Decoder:
                 yield piece
 
     def end(self) -> None:
-        """Check that the body is complete.
-
-        Raises:
-            InvalidRequest: the end of the body is missing.
-        """
         if self._taken and not self._complete():
             raise InvalidRequest(f"the body is incomplete: its {self._name} data has no end")
 
 
 def decoder(content_encoding: str) -> Decoder:
-    """A decoder for this ``content-encoding``.
-
-    Raises:
-        UnsupportedMediaType: the encoding is unknown.
-    """
     match content_encoding.strip().lower():
         case "" | "identity":
             return Decoder("identity", lambda data: iter([data]), lambda: True, lambda first: 0)
@@ -301,14 +281,6 @@ def decoder(content_encoding: str) -> Decoder:
 
 
 async def decompressed(exchange: Exchange, body: bytes, encoding: str) -> bytes:
-    """A body that has arrived, decompressed.
-
-    Raises:
-        UnsupportedMediaType: its content-encoding is unknown.
-        PayloadTooLarge: decompressed, it has more bytes than a body may have.
-        InvalidRequest: its compressed data is not valid.
-        DeadlineExceeded, ShuttingDown: there was no time to decompress it.
-    """
     max_bytes = exchange.service.settings.max_body_bytes
     stream = decoder(encoding)
     content = stream.decode(body)

@@ -71,11 +71,7 @@ async def classify(request: HttpRequest) -> Response:
 
 
 async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
-    """The answer to a request in our own format.
-
-    Raises:
-        ServiceError: its only text is bad, or the request as a whole failed.
-    """
+    """The answer to a request in our own format."""
     single = not isinstance(body.inputs, list)
     texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     done = await request.exchange.classify(texts, model=body.model, options=body.options)

@@ -93,7 +93,6 @@ class HttpExchange(Exchange):
         return next((route.path for route in self._matching()), UNMATCHED)
 
     def _matching(self) -> Iterator["Route"]:
-        """The routes that have its path, whatever their methods."""
         for route in self._router.routes:
             if isinstance(route, Route) and route.matches(self._scope)[0] is not Match.NONE:
                 yield route
@@ -109,7 +108,6 @@ class HttpExchange(Exchange):
         return super()._error(cause)
 
     def _no_route(self) -> NotFound:
-        """The error of a path that is not served."""
         if self.path == "/metrics":
             port = self.service.settings.metrics_port
             return NotFound(f"the metrics are on port {port} (--metrics-port)")
@@ -118,7 +116,6 @@ class HttpExchange(Exchange):
         return NotFound(f"no route has this path{docs}")
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.release()  # the client may read the answer slowly
             self._begun = True
@@ -176,12 +173,6 @@ class Route(APIRoute):
     encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the endpoint answer.
-
-        Raises:
-            MethodNotAllowed: the path has other methods.
-            ServiceError: the endpoint's error.
-        """
         # The exchange holds the scope: a cycle, which only the garbage collector would free.
         exchange: HttpExchange = scope.pop("exchange")
         exchange.route = self.path

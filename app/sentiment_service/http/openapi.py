@@ -125,9 +125,6 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
 
     Generators make one class of each component, but one of each copy of an inline schema. Many
     operations have the same errors. ``keys`` says whether requests need a key.
-
-    Raises:
-        ValueError: two different components have the same name.
     """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})

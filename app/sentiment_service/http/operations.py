@@ -215,7 +215,7 @@ async def info(request: HttpRequest) -> Info:
         "device": str(default.model.device),
         "provider": default.model.provider,
         "provider_options": default.model.provider_options,
-        "cpus": service.cpus,
+        "cpus": service.worker.cpus,
         "cpu": cpu_name(),
         "cpu_flags": vector_flags(),
         "batch_invariant": default.model.batch_invariant,

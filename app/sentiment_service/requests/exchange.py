@@ -172,11 +172,6 @@ class Exchange(ABC):
         return done
 
     def check_number(self, texts: int) -> None:
-        """Return if a request may have as many texts.
-
-        Raises:
-            TooManyTexts: it may not.
-        """
         if texts > (most := self.service.settings.max_texts):
             raise TooManyTexts(f"there are {texts} texts; at most {most} are accepted")
 
@@ -225,7 +220,6 @@ class Exchange(ABC):
         self._held += size
 
     def release(self) -> None:
-        """Give back the bytes that this request holds."""
         if self._held:
             self.service.inflight.give(self._held)
             self._held = 0
@@ -241,7 +235,6 @@ class Exchange(ABC):
         return error
 
     def _log(self, seconds: float, trace: str | None) -> None:
-        """Write its line. ``trace`` is the id of its trace."""
         use = self.model_use
         spent = {"duration": seconds, **use.stages}
         fields = {

@@ -142,7 +142,6 @@ class InflightBytes:
 
     @property
     def taken(self) -> int:
-        """The bytes that all workers have taken."""
         taken = self._own_taken
         for other in self._others:
             taken += other[0]
@@ -150,7 +149,6 @@ class InflightBytes:
 
     @property
     def remaining(self) -> int:
-        """Bytes that may still be taken."""
         return self.limit - self.taken
 
     def take(self, size: int) -> bool:
@@ -163,7 +161,6 @@ class InflightBytes:
         return True
 
     def give(self, size: int) -> None:
-        """Give back ``size`` bytes that were taken."""
         self._add(-size)
         if self._within is not None:
             self._within.give(size)
@@ -217,11 +214,7 @@ def _address(hop: str) -> str:
 
 
 def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
-    """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``.
-
-    Raises:
-        InvalidRequest: the client asks for something that is no time.
-    """
+    """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``."""
     if not TIMEOUT_MS.fullmatch(asked):
         raise InvalidRequest(
             "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
@@ -235,7 +228,6 @@ def plain_address(host: str) -> str:
 
 
 def _check_key(head: Head, digests: Sequence[bytes]) -> str:
-    """The digest of the request's key, which must be one of ``digests``."""
     scheme, _, key = head.headers.get(b"authorization", b"").partition(b" ")
     key_digest = hashlib.sha256(key.strip()).hexdigest()
     # All are compared, each in constant time, so that the time taken reveals nothing.

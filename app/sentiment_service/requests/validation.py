@@ -235,5 +235,4 @@ class ClassifyRequest(RequestBody):
 
     @property
     def options(self) -> TextOptions:
-        """The same for the model."""
         return TextOptions(self.overflow, self.split, self.language, self.threshold)

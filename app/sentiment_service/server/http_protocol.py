@@ -108,6 +108,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._transport = transport
         transport.sending = self._is_sending
         super().connection_made(cast(asyncio.Transport, transport))
+        self._service.status.connections += 1
         if self.client and self.client[0].startswith(IPV4_MAPPED):
             host, port = self.client
             self.client = plain_address(host), port  # compared with --trusted-proxies
@@ -117,6 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.resume_writing()
         super().connection_lost(exc)
+        self._service.status.connections -= 1
         if self._arrival is not None:
             self._arrival.departed = True
             if self._arrival.on_departure is not None:
@@ -170,7 +172,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._transport.close()
 
     def _is_sending(self) -> bool:
-        """Whether the client may still be sending."""
         if self.cycle is not None and not self.cycle.response_complete:
             return self.cycle.disconnected  # if False, the answer is cut off: do not wait
         return self._state is not ConnectionState.ANSWER or bool(self._received)

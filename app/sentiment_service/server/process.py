@@ -49,9 +49,6 @@ def raise_file_limit() -> None:
     """Let the process open as many files as the system allows it, 65,536 at most.
 
     Without this call the limit is usually 1,024, for the sake of programs that use select().
-
-    Raises:
-        UserError: it allows too few to serve at all.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -149,20 +146,13 @@ def bind_sites(settings: "Settings") -> list[socket.socket]:
     """The sockets of the service's port and, if they have their own, of the metrics' port.
 
     gRPC opens its own when the models are warm.
-
-    Raises:
-        UserError: an address cannot be used.
     """
     ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
     return [bind(settings.host, port) for port in ports]
 
 
 def check_ports(settings: "Settings") -> None:
-    """Check that the ports of the service, of its metrics and of gRPC can be used.
-
-    Raises:
-        UserError: another process has one of them, or the host is not this machine.
-    """
+    """Check that the ports of the service, of its metrics and of gRPC can be used."""
     for port in (settings.port, settings.metrics_port, settings.grpc_port):
         if port:
             bind(settings.host, port).close()

@@ -72,7 +72,6 @@ class Credentials(msgspec.Struct, frozen=True):
         return msgspec.json.decode(content, type=cls)
 
     def to_descriptor(self) -> int:
-        """A file in memory with all of this, for ``of_descriptor``."""
         descriptor = os.memfd_create("credentials")
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(msgspec.json.encode(self))

@@ -43,7 +43,6 @@ SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 def _label_names(value: Any) -> Any:
-    """The names between the commas; none, where nothing is given."""
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",")) if value else ()
     return value
@@ -97,11 +96,7 @@ class CheckpointOptions(BaseModel):
         return words
 
     def refuse_bundle(self, name: str) -> None:
-        """Return if there are no options: what they say is decided in a bundle.
-
-        Raises:
-            UserError: there are; the bundle is called ``name``.
-        """
+        """Return if there are no options: what they say is decided in a bundle."""
         if words := [word for word in self.checkpoint_flags() if word.startswith("--")]:
             raise UserError(
                 f"{name} is a bundle, and {', '.join(words)} cannot change it: give its checkpoint"
@@ -381,7 +376,6 @@ class Settings(CheckpointOptions, BaseSettings):
 
     @property
     def has_keys(self) -> bool:
-        """Whether requests need a key."""
         return bool(self.api_keys or self.api_keys_file)
 
     def engine_config(self, gpu_workers: int = 1) -> EngineConfig:
@@ -428,5 +422,4 @@ def cache_directory(settings: Settings) -> Path | None:
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field."""
     return "--" + name.replace("_", "-")

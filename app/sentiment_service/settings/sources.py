@@ -140,11 +140,6 @@ def load_settings(flags: dict[str, Any]) -> Settings:
 
 
 def read_credentials(settings: Settings, flags: Mapping[str, Any]) -> Credentials:
-    """The keys and certificate of these settings.
-
-    Raises:
-        ValueError: they cannot be used; the message names the flag or variable.
-    """
     try:
         return Credentials.read(settings)
     except UnusableFile as error:
@@ -152,11 +147,7 @@ def read_credentials(settings: Settings, flags: Mapping[str, Any]) -> Credential
 
 
 def read_options(arguments: Namespace) -> CheckpointOptions:
-    """What the flags of a command line say of a checkpoint. No variable is read.
-
-    Raises:
-        ValueError: a value is not valid; the message names its flag.
-    """
+    """What the flags of a command line say of a checkpoint. No variable is read."""
     given = vars(arguments)
     names = CheckpointOptions.model_fields.keys() & given.keys()
     try:
@@ -332,13 +323,11 @@ def local_path(value: str) -> Path:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add ``--version``, which prints that of the installed package."""
     version = importlib.metadata.version("sentiment-service")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
 
 
 def add_settings_in_groups(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each setting, in the groups of help."""
     for title, names in GROUPS.items():
         add_settings(parser.add_argument_group(title), names)
 

@@ -232,7 +232,6 @@ class Dealer:
 
     @property
     def accepted(self) -> int:
-        """The number of connections until now."""
         return sum(arrivals.accepted for arrivals in self._arrivals)
 
     @property
@@ -241,11 +240,6 @@ class Dealer:
         return bool(self._undealt)
 
     def listen(self) -> None:
-        """Accept connections from now on.
-
-        Raises:
-            UserError: another process listens on one of the addresses.
-        """
         for site, listener in enumerate(self._sites):
             self._arrivals.append(Arrivals(listener, partial(self._deal, site)))
 

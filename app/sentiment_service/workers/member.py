@@ -1,17 +1,15 @@
 """A worker's side of what the workers of a service do together: report, reload models, and end."""
 
 import asyncio
-import hashlib
 import logging
-import os
+import signal
 import socket
-import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
+from typing import cast
 
-from uvicorn.server import ServerState
-
+from sentiment_service import main
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import (
     InvalidBundle,
@@ -20,14 +18,18 @@ from sentiment_service.errors import (
     ServiceError,
     ShuttingDown,
 )
-from sentiment_service.requests.service import Service
+from sentiment_service.requests.service import Worker
+from sentiment_service.server import process
+from sentiment_service.server.server import Server, serve
 from sentiment_service.settings.credentials import Credentials
-from sentiment_service.shared_memory import WorkerPhase, WorkerStatus
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board
 from sentiment_service.workers.channels import (
     Control,
     Done,
     Drop,
     Fault,
+    HandedOver,
     HangUp,
     Message,
     NewCredentials,
@@ -36,51 +38,65 @@ from sentiment_service.workers.channels import (
     Reloaded,
     Switch,
 )
+from sentiment_service.workers.worker_process import Assignment, take_share
 
-# Seconds between two tests whether inference works again.
-TRIES_AGAIN_S = 1.0
+STATUS_S = 0.1  # between two reports to the supervisor and the other workers
 # The errors of reloads, by their codes.
 ERRORS = {error.code: error for error in (InvalidBundle, NotReady, OutOfMemory)}
 
 logger = logging.getLogger(__name__)
 
 
-class Member:
-    """Listens to the supervisor on the Unix socket ``control``. Create it on the event loop.
+def run(settings: Settings, credentials: Credentials, assignment: Assignment) -> int:
+    """Serve as one of several workers until the supervisor says so; returns the exit code."""
+    hangup = asyncio.Event()
+    process.note_hangups(hangup)
+    number, workers = assignment.number, assignment.workers
+    with ExitStack() as sockets:
+        control, *sites = [
+            sockets.enter_context(socket.socket(fileno=descriptor))
+            for descriptor in (assignment.control, *assignment.sites)
+        ]
+        board = Board.open(assignment.board, workers, number)
+        settings, cpus, gpu_workers = take_share(settings, number, workers)
+        member = Member(board, control, cpus=cpus, gpu_workers=gpu_workers)
+        app = main.create_app(settings, credentials, worker=member)
+        return serve(app, sites, hangup, WorkerServer)
 
-    ``hang_up`` is called when all models are to be loaded again, and ``stop`` when the supervisor
-    has ended. ``take`` gets new keys and a new certificate.
-    """
+
+class Member(Worker):
+    """A worker of several. The Unix socket ``control`` leads to the supervisor."""
 
     def __init__(
+        self, board: Board, control: socket.socket, *, cpus: float = 0.0, gpu_workers: int = 1
+    ) -> None:
+        super().__init__(board, cpus=cpus, gpu_workers=gpu_workers)
+        self._socket = control
+        self._requests: dict[str, asyncio.Future[Fault | None]] = {}
+        # By the number of a reload: whether to switch to the new model, once that is decided.
+        self._decisions: dict[int, asyncio.Future[bool]] = {}
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def join(
         self,
-        control: socket.socket,
         models: ModelRegistry,
         *,
         hang_up: Callable[[], None],
         take: Callable[[Credentials], None],
         stop: Callable[[], None],
     ) -> None:
-        self._models = models
-        self._hang_up = hang_up
-        self._take = take
-        self._requests: dict[str, asyncio.Future[Fault | None]] = {}
-        # By the number of a reload: whether to switch to the new model, once that is decided.
-        self._decisions: dict[int, asyncio.Future[bool]] = {}
-        self._preparing: set[asyncio.Task[None]] = set()
-        self._stopping = False
-        self._control = Control(control, self._on_message, stop)
+        """Listen to the supervisor, on the event loop.
 
-    async def reload(self, name: str) -> None:
-        """Have all workers load the named model's bundle again.
-
-        Raises:
-            ModelNotFound, NotReady, ShuttingDown: there is no such model to reload now.
-            InvalidBundle: a worker cannot serve the bundle's present content; the old model stays
-                at all of them.
-            OutOfMemory: a worker has no memory for both models; the old model stays likewise.
+        ``hang_up`` is called when all models are to be loaded again, and ``stop`` when the
+        supervisor has ended. ``take`` gets new keys and a new certificate.
         """
-        self._models.classifier(name)  # raises for an unknown name
+        self._models, self._hang_up, self._take = models, hang_up, take
+        self._control = Control(self._socket, self._on_message, stop)
+
+    async def reload(self, models: ModelRegistry, name: str) -> None:
+        """Have all workers load the model. If one of them cannot, all keep the old one."""
+        models.classifier(name)  # raises for an unknown name
         if self._stopping:
             raise ShuttingDown()
         # Unique, because the answer may reach the next worker of this number.
@@ -148,54 +164,40 @@ class Member:
         self._control.send(Done(number, fault))
 
 
-class StatusReport:
-    """What this process says of itself on the board, as often as its server calls ``write``."""
+class WorkerServer(Server):
+    """The server of a worker: its connections come from the supervisor, which sees its status."""
 
-    def __init__(self, service: Service, state: ServerState) -> None:
-        self._service = service
-        self._state = state
-        self.status: WorkerStatus = service.status
-        self.status.pid = os.getpid()
-        self._trying: asyncio.Task[None] | None = None
-        self._tries_at = 0.0
+    arrivals = HandedOver
 
-    def write(self) -> None:
-        """Write the present state. Call it on the event loop, several times a second."""
-        status = self.status
-        status.connections = len(self._state.connections)
-        status.answered = self._state.total_requests
-        status.in_flight = int(self._service.metrics.requests_in_flight.value)
-        status.models = self._digest()
-        status.phase_number = self._phase()
-        status.beats += 1
-        if self._service.board.workers > 1:
-            self._service.sync_workers()
+    @property
+    def _member(self) -> Member:
+        return cast(Member, self._service.worker)
 
-    def _phase(self) -> WorkerPhase:
-        models = self._service.models
-        if self._service.lifecycle.stopping:
-            return WorkerPhase.STOPPING
-        try:
-            models.check_live()
-        except NotReady:
-            return WorkerPhase.HOPELESS
-        if models.good:
-            return WorkerPhase.READY
-        self._try_again()
-        return WorkerPhase.NOT_READY
+    def _tell_ready(self, models: str) -> None:
+        logger.info("ready to serve %s", models)
+        self._member.join(
+            self._service.models,
+            hang_up=self._hangup.set,
+            take=self.take,
+            stop=lambda: self.handle_exit(signal.SIGTERM, None),
+        )
+        self._tasks.append(asyncio.create_task(self._show_status()))
 
-    def _try_again(self) -> None:
-        """Classify a text as a test. Without requests, nothing else would find that it works."""
-        now = time.monotonic()
-        if now >= self._tries_at and (self._trying is None or self._trying.done()):
-            self._tries_at = now + TRIES_AGAIN_S
-            self._trying = asyncio.create_task(self._try())
+    async def _show_status(self) -> None:
+        while True:
+            self._service.status.answered = self.server_state.total_requests
+            self._service.show_status()
+            await asyncio.sleep(STATUS_S)
 
-    async def _try(self) -> None:
-        with suppress(ServiceError):  # it is tried again
-            await self._service.models.check_ready()
+    def _note_end(self) -> None:
+        self._service.status.closed += 1
 
-    def _digest(self) -> int:
-        models = (classifier.model for classifier in self._service.models.classifiers.values())
-        served = " ".join(f"{model.name} {model.digest}" for model in models)
-        return int.from_bytes(hashlib.sha256(served.encode()).digest()[:6])
+    def _read_files(self) -> None:
+        """Do nothing: the supervisor reads them."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._member.stop()
+        await super().shutdown(sockets)
+
+    async def _accept_no_more(self) -> None:
+        """Do nothing: the supervisor ends the channel."""

@@ -59,9 +59,6 @@ def run(settings: Settings, credentials: Credentials, workers: int) -> int:
     """Serve with this number of workers until SIGTERM or SIGINT, then let them finish.
 
     Returns the exit code: the worst of the workers'.
-
-    Raises:
-        UserError: an address cannot be used, or no worker can start.
     """
     with ExitStack() as stack:
         sites = [stack.enter_context(site) for site in bind_sites(settings)]
@@ -324,7 +321,6 @@ class GroupReload:
             self._answered(worker, message.fault)
 
     def ended(self, worker: WorkerProcess) -> None:
-        """A worker has ended."""
         self._ended.add(worker)
         self._answered(worker, LEFT)
 

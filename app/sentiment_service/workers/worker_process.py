@@ -67,16 +67,11 @@ class Assignment:
         return settings.model_copy(update={"model": models, "cache_dir": cache})
 
     def environment(self) -> dict[str, str]:
-        """The environment of the worker."""
         return {**os.environ, VARIABLE: json.dumps(asdict(self))}
 
 
 def worker_count(settings: Settings) -> int:
-    """The number of worker processes that these settings mean on this machine.
-
-    Raises:
-        UserError: the system can have only one.
-    """
+    """The number of worker processes that these settings mean on this machine."""
     linux = sys.platform == "linux"
     cpus = available_cpus()
     if settings.workers == "auto":
@@ -208,12 +203,10 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker has a process."""
         return self._process is not None
 
     @property
     def phase(self) -> WorkerPhase:
-        """What the worker is doing."""
         return self.status.phase
 
     @property
@@ -271,7 +264,6 @@ class WorkerProcess:
         return returned
 
     def send(self, message: Message, *descriptors: int) -> None:
-        """Send a message to the process, if there is one."""
         if self._control is not None:
             self._control.send(message, *descriptors)
 
@@ -298,7 +290,6 @@ class WorkerProcess:
         self.end_by = min(self.end_by, by)
 
     def kill(self, reason: str) -> None:
-        """End the process at once."""
         if self._process is not None and not self._kill_reason:
             self._kill_reason = reason
             self._process.kill()
@@ -310,7 +301,6 @@ class WorkerProcess:
 
     @property
     def last_end(self) -> str:
-        """How the latest process ended."""
         if self.exit_code is None or self.exit_code >= 0:
             return f"worker {self.number} ended with exit code {self.exit_code}"
         name = signal.Signals(-self.exit_code).name
