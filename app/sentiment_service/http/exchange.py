@@ -17,9 +17,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
-from sentiment_service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
+from sentiment_service.errors import PROBLEM, BadRequest, MethodNotAllowed, NotFound, ServiceError
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
-from sentiment_service.requests.problems import problem
 from sentiment_service.requests.service import Service
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -28,7 +27,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Shorter responses are not compressed, because compression takes time on the event loop.
 COMPRESS_BYTES = 8_192
-add_compress_type("application/problem+json")
+add_compress_type(PROBLEM)
 add_compress_type("application/x-ndjson", streaming=True)
 
 
@@ -85,7 +84,9 @@ class HttpExchange(Exchange):
         members: Mapping[str, Any] = {}
         if "route" in self._scope and not isinstance(error, MethodNotAllowed):
             members = self._scope["route"].error_members(type(error), error.detail)
-        await problem(error, self.request_id, **members)(self._scope, self._receive, self.send)
+        headers, body = error.answer(self.request_id, **members)
+        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
 
     def _route(self) -> str:
         if CONTROL.search(self.path):

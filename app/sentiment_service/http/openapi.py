@@ -5,11 +5,13 @@ components, and puts the document into the form that generators of clients need.
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from sentiment_service.errors import (
+    PROBLEM,
     DeadlineExceeded,
     EmptyText,
     InferenceFailed,
@@ -27,7 +29,6 @@ from sentiment_service.errors import (
     Unauthorized,
     UnsupportedMediaType,
 )
-from sentiment_service.requests.problems import MEDIA_TYPE, Problem
 
 REFERENCE = "#/components/schemas/{model}"
 JSON = "application/json"
@@ -86,6 +87,18 @@ FOREIGN_BODY: dict[str, Any] = {
 }
 
 
+class Problem(TypedDict):
+    """An error, in the format of RFC 9457."""
+
+    type: Annotated[str, Field(description="the code as a URN")]
+    title: Annotated[str, Field(description="the kind of error, for people")]
+    status: Annotated[int, Field(description="the status of the answer")]
+    detail: Annotated[str, Field(description="what was wrong, and what is accepted")]
+    code: Annotated[str, Field(description="the kind of error, for programs")]
+    error: Annotated[str, Field(description="the detail again, for Hugging Face clients")]
+    request_id: Annotated[str, Field(description="the answer's `x-request-id`")]
+
+
 def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with this schema."""
     body = schema.model_json_schema(ref_template=REFERENCE)
@@ -115,7 +128,7 @@ def documented(*errors: type[ServiceError]) -> dict[int | str, Any]:
         examples = {kind.code: {"value": encoded(kind.document(_DETAIL, _ID))} for kind in kinds}
         responses[status] = {
             "description": ", ".join(kind.code for kind in kinds),
-            "content": {MEDIA_TYPE: {"schema": schema, "examples": examples}},
+            "content": {PROBLEM: {"schema": schema, "examples": examples}},
         }
     return responses
 
@@ -140,10 +153,10 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
         for body in (operation.get("requestBody", {}), *answers.values()):
             for media_type, content in body.get("content", {}).items():
                 content["schema"] = _moved(content["schema"], schemas)
-                if media_type in (JSON, MEDIA_TYPE):
+                if media_type in (JSON, PROBLEM):
                     _decode_examples(content)
         for status, answer in answers.items():
-            if error := answer.get("content", {}).get(MEDIA_TYPE):
+            if error := answer.get("content", {}).get(PROBLEM):
                 kind = error["schema"]["$ref"].rpartition("/")[2]
                 name = ".".join([kind, *error["examples"]])
                 _add(name, answer, errors)

@@ -83,6 +83,7 @@ class Service:
         self.proxies = Proxies(settings.trusted_proxies)
         self.version = importlib.metadata.version("sentiment-service")
         self.started_at = int(time.time())  # Unix seconds
+        self.connections = 0  # that are open
         self.metrics = Metrics(board)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.config = settings.engine_config(self.worker.gpu_workers)
@@ -157,6 +158,7 @@ class Service:
         Each of several workers calls this about ten times a second on its event loop.
         """
         status = self.status
+        status.connections = self.connections
         status.in_flight = int(self.metrics.requests_in_flight.value)
         models = (classifier.model for classifier in self.models.classifiers.values())
         served = " ".join(f"{model.name} {model.digest}" for model in models)

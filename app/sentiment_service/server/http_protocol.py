@@ -32,14 +32,13 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, ShuttingDown
 from sentiment_service.observability.logs import log_request
 from sentiment_service.observability.observers import count_request
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, request_id
 from sentiment_service.requests.limits import IPV4_MAPPED, plain_address
-from sentiment_service.requests.problems import problem
 from sentiment_service.requests.service import Service
 from sentiment_service.server.arrivals import QUIET_S, Starts
 from sentiment_service.server.connection import Connection
@@ -108,7 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._transport = transport
         transport.sending = self._is_sending
         super().connection_made(cast(asyncio.Transport, transport))
-        self._service.status.connections += 1
+        self._service.connections += 1
         if self.client and self.client[0].startswith(IPV4_MAPPED):
             host, port = self.client
             self.client = plain_address(host), port  # compared with --trusted-proxies
@@ -118,7 +117,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.resume_writing()
         super().connection_lost(exc)
-        self._service.status.connections -= 1
+        self._service.connections -= 1
         if self._arrival is not None:
             self._arrival.departed = True
             if self._arrival.on_departure is not None:
@@ -391,8 +390,4 @@ def refuse(
                 "reason": error.detail,
             }
         )
-    response = problem(error, own_id)
-    own = [(b"x-request-id", own_id.encode()), (b"connection", b"close")]
-    headers = [*default_headers, *response.raw_headers, *own]
-    lines = [name + b": " + value + b"\r\n" for name, value in headers]
-    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
+    return error.last_answer(own_id, default_headers)

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
@@ -98,10 +98,11 @@ class Server(uvicorn.Server):
 
     ``sites`` maps each bound socket to its application. The first application's lifespan is the
     server's. When ``hangup`` is set, all models are loaded again. ``arrivals`` takes the sockets of
-    a site.
+    a site, and ``note_end`` is called when a connection has ended.
     """
 
     arrivals: type[Arrivals] = Arrivals
+    note_end: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -155,11 +156,8 @@ class Server(uvicorn.Server):
                 service=self._service,
                 starts=starts,
             )
-            self._listeners.append(Listener(site, protocol, self.arrivals, self._note_end, tls))
+            self._listeners.append(Listener(site, protocol, self.arrivals, self.note_end, tls))
             tls = None  # the port of the metrics has none
-
-    def _note_end(self) -> None:
-        """A connection has ended."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         process.stop(self._service.lifecycle, sig)

@@ -7,7 +7,6 @@ taken.
 """
 
 import asyncio
-import json
 import os
 import socket
 import uuid
@@ -202,15 +201,6 @@ def _receive(worker_end: socket.socket) -> tuple[bytes, list[socket.socket]]:
 # Seconds that a client gets to send its request and to read the answer.
 MOST_S = 5.0
 READ_BYTES = 65_536
-HEAD = """\
-HTTP/1.1 503 Service Unavailable\r
-content-type: application/problem+json\r
-content-length: {length}\r
-retry-after: {retry_after_s:.0f}\r
-x-request-id: {request_id}\r
-connection: close\r
-\r
-"""
 
 
 class Dealer:
@@ -288,16 +278,10 @@ async def _refuse(connection: socket.socket) -> None:
     with connection, suppress(OSError):
         async with asyncio.timeout(MOST_S):
             if await loop.sock_recv(connection, READ_BYTES):
-                await loop.sock_sendall(connection, _answer())
+                answer = NotReady("no worker is ready").last_answer(uuid.uuid4().hex, ())
+                await loop.sock_sendall(connection, answer)
                 connection.shutdown(socket.SHUT_WR)
             # The kernel would reset a connection with unread bytes, and the client would not see
             # the answer.
             while await loop.sock_recv(connection, READ_BYTES):
                 pass
-
-
-def _answer() -> bytes:
-    error, request_id = NotReady("no worker is ready"), uuid.uuid4().hex
-    body = json.dumps(error.document(error.detail, request_id))
-    head = HEAD.format(length=len(body), retry_after_s=error.retry_after_s, request_id=request_id)
-    return (head + body).encode()

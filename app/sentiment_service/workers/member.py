@@ -189,7 +189,7 @@ class WorkerServer(Server):
             self._service.show_status()
             await asyncio.sleep(STATUS_S)
 
-    def _note_end(self) -> None:
+    def note_end(self) -> None:
         self._service.status.closed += 1
 
     def _read_files(self) -> None:
