@@ -52,10 +52,6 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
 
     What is not exported yet is exported now. ``say`` gets lines about the progress. With ``watch``,
     a thread asks the hub whether the revisions of its models have moved, and logs it.
-
-    Raises:
-        UserError: a model does not exist, or cannot be exported; there are options for a
-            checkpoint, and the models are not one checkpoint; or nothing can be refreshed.
     """
     if len(settings.model) > 1 and (flags := settings.checkpoint_flags()):
         raise UserError(f"{flags[0]} is for one model: export the others with sentiment-export")

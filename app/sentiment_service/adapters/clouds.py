@@ -17,6 +17,7 @@ import msgspec
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from sentiment_service import errors
 from sentiment_service.adapters.forms import (
     ACCEPTED,
     ByField,
@@ -29,13 +30,6 @@ from sentiment_service.adapters.forms import (
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.errors import (
-    InvalidRequest,
-    ServiceError,
-    TooManyTexts,
-    UnsupportedMediaType,
-    UserError,
-)
 from sentiment_service.http import classify
 from sentiment_service.http.application import OWN_PATHS
 from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
@@ -68,7 +62,7 @@ def read_json(line: bytes, number: int) -> Text:
         return ""
     text = text_of_record(parse(line, f"line {number}"))
     if text is None:
-        raise InvalidRequest(f"line {number} must be {ACCEPTED}")
+        raise errors.InvalidRequest(f"line {number} must be {ACCEPTED}")
     return text
 
 
@@ -77,11 +71,11 @@ def read_csv(line: bytes, number: int) -> Text:
     try:
         (columns,) = csv.reader([line.decode()], strict=True)
     except UnicodeDecodeError:
-        raise InvalidRequest(f"line {number} is not UTF-8") from None
+        raise errors.InvalidRequest(f"line {number} is not UTF-8") from None
     except (csv.Error, ValueError):
-        raise InvalidRequest(f"line {number} is not valid CSV in one line") from None
+        raise errors.InvalidRequest(f"line {number} is not valid CSV in one line") from None
     if len(columns) > 1:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"line {number} has {len(columns)} columns; send one, and quote texts with commas"
         )
     return columns[0] if columns else ""
@@ -94,7 +88,7 @@ def write_json(outcome: Outcome) -> bytes:
 
 def write_csv(outcome: Outcome) -> bytes:
     """Three columns: label, score, and the code of the error."""
-    if isinstance(outcome, ServiceError):
+    if isinstance(outcome, errors.ServiceError):
         columns = ["", "", outcome.code]
     else:
         columns = [outcome["label"], repr(outcome["score"]), ""]
@@ -169,7 +163,7 @@ async def invocations(request: HttpRequest) -> Response:
         answers = ANSWERS.get(media_type(request, b"accept"), answers)
         return await answer_records(request, read, answers)
     if content_type != "application/json":
-        raise UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
+        raise errors.UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
     body = await read_body(request, ByField(FORMS))
     match body:
         case InstancesRequest():
@@ -187,7 +181,7 @@ async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -
     body = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n")
     most = service.settings.max_texts
     if (found := body.count(b"\n") + 1) > most:  # a line of one byte takes sixty in a list
-        raise TooManyTexts(f"there are {found} lines; at most {most} are accepted")
+        raise errors.TooManyTexts(f"there are {found} lines; at most {most} are accepted")
     lines = body.split(b"\n")
     classifier = service.models.classifier(None)
     # So that no group has more tokens than one request may queue.
@@ -204,13 +198,15 @@ async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -
     return Response(before + answers.join.join(written) + after, media_type=answers.media_type)
 
 
-def _texts(read: Reader, lines: Sequence[bytes], first: int) -> Steps[list[Text | ServiceError]]:
-    texts: list[Text | ServiceError] = []
+def _texts(
+    read: Reader, lines: Sequence[bytes], first: int
+) -> Steps[list[Text | errors.ServiceError]]:
+    texts: list[Text | errors.ServiceError] = []
     for number, line in enumerate(lines, first):
         try:
             texts.append(read(line.removesuffix(b"\r"), number))
-        except InvalidRequest as error:
-            texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
+        except errors.InvalidRequest as error:
+            texts.append(errors.InvalidRequest(error.detail))  # a new error, without stack frames
         yield
     return texts
 
@@ -228,7 +224,7 @@ async def _classified(
     work = classifier.classify(texts, deadline=exchange.deadline)
     done = await exchange.counted(classifier, len(texts), exchange.while_connected(work))
     for outcome in done.outcomes:
-        if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
+        if isinstance(outcome, errors.ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.
             raise type(outcome)(outcome.detail, retry_after_s=outcome.retry_after_s) from None
     return done.outcomes
@@ -267,7 +263,9 @@ def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
     """The routes that Vertex AI has chosen, too, but for those that answer as it expects anyway."""
     health_path, predict_path = _path("AIP_HEALTH_ROUTE"), _path("AIP_PREDICT_ROUTE")
     if predict_path in OWN_PATHS.admin:
-        raise UserError(f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict")
+        raise errors.UserError(
+            f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict"
+        )
     probes = [OWN_PATHS.probes, *(other.paths.probes for other in others)]
     # Not in our OpenAPI document: the platform has its own description.
     hidden = APIRouter(include_in_schema=False)
@@ -290,7 +288,7 @@ def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
 def _path(variable: str) -> str:
     path = os.environ.get(variable, "")
     if path and not ROUTE.fullmatch(path):
-        raise UserError(f"{variable}: must be a path such as /predict, not {path!r}")
+        raise errors.UserError(f"{variable}: must be a path such as /predict, not {path!r}")
     return path
 
 

@@ -130,13 +130,7 @@ class Explanation(Classification):
 
 
 async def explain_text(classifier: Classifier, text: str, *, deadline: float) -> Explanation:
-    """Classify one text, and compute what each of its words contributes.
-
-    Raises:
-        TextTooLong: the text has too many characters or words, or its copies that each lack
-            a word have too many tokens together.
-        ServiceError: the text could not be classified, or ``Classifier.classify`` would raise it.
-    """
+    """Classify one text, and compute what each of its words contributes."""
     words = words_of(text)
     try:
         done = await classifier.classify([text, *map(without, words)], deadline=deadline)

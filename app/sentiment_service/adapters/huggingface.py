@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
+from sentiment_service import errors
 from sentiment_service.adapters.forms import (
     ByField,
     InstancesRequest,
@@ -18,16 +19,6 @@ from sentiment_service.adapters.forms import (
 )
 from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.errors import (
-    DeadlineExceeded,
-    EmptyText,
-    InferenceFailed,
-    NotReady,
-    OutOfMemory,
-    Overloaded,
-    ServiceError,
-    ShuttingDown,
-)
 from sentiment_service.http.body import read_body
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import FOREIGN_BODY
@@ -47,14 +38,14 @@ async def text_classification(request: HttpRequest) -> Response:
 
 
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
-_ERROR_TYPES: dict[type[ServiceError], ErrorType] = {
-    EmptyText: "Empty",
-    Overloaded: "Overloaded",
-    InferenceFailed: "Backend",
-    OutOfMemory: "Backend",
-    DeadlineExceeded: "Backend",
-    NotReady: "Unhealthy",
-    ShuttingDown: "Unhealthy",
+_ERROR_TYPES: dict[type[errors.ServiceError], ErrorType] = {
+    errors.EmptyText: "Empty",
+    errors.Overloaded: "Overloaded",
+    errors.InferenceFailed: "Backend",
+    errors.OutOfMemory: "Backend",
+    errors.DeadlineExceeded: "Backend",
+    errors.NotReady: "Unhealthy",
+    errors.ShuttingDown: "Unhealthy",
 }
 
 
@@ -90,7 +81,7 @@ class PredictRequest(BaseModel):
 FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
 
 
-def _error_type(kind: type[ServiceError], detail: str) -> dict[str, ErrorType]:
+def _error_type(kind: type[errors.ServiceError], detail: str) -> dict[str, ErrorType]:
     return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
 
 

@@ -190,12 +190,7 @@ def pack(texts: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes, max_texts: int) -> list[str]:
-    """The texts of a tensor.
-
-    Raises:
-        TooManyTexts: there are more than ``max_texts``. The rest is not looked at.
-        InvalidRequest: a length points beyond the end of the data, or an element is not UTF-8.
-    """
+    """The texts of a tensor."""
     texts: list[str] = []
     start = 0
     while start < len(data):

@@ -161,9 +161,6 @@ def tokens_steps(
     """The tokens of each text, or the error that says why it cannot be classified.
 
     Each text is one step. Special tokens are left out unless ``special`` is true.
-
-    Raises:
-        TooManyTexts: all texts together have more than ``max_tokens`` tokens that the model sees.
     """
     results: list[Tokens | ServiceError] = []
     remaining = max_tokens

@@ -30,12 +30,7 @@ def values_of(column: Iterable[Any]) -> list[Any]:
 
 
 def texts_of(table: Any, column: str) -> list[Any]:
-    """The values of the table's column of texts.
-
-    Raises:
-        TypeError: it is not a table.
-        UserError: it has no such column, or several.
-    """
+    """The values of the table's column of texts."""
     names = _names(table)
     column_index(column, names, "the table", "column")
     if names.count(column) > 1:

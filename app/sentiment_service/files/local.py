@@ -115,11 +115,7 @@ class LocalClassifier:
         advance: Advance = lambda _: None,
         options: TextOptions = DEFAULTS,
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
-        """The same for Python: an error as an exception, in the place of its text.
-
-        Raises:
-            InvalidRequest: the options have no meaning for the model.
-        """
+        """The same for Python: an error as an exception, in the place of its text."""
         self._model.check(options)
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
         waiting: deque[tuple[Chunk, Callable[[], _TokenizedChunk]]] = deque()

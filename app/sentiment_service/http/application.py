@@ -19,12 +19,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sentiment_service.errors import (
-    BadRequest,
-    ClientDisconnected,
-    HeadersTooLarge,
-    UserError,
-)
+from sentiment_service import errors
 from sentiment_service.http import classify, operations
 from sentiment_service.http.exchange import (
     HttpRequest,
@@ -143,7 +138,9 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
         if isinstance(route, Route):
             kind = (route.path, *sorted(route.methods or ()))
             if kind in taken:
-                raise UserError(f"{route.name}: {route.path} is another route; choose another path")
+                raise errors.UserError(
+                    f"{route.name}: {route.path} is another route; choose another path"
+                )
             taken.add(kind)
     expect_requests(service.metrics, routes)
     return sorted(routes, key=_order)
@@ -171,9 +168,9 @@ def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
     """
     for route in routes:
         if isinstance(route, TextRoute):
-            for status in (200, ClientDisconnected.status, *TEXT_STATUSES):
+            for status in (200, errors.ClientDisconnected.status, *TEXT_STATUSES):
                 series.expect_request(route.path, "POST", status, route.operation)
-    for refusal in (BadRequest, HeadersTooLarge):
+    for refusal in (errors.BadRequest, errors.HeadersTooLarge):
         series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
 
 

@@ -16,14 +16,8 @@ import brotli
 import msgspec
 from starlette.types import Message
 
+from sentiment_service import errors
 from sentiment_service.engine.step_thread import Steps, finish
-from sentiment_service.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
-    InvalidRequest,
-    PayloadTooLarge,
-    UnsupportedMediaType,
-)
 from sentiment_service.http.exchange import HttpExchange, HttpRequest
 from sentiment_service.requests.exchange import Exchange
 from sentiment_service.requests.validation import NO_OBJECT, Body, Schema, checked
@@ -57,18 +51,10 @@ STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
-    """The body, decompressed and validated as ``schema``.
-
-    Raises:
-        UnsupportedMediaType: its content-type is not JSON, or its content-encoding is unknown.
-        PayloadTooLarge, Overloaded: it has too many bytes, see ``read_bytes``.
-        InvalidRequest: it is not JSON, or does not match the schema.
-        ClientDisconnected: the client disconnected before the body was complete.
-        DeadlineExceeded, ShuttingDown: there was no time to receive, decompress or parse it.
-    """
+    """The body, decompressed and validated as ``schema``."""
     body = await read_bytes(request)
     if not _is_json(media_type(request, b"content-type")):
-        raise UnsupportedMediaType("send JSON, with content-type: application/json")
+        raise errors.UnsupportedMediaType("send JSON, with content-type: application/json")
     return await validated(request, body, schema)
 
 
@@ -112,10 +98,10 @@ async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
         arrived = exchange.arrival.complete
         message = await (request.receive() if arrived else _receive_in_time(request))
         if message["type"] == "http.disconnect":
-            raise ClientDisconnected("while sending the body")
+            raise errors.ClientDisconnected("while sending the body")
         piece = message.get("body", b"")
         if len(received) + len(piece) > max_bytes:
-            raise PayloadTooLarge(
+            raise errors.PayloadTooLarge(
                 f"the body has more than {max_bytes} bytes, the most that is accepted"
             )
         exchange.hold(len(piece))
@@ -125,7 +111,7 @@ async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
     if encoding:
         body = await decompressed(exchange, body, encoding)
     if not body:
-        raise InvalidRequest(empty)
+        raise errors.InvalidRequest(empty)
     return body
 
 
@@ -133,7 +119,9 @@ def _check_announced(exchange: HttpExchange, max_bytes: int) -> None:
     """Refuse a body by its content-length, before it is read."""
     announced = int(exchange.headers.get(b"content-length", 0))
     if announced > max_bytes:
-        raise PayloadTooLarge(f"the body has {announced} bytes; at most {max_bytes} are accepted")
+        raise errors.PayloadTooLarge(
+            f"the body has {announced} bytes; at most {max_bytes} are accepted"
+        )
     if announced > LONG_BYTES:
         if announced > exchange.service.inflight.remaining:
             raise exchange.refuse_body()
@@ -146,7 +134,7 @@ async def _receive_in_time(request: HttpRequest) -> Message:
         async with asyncio.timeout_at(request.exchange.deadline):
             return await request.receive()
     except TimeoutError:
-        raise DeadlineExceeded("the body did not arrive within the time allowed") from None
+        raise errors.DeadlineExceeded("the body did not arrive within the time allowed") from None
 
 
 def _header(request: HttpRequest, name: bytes) -> str:
@@ -166,13 +154,9 @@ def _is_json(media_type: str) -> bool:
 
 
 def parse(content: bytes, what: str, most_signs: int = MOST_SIGNS) -> Any:
-    """The value of a JSON document, of any type. ``what`` names the document in errors.
-
-    Raises:
-        InvalidRequest: it is not JSON, or has more than ``most_signs`` between its values.
-    """
+    """The value of a JSON document, of any type. ``what`` names the document in errors."""
     if len(content) > most_signs and _has_more_signs(content, most_signs):
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{what} has more than {most_signs} brackets, commas and colons outside its texts"
         )
     try:
@@ -206,11 +190,11 @@ def _parse_slowly(content: bytes, what: str) -> Any:
         return STRICT_DECODER.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
     except json.JSONDecodeError as error:
         fault = error.msg.removesuffix(" at")
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{what} is not valid JSON: {fault} at character {error.pos}"
         ) from None
     except (ValueError, RecursionError):  # invalid UTF-8 raises a ValueError, too
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
         ) from None
 
@@ -256,7 +240,7 @@ class Decoder:
             for piece in self._pieces(data[start : start + PIECE_BYTES]):
                 self._given += len(piece)
                 if self._given > max(UNSUSPICIOUS_BYTES, MAX_RATIO * self._taken):
-                    raise PayloadTooLarge(
+                    raise errors.PayloadTooLarge(
                         f"the decompressed body is more than {MAX_RATIO} times as long as the "
                         "compressed one"
                     )
@@ -264,7 +248,7 @@ class Decoder:
 
     def end(self) -> None:
         if self._taken and not self._complete():
-            raise InvalidRequest(f"the body is incomplete: its {self._name} data has no end")
+            raise errors.InvalidRequest(f"the body is incomplete: its {self._name} data has no end")
 
 
 def decoder(content_encoding: str) -> Decoder:
@@ -277,7 +261,7 @@ def decoder(content_encoding: str) -> Decoder:
             return _zlib_decoder("deflate", zlib.MAX_WBITS)
         case "br":
             return _brotli_decoder()
-    raise UnsupportedMediaType("content-encoding must be gzip, br or deflate")
+    raise errors.UnsupportedMediaType("content-encoding must be gzip, br or deflate")
 
 
 async def decompressed(exchange: Exchange, body: bytes, encoding: str) -> bytes:
@@ -292,7 +276,9 @@ async def decompressed(exchange: Exchange, body: bytes, encoding: str) -> bytes:
         while piece:
             size += len(piece)
             if size > max_bytes:
-                raise PayloadTooLarge(f"the decompressed body has more than {max_bytes} bytes")
+                raise errors.PayloadTooLarge(
+                    f"the decompressed body has more than {max_bytes} bytes"
+                )
             exchange.hold(len(piece))
             pieces.append(piece)
             if len(piece) < wanted:  # this was the last one, nearly always the first as well
@@ -329,13 +315,13 @@ def _zlib_decoder(name: str, window_bits: int) -> Decoder:
             while data:
                 # Only one member is accepted, because each would need a decompressor of its own.
                 if stream.eof:
-                    raise InvalidRequest(
+                    raise errors.InvalidRequest(
                         f"the body has more bytes after the end of its {name} data"
                     )
                 yield stream.decompress(data, PIECE_BYTES)
                 data = stream.unconsumed_tail or stream.unused_data
         except zlib.error:
-            raise InvalidRequest(f"the body is not valid {name}") from None
+            raise errors.InvalidRequest(f"the body is not valid {name}") from None
 
     return Decoder(name, pieces, lambda: stream.eof)
 
@@ -350,7 +336,7 @@ def _brotli_decoder() -> Decoder:
                 yield piece
                 data = b""
         except brotli.error:
-            raise InvalidRequest("the body is not valid brotli") from None
+            raise errors.InvalidRequest("the body is not valid brotli") from None
 
     return Decoder("brotli", pieces, lambda: bool(stream.is_finished()), _brotli_bytes)
 

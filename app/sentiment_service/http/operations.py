@@ -15,19 +15,11 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from sentiment_service import errors
 from sentiment_service.engine.machine.host import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
 from sentiment_service.engine.text.options import Preprocessing
-from sentiment_service.errors import (
-    InvalidBundle,
-    ModelNotFound,
-    NotReady,
-    OutOfMemory,
-    RateLimited,
-    ShuttingDown,
-    Unauthorized,
-)
 from sentiment_service.http.exchange import HttpRequest, Route, packed_answer
 from sentiment_service.http.openapi import (
     DIGEST,
@@ -167,13 +159,13 @@ class Models(TypedDict):
     models: Annotated[list[ModelInfo], Field(description="the default model first")]
 
 
-_READY = {**example({"status": "ready"}), **documented(NotReady, ShuttingDown)}
+_READY = {**example({"status": "ready"}), **documented(errors.NotReady, errors.ShuttingDown)}
 
 
 @router.get(
     "/health/live",
     operation_id="checkLive",
-    responses={**example({"status": "live"}), **documented(NotReady)},
+    responses={**example({"status": "live"}), **documented(errors.NotReady)},
 )
 async def live(request: HttpRequest) -> Status:
     """Succeeds if the service works or can recover by itself; otherwise restart it.
@@ -199,7 +191,7 @@ async def ready(request: HttpRequest) -> Status:
 @router.get(
     "/info",
     operation_id="getInfo",
-    responses=documented(Unauthorized, RateLimited, NotReady),
+    responses=documented(errors.Unauthorized, errors.RateLimited, errors.NotReady),
 )
 async def info(request: HttpRequest) -> Info:
     """Versions, the device that is really in use, and the limits."""
@@ -251,7 +243,7 @@ async def info(request: HttpRequest) -> Info:
 @router.get(
     "/models",
     operation_id="listModels",
-    responses=documented(Unauthorized, RateLimited),
+    responses=documented(errors.Unauthorized, errors.RateLimited),
 )
 async def models(request: HttpRequest) -> Models:
     """The served models."""
@@ -285,7 +277,12 @@ async def models(request: HttpRequest) -> Models:
     responses={
         **example({"status": "reloaded", "digest": DIGEST}),
         **documented(
-            Unauthorized, ModelNotFound, InvalidBundle, OutOfMemory, NotReady, ShuttingDown
+            errors.Unauthorized,
+            errors.ModelNotFound,
+            errors.InvalidBundle,
+            errors.OutOfMemory,
+            errors.NotReady,
+            errors.ShuttingDown,
         ),
     },
     openapi_extra=NAME_IN_PATH,

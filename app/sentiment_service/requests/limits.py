@@ -92,12 +92,7 @@ class Access:
             self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
 
     def check(self, head: Head) -> None:
-        """Return if the request may pass.
-
-        Raises:
-            Unauthorized: it has no key, or an unknown one.
-            RateLimited: its key has sent too many requests. Without keys, its address has.
-        """
+        """Return if the request may pass."""
         paths, reads = self._paths, head.verb in READING
         if reads and head.path in paths.probes:
             return

@@ -121,11 +121,7 @@ class Service:
             yield
 
     def check_live(self) -> None:
-        """Return while at least one worker can answer, or will probably recover.
-
-        Raises:
-            NotReady: the service must be restarted.
-        """
+        """Return while at least one worker can answer, or will probably recover."""
         try:
             self.models.check_live()
         except NotReady:
@@ -134,11 +130,7 @@ class Service:
                 raise
 
     async def check_ready(self) -> None:
-        """Return while at least one worker answers.
-
-        Raises:
-            NotReady, ShuttingDown: the service is starting, failing or stopping.
-        """
+        """Return while at least one worker answers."""
         try:
             await self.models.check_ready()
         except (NotReady, ShuttingDown):

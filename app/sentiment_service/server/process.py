@@ -126,11 +126,7 @@ logger = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: no client can connect before the models are warm.
-
-    Raises:
-        UserError: the address cannot be used.
-    """
+    """A bound socket that does not listen yet: no client can connect before the models are warm."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setblocking(False)

@@ -206,11 +206,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def check_key_variables(environment: Mapping[str, str], settings: Settings) -> None:
-    """Return unless somebody wanted keys, but gave them in a variable that nobody reads.
-
-    Raises:
-        ValueError: the variable would have no effect, and the service would be open.
-    """
+    """Return unless somebody wanted keys, but gave them in a variable that nobody reads."""
     clients = any(value for name, value in environment.items() if name.upper() == CLIENT_KEY)
     if clients and not settings.has_keys:
         raise ValueError(

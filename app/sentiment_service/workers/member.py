@@ -9,40 +9,22 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import cast
 
-from sentiment_service import main
+from sentiment_service import errors, main
 from sentiment_service.engine.model_registry import ModelRegistry
-from sentiment_service.errors import (
-    InvalidBundle,
-    NotReady,
-    OutOfMemory,
-    ServiceError,
-    ShuttingDown,
-)
 from sentiment_service.requests.service import Worker
 from sentiment_service.server import process
 from sentiment_service.server.server import Server, serve
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board
-from sentiment_service.workers.channels import (
-    Control,
-    Done,
-    Drop,
-    Fault,
-    HandedOver,
-    HangUp,
-    Message,
-    NewCredentials,
-    Prepare,
-    Reload,
-    Reloaded,
-    Switch,
-)
+from sentiment_service.workers import channels
 from sentiment_service.workers.worker_process import Assignment, take_share
 
 STATUS_S = 0.1  # between two reports to the supervisor and the other workers
 # The errors of reloads, by their codes.
-ERRORS = {error.code: error for error in (InvalidBundle, NotReady, OutOfMemory)}
+ERRORS = {
+    error.code: error for error in (errors.InvalidBundle, errors.NotReady, errors.OutOfMemory)
+}
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +54,7 @@ class Member(Worker):
     ) -> None:
         super().__init__(board, cpus=cpus, gpu_workers=gpu_workers)
         self._socket = control
-        self._requests: dict[str, asyncio.Future[Fault | None]] = {}
+        self._requests: dict[str, asyncio.Future[channels.Fault | None]] = {}
         # By the number of a reload: whether to switch to the new model, once that is decided.
         self._decisions: dict[int, asyncio.Future[bool]] = {}
         self._preparing: set[asyncio.Task[None]] = set()
@@ -92,53 +74,53 @@ class Member(Worker):
         supervisor has ended. ``take`` gets new keys and a new certificate.
         """
         self._models, self._hang_up, self._take = models, hang_up, take
-        self._control = Control(self._socket, self._on_message, stop)
+        self._control = channels.Control(self._socket, self._on_message, stop)
 
     async def reload(self, models: ModelRegistry, name: str) -> None:
         """Have all workers load the model. If one of them cannot, all keep the old one."""
         models.classifier(name)  # raises for an unknown name
         if self._stopping:
-            raise ShuttingDown()
+            raise errors.ShuttingDown()
         # Unique, because the answer may reach the next worker of this number.
         request = uuid.uuid4().hex
         self._requests[request] = reloaded = asyncio.get_running_loop().create_future()
-        self._control.send(Reload(name, request))
+        self._control.send(channels.Reload(name, request))
         try:
             fault = await reloaded
         finally:
             del self._requests[request]
         if fault is not None:
-            raise ERRORS.get(fault.code, NotReady)(fault.detail)
+            raise ERRORS.get(fault.code, errors.NotReady)(fault.detail)
 
     def stop(self) -> None:
         """Give up reloads: the service stops."""
         self._stopping = True
         for reloaded in self._requests.values():
             if not reloaded.done():
-                reloaded.set_exception(ShuttingDown())
+                reloaded.set_exception(errors.ShuttingDown())
         for decision in self._decisions.values():
             if not decision.done():
                 decision.set_result(False)
 
-    def _on_message(self, message: Message, descriptor: int | None) -> None:
+    def _on_message(self, message: channels.Message, descriptor: int | None) -> None:
         match message:
-            case HangUp():
+            case channels.HangUp():
                 self._hang_up()
-            case NewCredentials():
+            case channels.NewCredentials():
                 if descriptor is not None:  # else the process has no descriptor left for it
                     self._take(Credentials.of_descriptor(descriptor))
-            case Reloaded(request, fault):
+            case channels.Reloaded(request, fault):
                 reloaded = self._requests.get(request)
                 if reloaded is not None and not reloaded.done():
                     reloaded.set_result(fault)
-            case Prepare(number, model):
+            case channels.Prepare(number, model):
                 task = asyncio.create_task(self._prepare(model, number))
                 self._preparing.add(task)
                 task.add_done_callback(self._preparing.discard)
-            case Switch(number) | Drop(number):
+            case channels.Switch(number) | channels.Drop(number):
                 decision = self._decisions.get(number)
                 if decision is not None and not decision.done():
-                    decision.set_result(isinstance(message, Switch))
+                    decision.set_result(isinstance(message, channels.Switch))
 
     async def _prepare(self, name: str, number: int) -> None:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""
@@ -151,23 +133,23 @@ class Member(Worker):
                 if await decision:
                     await use()
                     self._answer(number, None)
-        except ServiceError as error:
-            self._answer(number, Fault(error.code, error.detail))
+        except errors.ServiceError as error:
+            self._answer(number, channels.Fault(error.code, error.detail))
         except Exception:
             logger.exception("%s could not be reloaded", name)
             fault = "a worker failed; the service's log says why"
-            self._answer(number, Fault(NotReady.code, fault))
+            self._answer(number, channels.Fault(errors.NotReady.code, fault))
         finally:
             del self._decisions[number]
 
-    def _answer(self, number: int, fault: Fault | None) -> None:
-        self._control.send(Done(number, fault))
+    def _answer(self, number: int, fault: channels.Fault | None) -> None:
+        self._control.send(channels.Done(number, fault))
 
 
 class WorkerServer(Server):
     """The server of a worker: its connections come from the supervisor, which sees its status."""
 
-    arrivals = HandedOver
+    arrivals = channels.HandedOver
 
     @property
     def _member(self) -> Member:

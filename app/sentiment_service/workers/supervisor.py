@@ -23,19 +23,7 @@ from sentiment_service.server.process import announce, bind_sites
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board, WorkerPhase
-from sentiment_service.workers.channels import (
-    Dealer,
-    Done,
-    Drop,
-    Fault,
-    HangUp,
-    Message,
-    NewCredentials,
-    Prepare,
-    Reload,
-    Reloaded,
-    Switch,
-)
+from sentiment_service.workers import channels
 from sentiment_service.workers.worker_process import (
     HANGS_S,
     LOADING_S,
@@ -93,7 +81,7 @@ class Supervisor:
             )
             for number in range(workers)
         ]
-        self._dealer = Dealer(sites, self._workers)
+        self._dealer = channels.Dealer(sites, self._workers)
         self._stopping = 0  # the signal that stops the service
         self._failed_starts = 0  # of all workers, while none is serving
         self._hung_up = False  # by SIGHUP
@@ -124,9 +112,6 @@ class Supervisor:
         """Start the first worker, which measures, and then the others, which use what it measured.
 
         Returns whether all are ready. If not, a signal came, or a worker has said why it failed.
-
-        Raises:
-            UserError: a worker was killed, or could not be started.
         """
         for together in (self._workers[:1], self._workers[1:]):
             for worker in together:
@@ -174,7 +159,7 @@ class Supervisor:
             os.close(self._credentials)
             self._credentials = read.to_descriptor()
             for worker in self._workers:
-                worker.send(NewCredentials(), self._credentials)
+                worker.send(channels.NewCredentials(), self._credentials)
 
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""
@@ -288,9 +273,9 @@ class Supervisor:
 # Seconds in which workers may serve different models: while they switch to new ones.
 MIXED_S = 2.0
 # A worker that ends does not hold up the others: the next one loads the new bundle as it starts.
-LEFT = Fault(ShuttingDown.code, "the worker ends")
-NONE_LEFT = Fault(NotReady.code, "no worker could load the model")
-LATE = Fault(NotReady.code, "no worker loaded the model in the time allowed")
+LEFT = channels.Fault(ShuttingDown.code, "the worker ends")
+NONE_LEFT = channels.Fault(NotReady.code, "no worker could load the model")
+LATE = channels.Fault(NotReady.code, "no worker loaded the model in the time allowed")
 
 
 class GroupReload:
@@ -305,19 +290,19 @@ class GroupReload:
     ) -> None:
         self._workers = workers
         self._loading_s, self._mixed_s = loading_s, mixed_s
-        self._requests: asyncio.Queue[tuple[WorkerProcess, Reload]] = asyncio.Queue()
+        self._requests: asyncio.Queue[tuple[WorkerProcess, channels.Reload]] = asyncio.Queue()
         self._number = 0  # of the present reload
         self._ended: set[WorkerProcess] = set()  # since it began
         self._mixed_since = 0.0
         self._mixed: set[int] = set()  # the models when all were loaded again for the last time
         # Those whose answer is awaited.
-        self._answers: dict[WorkerProcess, asyncio.Future[Fault | None]] = {}
+        self._answers: dict[WorkerProcess, asyncio.Future[channels.Fault | None]] = {}
 
-    def on_message(self, worker: WorkerProcess, message: Message) -> None:
+    def on_message(self, worker: WorkerProcess, message: channels.Message) -> None:
         """A worker requests a reload, or reports that it has done its part of the present one."""
-        if isinstance(message, Reload):
+        if isinstance(message, channels.Reload):
             self._requests.put_nowait((worker, message))
-        elif isinstance(message, Done) and message.reload == self._number:
+        elif isinstance(message, channels.Done) and message.reload == self._number:
             self._answered(worker, message.fault)
 
     def ended(self, worker: WorkerProcess) -> None:
@@ -344,33 +329,40 @@ class GroupReload:
 
     def reload_all(self) -> None:
         """Have all models loaded again. A worker requests it, because it knows their names."""
-        min(self._workers, key=lambda worker: worker.rank).send(HangUp())
+        min(self._workers, key=lambda worker: worker.rank).send(channels.HangUp())
 
     async def run(self) -> None:
         """Carry out reloads until this is cancelled."""
         while True:
             requester, asked = await self._requests.get()
             fault = await self._reload(asked.model)
-            requester.send(Reloaded(asked.request, fault))
+            requester.send(channels.Reloaded(asked.request, fault))
 
-    async def _reload(self, model: str) -> Fault | None:
+    async def _reload(self, model: str) -> channels.Fault | None:
         """Have all workers that answer load the model again; why that failed, or None."""
         self._number += 1
         self._ended.clear()
         answering = (WorkerPhase.READY, WorkerPhase.NOT_READY)
         workers = [worker for worker in self._workers if worker.phase in answering]
-        faults = await self._have_done(Prepare(self._number, model), workers, self._loading_s)
+        faults = await self._have_done(
+            channels.Prepare(self._number, model), workers, self._loading_s
+        )
         fault = _common(faults.values())
         if fault is not None:
             for worker in workers:
-                worker.send(Drop(self._number))
+                worker.send(channels.Drop(self._number))
             return fault
         prepared = [worker for worker in workers if faults[worker] is None]
-        return _common((await self._have_done(Switch(self._number), prepared, None)).values())
+        return _common(
+            (await self._have_done(channels.Switch(self._number), prepared, None)).values()
+        )
 
     async def _have_done(
-        self, order: Prepare | Switch, workers: Sequence[WorkerProcess], limit_s: float | None
-    ) -> dict[WorkerProcess, Fault | None]:
+        self,
+        order: channels.Prepare | channels.Switch,
+        workers: Sequence[WorkerProcess],
+        limit_s: float | None,
+    ) -> dict[WorkerProcess, channels.Fault | None]:
         """Send an order to the workers; what each reports when it has carried it out.
 
         One that is late must be replaced. But if all are late, all go on: they serve the old model.
@@ -393,13 +385,13 @@ class GroupReload:
         self._answers = {}
         return faults
 
-    def _answered(self, worker: WorkerProcess, fault: Fault | None) -> None:
+    def _answered(self, worker: WorkerProcess, fault: channels.Fault | None) -> None:
         answer = self._answers.get(worker)
         if answer is not None and not answer.done():
             answer.set_result(fault)
 
 
-def _common(faults: Collection[Fault | None]) -> Fault | None:
+def _common(faults: Collection[channels.Fault | None]) -> channels.Fault | None:
     """The fault of all workers together: the first of one that goes on, or that none does."""
     if all(fault and fault.code == LEFT.code for fault in faults):
         return NONE_LEFT

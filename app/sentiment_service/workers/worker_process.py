@@ -220,11 +220,7 @@ class WorkerProcess:
         return self.silent_s > SILENT_S, self.phase
 
     def start(self) -> None:
-        """Start a process: the command of this process once more.
-
-        Raises:
-            UserError: the system has no descriptors, process or memory for it now.
-        """
+        """Start a process: the command of this process once more."""
         with ExitStack() as opened:
             try:
                 own_control, control = map(
