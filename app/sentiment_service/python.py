@@ -24,16 +24,18 @@ from sentiment_service.engine.text.options import Overflow, Preprocessing, Split
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
 from sentiment_service.exported_models import with_bundles
-from sentiment_service.files.frames import (
+from sentiment_service.files.local import LocalClassifier
+from sentiment_service.files.results import (
     Frame,
+    ResultColumns,
     as_pandas,
     columns_of,
+    progress_bar,
     texts_of,
     values_of,
+    with_reason,
     with_results,
 )
-from sentiment_service.files.local import LocalClassifier
-from sentiment_service.files.results import ResultColumns, progress_bar, with_reason
 from sentiment_service.files.table import split_into_chunks
 from sentiment_service.requests.validation import PAIR, ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome, item

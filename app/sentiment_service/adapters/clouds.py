@@ -30,10 +30,10 @@ from sentiment_service.adapters.forms import (
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.http import classify
-from sentiment_service.http.application import OWN_PATHS
+from sentiment_service.http import routes
 from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
+from sentiment_service.http.routes import OWN_PATHS
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import ClassifyRequest
@@ -169,7 +169,7 @@ async def invocations(request: HttpRequest) -> Response:
         case InstancesRequest():
             return await answer_instances(request, body)
         case ClassifyRequest():
-            return await classify.answer(request, body)
+            return await routes.answer(request, body)
         case _:
             return await _as_container(request, cast(TextClassification, body))
 

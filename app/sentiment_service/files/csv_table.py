@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.errors import InvalidRequest, UserError
-from sentiment_service.files.table import (
-    Chunk,
-    Table,
-    TextOrError,
-    check_names,
-    column_index,
-    split_into_chunks,
-)
+from sentiment_service.files.results import column_index
+from sentiment_service.files.table import Chunk, Table, TextOrError, check_names, split_into_chunks
 from sentiment_service.files.text_files import MAX_FIELD_CHARS, TextFile, inner_suffix
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

@@ -14,12 +14,7 @@ from typing import Any
 
 from sentiment_service.files.csv_table import SEPARATORS, CsvTable
 from sentiment_service.files.json_tables import JsonListTable, JsonlTable, parsed
-from sentiment_service.files.results import (
-    ResultColumns,
-    ResultItem,
-    error_text,
-    free_names,
-)
+from sentiment_service.files.results import ResultColumns, ResultItem, error_text, free_names
 from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,

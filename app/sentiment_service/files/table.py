@@ -113,15 +113,6 @@ def _json_value(value: Any) -> Any:
             return value
 
 
-def column_index(
-    column: str, columns: Sequence[str], path: Path | str, option: str = "--column"
-) -> int:
-    if column not in columns:
-        names = ", ".join(map(repr, columns))
-        raise UserError(f"{path} has no column {column!r}; {option} accepts one of: {names}")
-    return columns.index(column)
-
-
 def check_names(columns: Sequence[str], path: Path) -> None:
     """Refuse two columns of the same name: the output could hold only one of them."""
     counts = Counter(map(well_formed, columns))
