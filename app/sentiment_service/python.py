@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
-    ClassVar,
     Literal,
     NoReturn,
     Self,
@@ -86,17 +85,8 @@ class ItemError:
 
     code: str
     message: str
-    label: ClassVar[None] = None
-    score: ClassVar[None] = None
-    scores: ClassVar[None] = None
-    logits: ClassVar[None] = None
-    tokens: ClassVar[None] = None
-    truncated: ClassVar[None] = None
-    polarity: ClassVar[None] = None
-    labels: ClassVar[None] = None
-    windows: ClassVar[None] = None
-    warnings: ClassVar[None] = None
-    sentences: ClassVar[None] = None
+    label = score = scores = logits = tokens = truncated = None
+    polarity = labels = windows = warnings = sentences = None
 
 
 @dataclass(frozen=True, kw_only=True)

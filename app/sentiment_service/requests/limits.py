@@ -27,16 +27,11 @@ class PathSet:
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         self.patterns = frozenset(paths)
-        self._below = tuple(path[:-1] for path in self.patterns if path.endswith("/*"))
-        self._between = [path.split("*") for path in self.patterns if "/*/" in path]
+        known = (re.escape(path).replace(r"\*", ".*") for path in self.patterns)
+        self._match = re.compile("|".join(known) or "(?!)", re.DOTALL).fullmatch
 
     def __contains__(self, path: str) -> bool:
-        if path in self.patterns or path.startswith(self._below):
-            return True
-        for before, after in self._between:
-            if path.startswith(before) and path.endswith(after):
-                return True
-        return False
+        return self._match(path) is not None
 
     def __or__(self, other: "PathSet") -> "PathSet":
         return PathSet(self.patterns | other.patterns)

@@ -160,7 +160,7 @@ def _named(error: ValidationError, source: Callable[[str], str]) -> ValueError:
     """The first fault in our words, with what ``source`` says of the setting's name."""
     first = error.errors()[0]
     name = str(first["loc"][0])
-    given = "" if name in KEYS_AND_FILES else f", not {_written(first['input'])!r}"
+    given = "" if name in KEYS_AND_FILES else f", not {_shown(first['input'])!r}"
     message = first["msg"].removeprefix("Value error, ")
     return ValueError(f"{source(name)}: {plain_words(message)}{given}")
 
@@ -251,13 +251,9 @@ def _variable(name: str) -> str:
     return f"{PREFIX}{name.upper()}"
 
 
-def _written(value: Any) -> Any:
-    """A value as its flag has it; a repeated flag's values in one."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _shown(value: Any) -> Any:
+    """A value as its flag has it; the values of a repeated flag in one."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 # What `serve --help` shows, in this order. Each setting is in one of the groups.
