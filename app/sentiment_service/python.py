@@ -8,16 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NoReturn,
-    Self,
-    TypedDict,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
 from sentiment_service.engine.text.options import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair

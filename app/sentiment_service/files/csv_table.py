@@ -59,7 +59,7 @@ def read_rows(
     rest, number = iter(lines), 1
     waiting: deque[str] = deque()  # lines that a faulty quote had taken
     while line := waiting.popleft() if waiting else next(rest, ""):
-        row = Row(number, _split(line, separator))
+        row = Row(number, line.rstrip("\r\n").split(separator))
         if quotes and '"' in line:
             taken = [line]
             try:
@@ -75,10 +75,6 @@ def read_rows(
         number += row.lines
         if line.strip("\r\n"):
             yield row
-
-
-def _split(line: str, separator: str) -> list[str]:
-    return line.rstrip("\r\n").split(separator)
 
 
 def _taking(taken: list[str], waiting: deque[str], rest: Iterator[str]) -> Iterator[str]:

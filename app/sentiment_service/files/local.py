@@ -27,8 +27,8 @@ from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
-from sentiment_service.files.results import ResultColumns, with_reason
-from sentiment_service.files.table import READ_AHEAD_CHUNKS, Advance, Chunk, ClassifiedChunk
+from sentiment_service.files.results import Advance, ResultColumns, with_reason
+from sentiment_service.files.table import READ_AHEAD_CHUNKS, Chunk, ClassifiedChunk
 from sentiment_service.results import Outcome, item
 from sentiment_service.settings.settings import Settings
 
@@ -98,7 +98,7 @@ class LocalClassifier:
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda _: None,
+        advance: Advance = lambda *_: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         classified = self.outcomes(
             chunks, read_ahead=read_ahead, advance=advance, options=self._options
@@ -112,7 +112,7 @@ class LocalClassifier:
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda _: None,
+        advance: Advance = lambda *_: None,
         options: TextOptions = DEFAULTS,
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
         """The same for Python: an error as an exception, in the place of its text."""

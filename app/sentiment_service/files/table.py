@@ -9,13 +9,13 @@ import stat
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.results import ResultColumns, ResultItem
+from sentiment_service.files.results import Advance, ResultColumns, ResultItem
 from sentiment_service.files.text_files import well_formed
 
 # The kinds of files that are written, and those that are read.
@@ -180,8 +180,6 @@ class Output(ABC):
 # While one chunk of a table is written, the next two are computed.
 READ_AHEAD_CHUNKS = 2
 
-Advance = Callable[[int], object]
-
 
 class TableClassifier(Protocol):
     """Classifies tables.
@@ -198,7 +196,7 @@ class TableClassifier(Protocol):
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda _: None,
+        advance: Advance = lambda *_: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         """Classify the chunks in order.
 
