@@ -207,7 +207,7 @@ class SideServer(Protocol):
 class Adapter:
     """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
 
-    ``routes`` are HTTP's, of the class ``api.http_exchange.Route``; those at ``instances`` read
+    ``routes`` are HTTP's, of the class ``http.exchange.Route``; those at ``instances`` read
     Vertex AI's form. ``server`` makes a server on the event loop when the models are ready; it
     raises UserError if it cannot use its address. ``configured`` is for one that depends on the
     settings or on other adapters: it gets them, and returns the adapter to serve.
