@@ -104,9 +104,8 @@ def _soak(
         at_rest = watch.look()
         runner.run(_end(service, traffic))
     code, _ = service.wait()
-    for line in service.log.splitlines():
-        if "Traceback" in line:
-            tally.failed("tracebacks in the log", line)
+    for traceback in service.log.split("Traceback")[1:]:
+        tally.failed("tracebacks in the log", traceback)
     warm_up_s = WARM_UP * 60 * minutes
     warm = next(sample for sample in watch.samples if sample.seconds >= warm_up_s)
     slopes = {what: watch.per_hour(what, after_s=warm_up_s) for what in MEASURES}
