@@ -316,4 +316,4 @@ class Calls:
 def _left(line: dict[str, Any]) -> bool:
     """Whether a line of a stream's answer says that a text was left undone, as it may be."""
     error = line.get("error", {})
-    return error == REPLACED or error.get("code") == Overloaded.code
+    return bool(error == REPLACED or error.get("code") == Overloaded.code)
