@@ -42,20 +42,15 @@ def test_a_wrong_number_of_workers_is_wrong_usage(
     ("cpus", "device", "workers"),
     [(2.0, "auto", 1), (8.0, "cpu", 1), (64.0, "cpu", 8), (16.0, "cuda:0,1", 4), (0.5, "cuda", 1)],
 )
-def test_auto_follows_the_cpus(
-    monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
-) -> None:
+def test_auto_follows_the_cpus(cpus: float, device: str, workers: int) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr("sentiment_service.workers.worker_process.available_cpus", lambda: cpus)
-    assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
+    settings = Settings.model_validate({"workers": "auto", "device": device})
+    assert worker_count(settings, cpus) == workers
 
 
-def test_more_workers_than_cpus_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_workers_than_cpus_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr("sentiment_service.workers.worker_process.available_cpus", lambda: 2.0)
-    assert worker_count(Settings(workers=3)) == 3
+    assert worker_count(Settings(workers=3), 2.0) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
     ]
@@ -78,7 +73,6 @@ def test_gpus_and_nodes_are_dealt_out() -> None:
     ],
 )
 def test_a_share_is_cpus_and_a_node_and_gpus(
-    monkeypatch: pytest.MonkeyPatch,
     number: int,
     workers: int,
     device: str,
@@ -91,12 +85,9 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     It knows how many have its GPU, itself included.
     """
     calls: list[list[int]] = []
-    monkeypatch.setattr("sentiment_service.workers.worker_process.available_cpus", lambda: 8.0)
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    monkeypatch.setattr("sentiment_service.workers.worker_process.numa_nodes", lambda: nodes)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
-    share = take_share(settings, number, workers)
+    share = take_share(settings, number, workers, cpus=8.0, nodes=nodes, pin=calls.append)
     assert share == (Settings(device=device or "cpu", workers=workers), cpus, gpu_workers)
     assert calls == ([pinned] if pinned else [])
 

@@ -70,10 +70,10 @@ class Assignment:
         return {**os.environ, VARIABLE: json.dumps(asdict(self))}
 
 
-def worker_count(settings: Settings) -> int:
-    """The number of worker processes that these settings mean on this machine."""
+def worker_count(settings: Settings, cpus: float | None = None) -> int:
+    """The number of worker processes that these settings mean with so many CPUs, or all."""
     linux = sys.platform == "linux"
-    cpus = available_cpus()
+    cpus = cpus or available_cpus()
     if settings.workers == "auto":
         each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
         return max(1, int(cpus) // each) if linux else 1
@@ -112,7 +112,15 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
     return settings
 
 
-def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:
+def take_share(
+    settings: Settings,
+    number: int,
+    workers: int,
+    *,
+    cpus: float | None = None,
+    nodes: Sequence[Sequence[int]] | None = None,
+    pin: Callable[[list[int]], None] = lambda cpus: os.sched_setaffinity(0, cpus),
+) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
     The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
@@ -121,10 +129,10 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
     On a machine with several NUMA nodes, the process is pinned to the CPUs of its node, so that
     its memory is near. Call it before threads are started.
     """
-    cpus = available_cpus() / workers
-    nodes = numa_nodes()
+    cpus = (cpus or available_cpus()) / workers
+    nodes = nodes or numa_nodes()
     if len(nodes) > 1 and (workers % len(nodes) == 0 or len(nodes) % workers == 0):
-        os.sched_setaffinity(0, [cpu for node in part(nodes, number, workers) for cpu in node])
+        pin([cpu for node in part(nodes, number, workers) for cpu in node])
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
     if numbers:
