@@ -118,6 +118,8 @@ def test_handshakes_take_turns(process: Process) -> None:
         kept = stack.enter_context(closing(_client(process)))
         clients = [stack.enter_context(closing(Client(port))) for _ in range(number)]
         hellos = [client.hello() for client in clients]
+        for _ in range(20):  # meanwhile, all are accepted
+            assert kept.ask(HEALTH) == 200
         process.signal(signal.SIGSTOP)
         for client, hello in zip(clients, hellos, strict=True):
             client.raw.sendall(hello)
