@@ -17,6 +17,10 @@ SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 
 logger = logging.getLogger(__name__)
 
+# What the kernel keeps of an answer that its client does not take: it would keep megabytes of each
+# connection, which count for the memory of a container. Connections have it from their listener.
+UNSENT_BYTES = 131_072
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: no client can connect before the models are warm.
@@ -26,6 +30,7 @@ def bind(host: str, port: int) -> socket.socket:
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     listener.setblocking(False)
     try:
         listener.bind((host, port))

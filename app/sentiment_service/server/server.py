@@ -34,7 +34,7 @@ from sentiment_service.server.arrivals import (
     Quiet,
     Starts,
 )
-from sentiment_service.server.http_protocol import HttpProtocol
+from sentiment_service.server.http_protocol import HttpProtocol, UnreadAnswers
 from sentiment_service.server.workers.channels import HandedOver
 from sentiment_service.server.workers.member import Member, StatusReport
 from sentiment_service.server.workers.worker_process import Assignment, take_share
@@ -159,6 +159,7 @@ class Server(uvicorn.Server):
 
     def _listen(self) -> None:
         starts = Starts(self._service.often_asked)
+        unread = UnreadAnswers(self._service.inflight.limit)
         note_end = self._note_end if self._assignment else None  # only the supervisor counts
         tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
@@ -171,6 +172,7 @@ class Server(uvicorn.Server):
                 app_state=self.lifespan.state,
                 service=self._service,
                 starts=starts,
+                unread=unread,
             )
             arrivals = HandedOver if self._assignment else Arrivals
             self._listeners.append(Listener(site, protocol, arrivals, note_end, tls))
