@@ -32,7 +32,7 @@ from sentiment_service.server.arrivals import (
     Quiet,
     Starts,
 )
-from sentiment_service.server.http_protocol import HttpProtocol
+from sentiment_service.server.http_protocol import HttpProtocol, UnreadAnswers
 from sentiment_service.server.process import announce, bind_sites
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
@@ -144,6 +144,7 @@ class Server(uvicorn.Server):
 
     def _listen(self) -> None:
         starts = Starts(self._service.often_asked)
+        unread = UnreadAnswers(self._service.inflight.limit)
         tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
@@ -155,6 +156,7 @@ class Server(uvicorn.Server):
                 app_state=self.lifespan.state,
                 service=self._service,
                 starts=starts,
+                unread=unread,
             )
             self._listeners.append(Listener(site, protocol, self.arrivals, self.note_end, tls))
             tls = None  # the port of the metrics has none
