@@ -11,6 +11,7 @@ from sentiment_service.cli import health_check
 from sentiment_service.settings.sources import load_settings, read_credentials
 
 from benchmarks.service import free_port
+from checks.support import tls as clients
 from tests.conftest import Start
 from tests.support.raw_http import port_of
 from tests.support.serving import Process, eventually, installed, run_program
@@ -20,21 +21,10 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 
 def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
     """A certificate of its own authority for this host, and its key."""
-    certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
-    subprocess.run(
-        [
-            *(installed("openssl", "openssl"), "req", "-x509", "-nodes", "-days", "2"),
-            *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-            *("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
+    return clients.make_certificate(directory, name, installed("openssl", "openssl"))
 
 
-def _curl(process: Process, authority: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def _curl(process: Process, authority: Path, *words: str) -> subprocess.CompletedProcess[str]:
     curl = installed("curl", "curl")
     url = f"https://127.0.0.1:{port_of(process.url)}/classify"
     return run_program(curl, "-sS", "--cacert", authority, *words, url)
