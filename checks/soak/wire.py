@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -72,9 +73,9 @@ class Connection:
         self._opened = time.monotonic()
 
     @classmethod
-    async def open(cls, port: int) -> Self:
+    async def open(cls, port: int, tls: ssl.SSLContext | None = None) -> Self:
         """Connect; raises ``OSError`` if the server does not listen."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls))
 
     async def __aenter__(self) -> Self:
         return self

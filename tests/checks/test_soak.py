@@ -22,7 +22,7 @@ from benchmarks.service import free_port
 from checks.soak.calls.call import Call
 from checks.soak.calls.http import Calls
 from checks.soak.calls.truth import Truth
-from checks.soak.faults import grpc_abuse
+from checks.soak.faults import floods, grpc_abuse
 from checks.soak.faults.drawn import Faults
 from checks.soak.grpc_wire import GrpcClient
 from checks.soak.measuring import report
@@ -30,8 +30,10 @@ from checks.soak.measuring.counters import Counters
 from checks.soak.measuring.tally import Tally
 from checks.soak.traffic import Traffic
 from checks.soak.wire import ADMIN_KEY, KEY, Answer, Connection
+from checks.support.tls import make_certificate
 from tests.conftest import FLAGS, SET_BY_HAND
-from tests.support.serving import Process
+from tests.support.raw_http import port_of
+from tests.support.serving import Process, installed
 
 GRPC_PORT = free_port()
 
@@ -139,7 +141,7 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     """What clients see of those that break nothing is what they should."""
     tally = Tally()
     traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
-    faults = Faults(traffic, process.pid, seed=1)
+    faults = Faults(traffic, process.pid, 1, tls_port=0)
     asked = [
         "reload by HTTP",
         "reload of a damaged bundle",
@@ -172,3 +174,22 @@ def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Proc
     asyncio.run(inflict())
     assert tally.failures == {}, tally.examples
     assert set(tally.faults) == set(asked)
+
+
+def test_floods_of_tls_disturb_a_server_beside(calls: Calls, truth: Truth, tmp_path: Path) -> None:
+    """All at once end as they should, and leave a server that still answers and stops."""
+    certificate, key = make_certificate(tmp_path, "soak", installed("openssl", "openssl"))
+    with _serve(truth, "--tls-cert", str(certificate), "--tls-key", str(key)) as process:
+        tally, port = Tally(), port_of(process.url)
+        traffic = Traffic(0, 0, calls, tally, random.Random(1))
+        traffic.may_be_late()  # a probe that waits long is the soak's to judge
+        faults = Faults(traffic, process.pid, 1, tls_port=port)
+        kinds = floods.tls_floods(traffic, port)
+
+        async def inflict() -> None:
+            await asyncio.gather(*map(faults.inflict, kinds))
+
+        asyncio.run(inflict())
+        assert tally.failures == {}, tally.examples
+        assert set(tally.faults) == set(kinds)
+        assert "Traceback" not in process.terminate()
