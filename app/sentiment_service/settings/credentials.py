@@ -104,7 +104,7 @@ def read_again(settings: Settings) -> Credentials | None:
                 if path.is_fifo():  # to wait for a writer would hold up everybody
                     raise UnusableFile(name, f"{path} is a pipe, which is read only once")
         return Credentials.read(settings)
-    except UnusableFile as error:
+    except (UnusableFile, OSError) as error:
         logger.error("keys or certificate stay as they are: %s", error)
         return None
 
