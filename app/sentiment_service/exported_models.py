@@ -129,12 +129,7 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
         return not held or (newest is not None and newest.revision != source.commit.revision)
 
     if needed():
-        try:
-            export_once(source.words, source.bundle, source.name, needed, say)
-        except UserError as error:
-            if source.revision and Path(source.name).parent.is_dir():  # perhaps a path was meant
-                raise UserError(f"there is no directory {source.name}; {error}") from error
-            raise
+        export_once(source.words, source.bundle, source.name, needed, say)
     else:
         for note in _manifest(source.bundle).get("notes", ()):
             if note.startswith("warning"):
