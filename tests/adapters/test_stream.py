@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from sentiment_service.adapters.ndjson import Line, LineReader
 from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
-from sentiment_service.engine.text.options import DEFAULTS
+from sentiment_service.engine.options import DEFAULTS
 from sentiment_service.errors import Overloaded, PayloadTooLarge
 from sentiment_service.http.decoding import decoder
 from sentiment_service.http.exchange import HttpExchange

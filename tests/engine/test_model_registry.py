@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.health import Lifecycle
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import MANIFEST, sha256
 from sentiment_service.engine.model.model import Model

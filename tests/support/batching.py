@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import TokenBudget
 from sentiment_service.errors import ServiceError
 
 from tests.support.serving import eventually

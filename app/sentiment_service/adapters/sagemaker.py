@@ -25,7 +25,7 @@ from sentiment_service.adapters.forms import (
 )
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import (
     InvalidRequest,
     ServiceError,

@@ -7,8 +7,8 @@ from pydantic import BaseModel, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
 from sentiment_service.adapters.forms import ByField, InstancesRequest, answer_instances, ranking
-from sentiment_service.engine.text.options import TextOptions
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.options import TextOptions
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import (
     DeadlineExceeded,
     EmptyText,

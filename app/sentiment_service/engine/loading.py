@@ -11,15 +11,14 @@ from typing import Literal
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 import onnxruntime as ort
 
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import Bundle, Precision
-from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.device import CPU, CUDA, Device
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.sessions import loading_error
+from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import use_idle_cpus
-from sentiment_service.engine.tuning.plan import ServingPlan, tune
+from sentiment_service.engine.tuning import ServingPlan, tune
 from sentiment_service.errors import ServiceError, UserError
 
 logger = logging.getLogger(__name__)

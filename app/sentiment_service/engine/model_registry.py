@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.health import Lifecycle
+from sentiment_service.engine.host import give_back_memory
 from sentiment_service.engine.loading import Loaded, load_again
-from sentiment_service.engine.machine.host import give_back_memory
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.step_thread import StepThread
-from sentiment_service.engine.tuning.plan import ServingPlan
+from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import (
     DeviceLost,
     InvalidBundle,

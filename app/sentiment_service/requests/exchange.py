@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.text.options import DEFAULTS, TextOptions
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.options import DEFAULTS, TextOptions
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import (
     ClientDisconnected,
     InferenceFailed,

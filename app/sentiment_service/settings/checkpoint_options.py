@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_settings import NoDecode
 
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.errors import UserError
 
 

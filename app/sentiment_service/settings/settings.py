@@ -15,7 +15,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from sentiment_service.engine.config import EngineConfig
+from sentiment_service.engine.options import EngineConfig
 from sentiment_service.settings.checkpoint_options import CheckpointOptions
 from sentiment_service.settings.formats import (
     DeviceName,

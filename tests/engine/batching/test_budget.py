@@ -2,7 +2,7 @@
 
 import pytest
 from sentiment_service.engine.batching.batcher import tokens_taken
-from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import TokenBudget
 
 
 def test_memory_that_ran_out_lowers_the_budget_for_good(caplog: pytest.LogCaptureFixture) -> None:

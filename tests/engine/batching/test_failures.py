@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from sentiment_service.engine.batching.batcher import infer_each
-from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.engine.batching.fair_queue import BatchReport
+from sentiment_service.engine.batching.fair_queue import BatchReport, TokenBudget
 from sentiment_service.errors import (
     DeviceLost,
     InferenceFailed,

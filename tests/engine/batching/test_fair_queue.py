@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sentiment_service.engine.batching.budget import MAX_PADDING
-from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, FairQueue, QueuedItem
+from sentiment_service.engine.batching.fair_queue import (
+    LOOK_AHEAD,
+    MAX_PADDING,
+    FairQueue,
+    QueuedItem,
+)
 
 LONGEST = 20
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import pytest
 from sentiment_service.cli.load_generator import tweet_lengths
 from sentiment_service.engine.batching.batcher import MicroBatcher, tokens_taken
-from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
-from sentiment_service.engine.tuning.plan import (
+from sentiment_service.engine.batching.fair_queue import TokenBudget
+from sentiment_service.engine.tuning import (
+    CUDA_BATCHES,
     CUDA_MAX_PADDING,
     RUNNERS_PER_GPU,
+    TEXT_TOKENS,
+    Cost,
     choose,
     queue_tokens,
 )

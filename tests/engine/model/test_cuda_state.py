@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import onnxruntime as ort
 import pytest
-from sentiment_service.engine.machine import gpu
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, cuda_state
+from sentiment_service.engine.model import device as gpu
+from sentiment_service.engine.model.device import CUDA, CudaGpu, cuda_state
 
 SOURCE = Path(__file__).parents[2] / "support/machines/fake_libcuda.c"
 

@@ -7,10 +7,9 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 from sentiment_service.engine.loading import load, load_again, load_as_set, load_model
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from sentiment_service.engine.model import device as device_module
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from sentiment_service.engine.model.device import CONTEXT_MB, CPU, Device
+from sentiment_service.engine.model.device import CONTEXT_MB, CPU, CUDA, CudaGpu, CudaState, Device
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
 from sentiment_service.files.local import LocalClassifier

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.errors import UserError, first_line
 
 # Since 2, int8 weights are within -64...64, so that no CPU's products saturate.

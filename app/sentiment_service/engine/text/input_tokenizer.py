@@ -10,9 +10,14 @@ from typing import cast
 
 from tokenizers import Tokenizer
 
-from sentiment_service.engine.text.options import DEFAULTS, Preprocessing, TextOptions
-from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair
-from sentiment_service.engine.text.text_tokenizer import Encoding, TextTokenizer
+from sentiment_service.engine.options import DEFAULTS, Preprocessing, TextOptions
+from sentiment_service.engine.text.text_tokenizer import (
+    Encoding,
+    PairTokenizer,
+    Text,
+    TextPair,
+    TextTokenizer,
+)
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
 from sentiment_service.results import TextWarning
 
@@ -252,11 +257,11 @@ def normaliser(preprocessing: Preprocessing) -> Callable[[str], str]:
         case "tweet":
             return normalise_tweet
         case "bertweet":
-            from sentiment_service.engine.text.bertweet import normalise_bertweet as normalise
+            from sentiment_service.engine.text.tweets import normalise_bertweet as normalise
         case "tweet_topic":
-            from sentiment_service.engine.text.tweet_topic import normalise_tweet_topic as normalise
+            from sentiment_service.engine.text.tweets import normalise_tweet_topic as normalise
         case "robertuito":
-            from sentiment_service.engine.text.robertuito import normalise_robertuito as normalise
+            from sentiment_service.engine.text.tweets import normalise_robertuito as normalise
         case "none":
             return str
     return normalise

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.engine.batching.fair_queue import Answer, BatchReport, FairQueue
+from sentiment_service.engine.batching.fair_queue import Answer, BatchReport, FairQueue, TokenBudget
 from sentiment_service.errors import DeviceLost, OutOfMemory, ServiceError
 
 from tests.support.batching import Hooks

@@ -16,20 +16,19 @@ import onnxruntime
 import platformdirs
 import pytest
 from sentiment_service.atomic_files import FileLock
-from sentiment_service.engine import loading
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.machine import host
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
+from sentiment_service.engine import host, loading, tuning
 from sentiment_service.engine.model import device
-from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.device import CPU, CUDA, CudaGpu, CudaState, Device
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.text.text_tokenizer import Encoding
-from sentiment_service.engine.tuning import costs
-from sentiment_service.engine.tuning import plan as tuning
-from sentiment_service.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost
-from sentiment_service.engine.tuning.plan import (
+from sentiment_service.engine.tuning import (
+    BATCHES,
+    CUDA_BATCHES,
     CUDA_MAX_PADDING,
     LEAST_QUEUE_TOKENS,
+    TEXT_TOKENS,
+    Cost,
     ServingPlan,
     choose,
     queue_tokens,
@@ -175,7 +174,7 @@ def test_loading_the_kernels_of_a_size_does_not_end_the_search(
         known.add(len(encodings))
         return []
 
-    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(Model, "infer", infer)
     model.provider = CUDA
     tune(model, config, cpus=2)
@@ -193,7 +192,7 @@ def test_a_list_that_ended_early_is_kept(
     provider: str,
 ) -> None:
     """A slow GPU, or one with little memory, never gets to the largest size: not every start."""
-    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "MEASURING_SECONDS", 0.0)
     model.provider = provider
     tune(model, config, cpus=2)
     batches.clear()
@@ -281,8 +280,7 @@ def test_another_gpu_is_measured_again(
     model: Model, config: EngineConfig, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured on one GPU, with one limit of memory, is not used on another."""
-    for module in (costs, tuning):
-        monkeypatch.setattr(module, "CUDA_BATCHES", (1,))
+    monkeypatch.setattr(tuning, "CUDA_BATCHES", (1,))
     model.provider, model.device = CUDA, Device((0,))
     for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
         gpu = CudaGpu(name, 1 << 30, (9, 0))
@@ -318,10 +316,10 @@ def test_few_rounds_leave_much_in_doubt(
 
     One round shows no spread, so a large spread is assumed, and the rule for noise decides.
     """
-    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "MEASURING_SECONDS", 0.0)
     assert tune(model, config, cpus=2).budget.tokens == TEXT_TOKENS
     assert {*batches} == {1}
-    assert [cost["spread"] for cost in _costs(config)] == [costs.UNKNOWN_SPREAD] * 2
+    assert [cost["spread"] for cost in _costs(config)] == [tuning.UNKNOWN_SPREAD] * 2
 
 
 def test_ways_are_measured_in_turns(
@@ -336,7 +334,7 @@ def test_ways_are_measured_in_turns(
         return infer(model, encodings)
 
     monkeypatch.setattr(Model, "infer", noted)
-    monkeypatch.setattr(costs, "LEAST_SECONDS", 0.0)  # each batch once
+    monkeypatch.setattr(tuning, "LEAST_SECONDS", 0.0)  # each batch once
     tune(model, config, cpus=2)
     # After the first two of each size: one batch of two threads, two of one.
     rounds = order[2 * 3 * len(BATCHES) :]
