@@ -34,7 +34,7 @@ from sentiment_service.engine.tuning import (
     queue_tokens,
     tune,
 )
-from sentiment_service.errors import UserError
+from sentiment_service.errors import OutOfMemory, UserError
 from sentiment_service.server.workers.worker_process import take_share
 from sentiment_service.settings.settings import Settings
 
@@ -380,7 +380,7 @@ def test_a_budget_lowered_for_want_of_memory_is_not_kept(
     """The summary says why the budget is lower; the next start begins with what was measured."""
     plan = tune(model, config, cpus=2)
     start = plan.budget.tokens
-    plan.budget.lower(start, "out of memory")
+    plan.budget.lower([start // 2] * 2, OutOfMemory("out of memory"))
     words = f"at most {start // 2} tokens a batch (lowered from {start}, because"
     assert words in plan.summary()
     assert tune(model, config, cpus=2).budget.tokens == start

@@ -255,11 +255,7 @@ class Classifier:
         return min(batches * self.plan.budget.tokens, self.request_tokens)
 
     def check_admission(self, *, timeout_s: float) -> None:
-        """Return if the queue would admit one more token.
-
-        Raises:
-            Overloaded, ShuttingDown: it would not.
-        """
+        """Raise the error with which the queue would refuse one more token, if it would."""
         self._batcher.check_admission(1, timeout_s=timeout_s)
 
     @contextmanager
@@ -269,12 +265,9 @@ class Classifier:
         try:
             yield
         finally:
-            self._end_use()
-
-    def _end_use(self) -> None:
-        self._uses -= 1
-        if not self._uses:
-            self._unused.set()
+            self._uses -= 1
+            if not self._uses:
+                self._unused.set()
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
@@ -309,16 +302,12 @@ class Classifier:
         A text that could not be read is the error that says so, and stays in its place. If
         ``admitted`` is given, the texts wait at the stream gate for room in the queue, where other
         requests are refused. It is set when they have passed.
-
-        Raises:
-            Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
-            DeadlineExceeded: the deadline passed before the texts were tokenised.
         """
         if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
-        self.model.check(options)
-        self._uses += 1
-        try:
+        if options.threshold is not None:
+            self.model.check(options)
+        with self.in_use():
             begun_ns, started = time.time_ns(), time.perf_counter()
             encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
             tokenize_s = time.perf_counter() - started
@@ -339,8 +328,6 @@ class Classifier:
             self.observer.stages(stages, begun_ns=begun_ns, tag=tag)
             outcomes = outcomes_of(self.model, encoded, answer.results)
             return Classification(self.model, outcomes, stages)
-        finally:
-            self._end_use()
 
     async def _encode(
         self,

@@ -47,23 +47,14 @@ class Lifecycle:
             self._begin()
 
     def check(self) -> None:
-        """Return if the service admits requests.
-
-        Raises:
-            NotReady: the service is still starting.
-            ShuttingDown: the service is stopping or has stopped.
-        """
+        """Raise ``NotReady`` while the service starts, and ``ShuttingDown`` once it stops."""
         if self.phase is Phase.STARTING:
             raise NotReady("the service is starting")
         if self.stopping:
             raise ShuttingDown()
 
     def check_recovers(self) -> None:
-        """Return unless something failed that the process cannot repair.
-
-        Raises:
-            NotReady: it must be restarted.
-        """
+        """Raise ``NotReady`` if something failed that only a new process can repair."""
         if self.failure:
             raise NotReady(self.failure)
 
@@ -107,24 +98,16 @@ class Health:
         return self._runners.complete and not self._batcher.failing
 
     def check_live(self) -> None:
-        """Return if the device works and at least one runner can still answer.
-
-        Raises:
-            NotReady: only a new process can help.
-        """
+        """Raise ``NotReady`` if the device is lost or no runner can answer any more."""
         self.check_device()
         if self._runners.hopeless:
             raise NotReady(f"every runner of {self._model.name} hangs or has failed")
 
     async def check_ready(self) -> None:
-        """Return if inference works and no runner hangs.
+        """Raise ``NotReady`` if inference does not work, or a runner hangs or has no thread.
 
         After several failed batches, a short text is classified as a test. If that works, the
         service becomes ready again by itself.
-
-        Raises:
-            NotReady: the device is lost, a runner hangs or has no thread, or inference keeps
-                failing.
         """
         self.check_device()
         if not self._runners.complete:
@@ -133,16 +116,11 @@ class Health:
             raise NotReady(f"inference with {self._model.name} keeps failing")
 
     def check_device(self) -> None:
-        """Return unless the device is lost.
-
-        Raises:
-            NotReady: only a new process can help.
-        """
+        """Raise ``NotReady`` if the device is lost."""
         if reason := self._batcher.device_lost:
             raise NotReady(f"{self._model.name}: {reason}")
 
     async def _probe(self) -> bool:
-        """Whether a short text gets a result."""
         probe = self._model.tokenizer.encode(PROBE_TEXT)
         try:
             answer = await self._batcher.submit([probe], timeout_s=PROBE_TIMEOUT_S)

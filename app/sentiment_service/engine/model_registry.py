@@ -68,12 +68,7 @@ class ModelRegistry:
             self.classifiers[name] = self._classifier_of(model, plan)
 
     def classifier(self, name: str | None) -> Classifier:
-        """The classifier of the named model, or of the first one.
-
-        Raises:
-            ModelNotFound: no model has that name.
-            NotReady, ShuttingDown: the models are not loaded yet, or no longer.
-        """
+        """The classifier of the named model, or of the first one."""
         if not self.classifiers:
             self._lifecycle.check()
         if name is None:
@@ -88,10 +83,7 @@ class ModelRegistry:
     def check_admission(self, *, timeout_s: float) -> None:
         """Return if any model admits work that must be done within ``timeout_s`` seconds.
 
-        If none does, it is counted as refused once, by the last of them.
-
-        Raises:
-            Overloaded, NotReady, ShuttingDown: no model does.
+        If none does, it is counted as refused once, by the last of them, whose error is raised.
         """
         self.classifier(None)  # raises while there is none
         *others, last = self.classifiers.values()
@@ -146,8 +138,6 @@ class ModelRegistry:
         it has begun.
 
         Raises:
-            ModelNotFound, ShuttingDown: there is no such model to reload now.
-            NotReady: there is none yet, or the device is lost.
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
             OutOfMemory: there is no memory for both models; the old one stays.
         """
@@ -161,9 +151,6 @@ class ModelRegistry:
         That waits until the old one has finished. If it is not called within the block, the old
         model stays. The next reload of this model waits for the end of the block, so that at most
         two of its versions are in memory.
-
-        Raises:
-            ModelNotFound, NotReady, ShuttingDown, InvalidBundle, OutOfMemory: as in ``reload``.
         """
         self.classifier(name)  # raises for an unknown name, before a lock is created for it
         async with self._reloading[name]:

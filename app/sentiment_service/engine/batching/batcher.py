@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
@@ -39,7 +39,6 @@ from sentiment_service.errors import (
     Overloaded,
     ServiceError,
     ShuttingDown,
-    first_line,
 )
 
 # May raise any error. One that it returns in the place of a result fails only that item.
@@ -281,7 +280,7 @@ def compute(
     return results, BatchReport(
         items=len(batch),
         tokens=sum(lengths),
-        padded_tokens=tokens_taken(budget, lengths),
+        padded_tokens=budget.taken_by(lengths),
         started=started,
         ended=ended,
         failed=sum(isinstance(result, ServiceError) for result in results),
@@ -326,7 +325,7 @@ def infer_each(
                 results += [NotReady(str(error)) for _ in items[len(results) :]]
                 break
             if isinstance(error, OutOfMemory):
-                _lower(budget, part, error)
+                budget.lower([*map(len, part)], error)
             if len(part) > 1:
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
@@ -338,21 +337,6 @@ def infer_each(
             # Tracebacks keep what the attempt has allocated, which the next one may need.
             error.__traceback__ = error.__cause__ = error.__context__ = None
     return results, raised
-
-
-def tokens_taken(budget: TokenBudget, lengths: Sequence[int]) -> int:
-    """The tokens that items of these lengths take of the budget, as one batch."""
-    return sum(lengths) if budget.max_padding is None else len(lengths) * max(lengths)
-
-
-def _lower(budget: TokenBudget, items: Sequence[Sized], error: OutOfMemory) -> None:
-    """Lower the budget if memory ran out for several items; one long item may go alone."""
-    tokens = tokens_taken(budget, [*map(len, items)])
-    reason = first_line(error.__cause__ or error)
-    if len(items) > 1:
-        budget.lower(tokens, reason)
-    else:
-        logger.error("the memory ran out for a single text of %d tokens: %s", tokens, reason)
 
 
 # The shortest and longest wait before a full queue is asked again whether it has room.
@@ -392,12 +376,7 @@ class StreamGate(Generic[Item, Result]):
     async def submit(
         self, items: Sequence[Item], *, tag: object = None, admitted: asyncio.Event
     ) -> Answer[Result]:
-        """Wait for the items' turn, then submit them. ``admitted`` is set in between.
-
-        Raises:
-            TooManyTexts: the items have more tokens than one request may queue.
-            ShuttingDown: the gate or the batcher was closed before their turn.
-        """
+        """Wait for the items' turn, then submit them. ``admitted`` is set in between."""
         tokens = sum(map(len, items))
         self._waiting += 1
         try:

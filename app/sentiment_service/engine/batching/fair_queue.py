@@ -18,7 +18,14 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from sentiment_service.errors import RETRY_AFTER_S, Overloaded, ServiceError, TooManyTexts
+from sentiment_service.errors import (
+    RETRY_AFTER_S,
+    OutOfMemory,
+    Overloaded,
+    ServiceError,
+    TooManyTexts,
+    first_line,
+)
 
 # The share of a batch that may be padding. Padding costs time in attention; small batches cost time
 # in loading the weights. With tweets of 5 to 45 tokens, shares of 6 to 15 % lose about the same on
@@ -47,12 +54,19 @@ class TokenBudget:
         other.tokens = self.tokens
         return other
 
-    def lower(self, too_large: int, reason: str) -> None:
-        """Take no batches of ``too_large`` tokens any more: memory ran out in one.
+    def taken_by(self, lengths: Sequence[int]) -> int:
+        """The tokens that items of these lengths take of the budget, as one batch."""
+        return sum(lengths) if self.max_padding is None else len(lengths) * max(lengths)
 
-        The budget is halved until it is smaller. If that changes anything, the log says so, with
-        the ``reason``.
+    def lower(self, lengths: Sequence[int], error: OutOfMemory) -> None:
+        """Take no batches as large as one of these lengths any more: memory ran out in it.
+
+        The budget is halved until it is smaller. A single item may be longer and go alone.
         """
+        too_large, reason = self.taken_by(lengths), first_line(error.__cause__ or error)
+        if len(lengths) == 1:
+            logger.error("the memory ran out for a text of %d tokens: %s", too_large, reason)
+            return
         with self._lock:
             before = self.tokens
             while self.tokens >= too_large and self.tokens > 1:
@@ -346,13 +360,9 @@ class Admission:
         self.seconds_per_token = self._seconds / self._tokens
 
     def check(self, tokens: int, *, runners: int, timeout_s: float) -> None:
-        """Return if a request of ``tokens`` tokens may enter the queue.
+        """Return if a request of ``tokens`` tokens may enter the queue, else raise the error.
 
         ``runners`` is the number of runners that work at this moment, at least 1.
-
-        Raises:
-            TooManyTexts: the request would fill more than its share of the queue.
-            Overloaded: the queue is full, or the answer would come after ``timeout_s`` seconds.
         """
         limit, queued = self._max_queue_tokens, self._queue.tokens
         most = int(limit * REQUEST_SHARE)

@@ -166,12 +166,7 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path) -> "Bundle":
-        """Read the manifest and check the side files.
-
-        Raises:
-            UserError: the path is not a bundle, its format is too new or its content is not
-                valid, or a file is missing or changed.
-        """
+        """Read the manifest and check the side files."""
         manifest, digest = _read_manifest(path)
         for name in SIDE_FILES:
             if name not in manifest.files:
@@ -194,12 +189,7 @@ class Bundle:
         return cls(path, manifest, config, digest)
 
     def variant_path(self, precision: Precision) -> Path:
-        """Check the digest of a variant's ONNX file and of its weights, and return its path.
-
-        Raises:
-            UserError: the bundle has no such variant, its int8 is of an earlier format, or its file
-                is missing or changed.
-        """
+        """Check the digest of a variant's ONNX file and of its weights, and return its path."""
         variant = self.manifest.variants.get(precision)
         if variant is None:
             held = ", ".join(sorted(self.manifest.variants))

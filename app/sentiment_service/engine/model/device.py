@@ -138,11 +138,7 @@ def cuda_state(library: str = LIBCUDA, root: Path = Path("/")) -> CudaState:
 
 
 def _ask_driver(library: str, root: Path) -> tuple[str, tuple[CudaGpu, ...]]:
-    """The newest CUDA that the driver supports, and the GPUs that it shows.
-
-    Raises:
-        _UnusableError: the library is missing, or it cannot work.
-    """
+    """The newest CUDA that the driver supports, and the GPUs that it shows."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError as error:
@@ -266,12 +262,7 @@ class Device:
         return CUDA if self.gpus else CPU
 
     def check(self) -> None:
-        """Return if the device is there.
-
-        Raises:
-            UserError: CUDA cannot be used, it shows no GPU with one of the numbers, or ONNX
-                Runtime does not support that GPU.
-        """
+        """Raise ``UserError`` if CUDA, or one of the GPUs, is not there or cannot be used."""
         if not self.gpus:
             return
         state = cuda_state()

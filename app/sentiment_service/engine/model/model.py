@@ -115,12 +115,6 @@ class Model:
         gpu_memory_mb: int,
         name: str | None,
     ) -> None:
-        """Open the sessions.
-
-        Raises:
-            UserError: a file is damaged, the variant is not in the bundle, its output does not fit
-                the labels, or a session cannot be opened.
-        """
         self._file = bundle.variant_path(precision)
         manifest = bundle.manifest
         self.name = name or manifest.name
@@ -198,11 +192,7 @@ class Model:
         return other
 
     def use_threads(self, threads: int) -> None:
-        """Open the sessions, with ``threads`` intra-op threads per batch.
-
-        Raises:
-            UserError: a session cannot be opened.
-        """
+        """Open the sessions, with ``threads`` intra-op threads per batch."""
         self.threads = threads
         sessions = [
             open_session(self._file, provider, threads=threads) for provider in self._providers
@@ -211,11 +201,7 @@ class Model:
         self._replicas = Replicas(sessions) if len(sessions) > 1 else None
 
     def check(self, options: TextOptions) -> None:
-        """Refuse options that have no meaning for the model.
-
-        Raises:
-            InvalidRequest: there is a threshold, and each text has one label.
-        """
+        """Raise ``InvalidRequest`` if an option has no meaning for the model."""
         if options.threshold is not None and not self.multi_label:
             raise InvalidRequest(
                 f"threshold is for multi-label models; {self.name} gives each text one label"

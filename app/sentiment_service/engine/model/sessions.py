@@ -161,12 +161,7 @@ SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
 
 
 def open_session(path: Path, provider: Provider, *, threads: int) -> ort.InferenceSession:
-    """Open a session with ``threads`` intra-op threads (0: one per core).
-
-    Raises:
-        UserError: the file cannot be loaded, or the provider cannot be used (``DeviceLost``: not
-            in this process).
-    """
+    """Open a session with ``threads`` intra-op threads (0: one per core)."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # A spinning thread takes the core that the event loop needs.

@@ -127,7 +127,7 @@ class TextTokenizer:
         self._repeated = self._special + stride  # tokens of a window that are not new
         known = map(tokenizer.token_to_id, ("[UNK]", "<unk>"))
         self._unknown_id: int | None = next((token for token in known if token is not None), None)
-        self._unknown = b"" if self._unknown_id is None else packed([self._unknown_id])
+        self.unknown = b"" if self._unknown_id is None else packed([self._unknown_id])
         self._words = WordCache(tokenizer, max_tokens=max_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[Encoding | EmptyText]:
@@ -149,7 +149,7 @@ class TextTokenizer:
 
     def unknown_share(self, encoding: Encoding) -> float:
         """The share of tokens that stand for what the model does not know, special ones apart."""
-        if self._unknown_id is None or self._unknown not in encoding.packed_ids:  # nearly always
+        if self._unknown_id is None:
             return 0.0
         return encoding.ids.count(self._unknown_id) / max(1, len(encoding) - self._special)
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.entities import name2codepoint
 from pathlib import Path
 
@@ -278,3 +278,10 @@ def _link(found: re.Match[str]) -> str:
     closing = _CLOSING.get(found.string[max(found.start() - 1, 0)])
     kept = found[0].rpartition(closing)[2] if closing and closing in found[0] else None
     return "{{URL}}" if kept is None else f"{{{{URL}}}}{closing}{kept}"
+
+
+NORMALISERS: dict[str, Callable[[str], str]] = {
+    "bertweet": normalise_bertweet,
+    "robertuito": normalise_robertuito,
+    "tweet_topic": normalise_tweet_topic,
+}
