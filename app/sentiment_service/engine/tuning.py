@@ -14,7 +14,7 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -83,14 +83,19 @@ class Cost:
         return 2 * self.seconds[texts]
 
 
-def measure(model: Model, ways: Sequence[tuple[int, int]]) -> list[Cost]:
+Measure = Callable[[Model, Sequence[tuple[int, int]]], list[Cost]]
+
+
+def measure(
+    model: Model, ways: Sequence[tuple[int, int]], seconds: float = MEASURING_SECONDS
+) -> list[Cost]:
     """Measure the cost of each way, (runners, threads), in the order of ``ways``.
 
     The last way is measured in turns with each of the others. So at most two sessions are open at
     once. This saves memory, because each session has its own weights.
     """
     *others, last = ways
-    share = MEASURING_SECONDS / max(1, len(others))
+    share = seconds / max(1, len(others))
     reference = _Candidate(model, *last)
     if not others:
         _take_turns([reference], share)
@@ -237,7 +242,9 @@ class ServingPlan:
 _COSTS = TypeAdapter(list[Cost])
 
 
-def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
+def tune(
+    model: Model, config: EngineConfig, cpus: float, measure: Measure = measure
+) -> ServingPlan:
     """The plan with the config's runners, threads and budget. What is not set is measured."""
     if model.provider == CUDA:
         runners = config.runners or RUNNERS_PER_GPU * model.device.copies
@@ -251,7 +258,7 @@ def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
     if len(ways) == 1 and config.max_batch_tokens and queue:
         budget = TokenBudget(config.max_batch_tokens, max_padding=padding)
         return ServingPlan(*ways[0], queue, budget, "as set")
-    costs, measured = _costs(model, config, cpus, ways)
+    costs, measured = _costs(model, config, cpus, ways, measure)
     cost, texts = choose(costs, config.target_latency_ms / 1000)
     figures = "; ".join([_figures(cost, texts), *(_figures(c) for c in costs if c != cost)])
     reason = f"measured {measured} on texts of {TEXT_TOKENS} tokens: {figures}"
@@ -263,7 +270,11 @@ def tune(model: Model, config: EngineConfig, cpus: float) -> ServingPlan:
 
 
 def _costs(
-    model: Model, config: EngineConfig, cpus: float, ways: Sequence[tuple[int, int]]
+    model: Model,
+    config: EngineConfig,
+    cpus: float,
+    ways: Sequence[tuple[int, int]],
+    measure: Measure,
 ) -> tuple[list[Cost], str]:
     """What an earlier start kept, or what is measured now and kept; and when it was measured."""
     key = _key(model, cpus, ways)

@@ -29,7 +29,7 @@ from sentiment_service.engine.batching.fair_queue import (
     Result,
     TokenBudget,
 )
-from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners
+from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners, Watch
 from sentiment_service.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -71,11 +71,14 @@ class MicroBatcher(Generic[Item, Result]):
         runners: int,
         budget: TokenBudget,
         max_queue_tokens: int,
+        watch: Watch | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.device_lost: str | None = None
         self._infer = infer
         self._observer = observer
         self._budget = budget
+        self._now = clock or time.monotonic
 
         self._loop = asyncio.get_running_loop()
         self._requests: set[PendingRequest] = set()
@@ -86,7 +89,9 @@ class MicroBatcher(Generic[Item, Result]):
         self._failed_in_a_row = 0
         self._admission = Admission(self.queue, budget=budget, max_queue_tokens=max_queue_tokens)
 
-        self.runners = Runners(runners, serve=self._serve, on_failure=self._fail, observer=observer)
+        self.runners = Runners(
+            runners, serve=self._serve, on_failure=self._fail, observer=observer, watch=watch
+        )
         self.runners.start()
 
     @property
@@ -119,7 +124,7 @@ class MicroBatcher(Generic[Item, Result]):
         """
         if not items:
             return Answer([], 0.0, 0.0)
-        now = time.monotonic()
+        now = self._now()
         request = PendingRequest(len(items), self._loop.create_future(), now, tag)
         queued = [
             QueuedItem(len(item), now + timeout_s, item, request, index)
@@ -169,12 +174,12 @@ class MicroBatcher(Generic[Item, Result]):
             self.queue.clear()
         unfinished = [request for request in self._requests if not request.done.done()]
         for request in unfinished:
-            request.fail_rest(ShuttingDown(), time.monotonic())
+            request.fail_rest(ShuttingDown(), self._now())
         return not unfinished
 
     def _expire(self, request: PendingRequest, queued: Batch, timeout_s: float) -> None:
         self._take_back(queued)
-        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
+        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), self._now())
 
     def _take_back(self, queued: Batch) -> None:
         """Remove the items that still wait from the queue, so that they are never computed."""
@@ -197,7 +202,7 @@ class MicroBatcher(Generic[Item, Result]):
                     max_tokens=self._budget.tokens,
                     max_padding=self._budget.max_padding,
                     share=self.queue.tokens / idle,
-                    now=time.monotonic(),
+                    now=self._now(),
                 )
                 if runner.batch:
                     runner.idle = False
@@ -211,7 +216,7 @@ class MicroBatcher(Generic[Item, Result]):
         batch = runner.batch
         tokens = sum(queued.tokens for queued in batch)
         runner.expected_s = tokens * self._admission.seconds_per_token
-        results, report = compute(self._infer, batch, self._budget)
+        results, report = compute(self._infer, batch, self._budget, self._now)
         self._finish(runner, report)
         try:
             self._observer.batch(report)
@@ -242,13 +247,13 @@ class MicroBatcher(Generic[Item, Result]):
 
     def _deliver(self, batch: Batch, results: Sequence[Any], report: BatchReport) -> None:
         """On the event loop: give each request its results."""
-        self._observer.lag(time.monotonic() - report.ended)
+        self._observer.lag(self._now() - report.ended)
         for queued, result in zip(batch, results, strict=True):
             queued.request.settle(queued.index, result, report.ended, report.started)
 
     def _fail(self, batch: Batch) -> None:
         """On the event loop: fail the items of a batch whose runner hangs or was lost."""
-        now = time.monotonic()
+        now = self._now()
         for queued in batch:
             error = InferenceFailed(
                 "inference did not end for this text, or for another text in its batch"
@@ -263,7 +268,7 @@ class MicroBatcher(Generic[Item, Result]):
 
 
 def compute(
-    infer: Infer[Any, Any], batch: Batch, budget: TokenBudget
+    infer: Infer[Any, Any], batch: Batch, budget: TokenBudget, now: Callable[[], float]
 ) -> tuple[list[Any], BatchReport]:
     """A result or an error for each item of the batch, and the report of it."""
 
@@ -272,9 +277,9 @@ def compute(
         if not isinstance(error, DeviceLost | OutOfMemory):
             logger.error("inference raised on a batch of %d", len(batch), exc_info=error)
 
-    started = time.monotonic()
+    started = now()
     results, raised = infer_each(infer, [queued.item for queued in batch], budget, log)
-    ended = time.monotonic()
+    ended = now()
     lengths = [queued.tokens for queued in batch]
     requests = {id(queued.request): queued.request for queued in batch}.values()
     return results, BatchReport(

@@ -9,9 +9,11 @@ import ctypes
 import io
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
@@ -108,19 +110,27 @@ class _UnusableError(Exception):
     """The driver cannot be used. Its arguments are the problem and the cure."""
 
 
-def cuda_state(library: str = LIBCUDA, root: Path = Path("/")) -> CudaState:
+def cuda_state(
+    library: str = LIBCUDA,
+    root: Path = Path("/"),
+    runtime: Any = ort,
+    path: Sequence[str] | None = None,
+) -> CudaState:
     """Ask the driver's ``library`` for its GPUs, and find out what is missing for CUDA.
 
-    ``root`` is the directory that holds ``proc`` and ``sys``.
+    ``root`` is the directory that holds ``proc`` and ``sys``, ``runtime`` the module of ONNX
+    Runtime, and ``path`` where Python finds packages.
     """
-    state = CudaState(driver=_driver_version(root), runtime_cuda=_runtime_cuda())
+    # ONNX Runtime has this attribute if it was built for CUDA.
+    built_for = str(getattr(runtime, "cuda_version", ""))
+    state = CudaState(driver=_driver_version(root), runtime_cuda=built_for)
     try:
         driver_cuda, gpus = _ask_driver(library, root)
         state = replace(state, driver_cuda=driver_cuda, gpus=gpus)
         problem, cure = "", ""
     except _UnusableError as error:
         problem, cure = error.args
-    if CUDA not in ort.get_available_providers():
+    if CUDA not in runtime.get_available_providers():
         problem = "the installed package onnxruntime is the one for CPUs"
         cure = "install the extra 'gpu' in place of 'cpu' (in a clone: make install HARDWARE=gpu)"
     elif not problem and _major(state.driver_cuda) < _major(state.runtime_cuda):
@@ -131,7 +141,9 @@ def cuda_state(library: str = LIBCUDA, root: Path = Path("/")) -> CudaState:
         cure = "install a newer driver"
     elif not problem and all(gpu.problem for gpu in state.gpus):
         problem, cure = state.gpus[0].problem, "use another GPU"
-    elif not problem and (missing := _missing_libraries()):
+    elif not problem and (
+        missing := _missing_libraries(runtime, tuple(sys.path if path is None else path))
+    ):
         problem = f"these libraries of CUDA cannot be loaded: {', '.join(missing)}"
         cure = "install the extra 'gpu', which brings them (in a clone: make install HARDWARE=gpu)"
     return replace(state, problem=problem, cure=cure)
@@ -184,30 +196,25 @@ def _driver_version(root: Path) -> str:
         return ""
 
 
-def _runtime_cuda() -> str:
-    """The version of CUDA that ONNX Runtime was built for; empty if it was built for CPUs."""
-    return str(getattr(ort, "cuda_version", ""))
-
-
 def _major(version: str) -> int:
     return int(version.partition(".")[0] or 0)
 
 
 @cache
-def _missing_libraries() -> tuple[str, ...]:
+def _missing_libraries(runtime: Any, path: tuple[str, ...]) -> tuple[str, ...]:
     """Load the libraries of the packages nvidia-*, and return the names of those that are missing.
 
     ONNX Runtime finds them by itself only if they are on the system's search path, or if the
     packages are installed beside its own. They may be elsewhere: ``pip install --target`` puts
     packages beside those of the machine.
     """
-    places = [str(lib) for entry in sys.path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
+    places = [str(lib) for entry in path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
     with contextlib.redirect_stdout(io.StringIO()) as output:  # it prints what it cannot load
         for place in places:
-            ort.preload_dlls(directory=place)
+            runtime.preload_dlls(directory=place)
         # A library that is loaded by now is found by its name, wherever it is.
         output.truncate(output.seek(0))
-        ort.preload_dlls()
+        runtime.preload_dlls()
     # What has a path was tried by its name as well.
     names = re.findall(r"^Failed to load ([^\s/]+):", output.getvalue(), re.MULTILINE)
     return tuple(dict.fromkeys(names))
