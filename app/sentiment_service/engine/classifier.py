@@ -77,10 +77,10 @@ class Observer(BatchObserver, Protocol):
 
 
 DIGEST_BYTES = 16
-OBJECT_BYTES = 33  # of a bytes object, beside its content
-# What CPython's OrderedDict takes for each entry: at most 168 bytes in its tables, which have up to
-# six places per entry, and 32 in its list.
-CONTAINER_BYTES = 200
+# What CPython takes for a result beside its numbers: of the OrderedDict at most 168 bytes in its
+# tables, which have up to six places per entry, and 32 in its list; 64 for the digest; up to 48 for
+# the object that holds the numbers.
+ENTRY_BYTES = 168 + 32 + 64 + 48
 
 
 class ResultCache:
@@ -98,15 +98,12 @@ class ResultCache:
         self._on_lookup = on_lookup
         # Bytes instead of lists: they are small, and the garbage collector does not visit them.
         self._numbers = struct.Struct(f"{2 * labels}d")
-        self._entry_bytes = (
-            _allocated(DIGEST_BYTES) + _allocated(self._numbers.size) + CONTAINER_BYTES
-        )
+        self._entry_bytes = ENTRY_BYTES + self._numbers.size
         self._max_entries = max_bytes // self._entry_bytes
         self._results: OrderedDict[bytes, bytes] = OrderedDict()  # the latest use comes last
 
     @property
     def size(self) -> int:
-        """The number of bytes that the results take, with all overhead."""
         return len(self._results) * self._entry_bytes
 
     async def answer(
@@ -148,11 +145,6 @@ class ResultCache:
             self._results.popitem(last=False)
 
 
-def _allocated(size: int) -> int:
-    """The bytes that Python allocates for a bytes object of this size: a multiple of 16."""
-    return -(-(OBJECT_BYTES + size) // 16) * 16
-
-
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
 # requests go to a thread, so single texts beside them are answered sooner. So do those for
@@ -184,7 +176,6 @@ class Classification:
 
     @property
     def server_timing(self) -> str:
-        """The stages with their milliseconds, as the header server-timing has them."""
         stages = self.stages.items()
         return ", ".join([f"{stage};dur={spent * 1000:.2f}" for stage, spent in stages])
 
@@ -241,7 +232,6 @@ class Classifier:
 
     @property
     def request_tokens(self) -> int:
-        """The number of tokens that one request may have."""
         return int(self.plan.max_queue_tokens * REQUEST_SHARE)
 
     @property

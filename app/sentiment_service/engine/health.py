@@ -59,7 +59,6 @@ class Lifecycle:
             raise NotReady(self.failure)
 
     def started(self) -> None:
-        """Admit requests from now on, unless the service is already stopping."""
         if not self.stopping:
             self.phase = Phase.READY
 
@@ -116,7 +115,6 @@ class Health:
             raise NotReady(f"inference with {self._model.name} keeps failing")
 
     def check_device(self) -> None:
-        """Raise ``NotReady`` if the device is lost."""
         if reason := self._batcher.device_lost:
             raise NotReady(f"{self._model.name}: {reason}")
 

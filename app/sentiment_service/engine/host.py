@@ -82,7 +82,6 @@ def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int,
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system reports it."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 

@@ -90,7 +90,6 @@ def load_all(paths: Iterable[Path], config: EngineConfig, cpus: float) -> dict[s
 def load_as_set(
     path: Path, config: EngineConfig, *, threads: int, name: str | None = None
 ) -> Model:
-    """Open the bundle's model on the device and in the precision of the config."""
     return load_model(
         Bundle.open(path),
         device=config.device,

@@ -17,7 +17,7 @@ from sentiment_service.engine.host import give_back_memory
 from sentiment_service.engine.loading import Loaded, load_again
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import EngineConfig
-from sentiment_service.engine.step_thread import StepThread
+from sentiment_service.engine.step_thread import Steps, StepThread
 from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import (
     DeviceLost,
@@ -51,11 +51,13 @@ class ModelRegistry:
         lifecycle: Lifecycle,
         cpus: float,
         classifier_of: Callable[[Model, ServingPlan], Classifier],
+        load_again: Callable[..., Steps[Loaded]] = load_again,
     ) -> None:
         self._config = config
         self._lifecycle = lifecycle
         self._cpus = cpus
         self._classifier_of = classifier_of
+        self._steps_of_load = load_again
         self.classifiers: dict[str, Classifier] = {}
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
@@ -174,7 +176,6 @@ class ModelRegistry:
         gc.collect()  # the old classifier refers to itself, and its model is large
 
     async def _load_again(self, name: str) -> Loaded:
-        """The named model as its bundle is now."""
         self._lifecycle.check()
         old = self.classifier(name)
         old.health.check_device()
@@ -198,7 +199,7 @@ class ModelRegistry:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         self._loader = loader = StepThread("loader")
         try:
-            steps = load_again(old.model, self._config, self._cpus, old.plan)
+            steps = self._steps_of_load(old.model, self._config, self._cpus, old.plan)
             model, plan = await loader.run(steps, deadline=math.inf)
         finally:
             loader.close()
@@ -227,7 +228,6 @@ class ModelRegistry:
         self.classifiers.clear()
 
     def summary(self) -> str:
-        """The models, each with precision, provider and the digest's beginning, in one line."""
         models = (classifier.model for classifier in self.classifiers.values())
         return ", ".join(
             f"{model.name} ({model.precision}, {model.provider}, {model.short_digest})"

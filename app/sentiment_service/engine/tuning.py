@@ -75,7 +75,6 @@ class Cost:
         return self.runners * texts / self.seconds[texts]
 
     def best_batch(self) -> int:
-        """The number of texts in a batch that gives the most texts per second."""
         return max(self.seconds, key=self.texts_per_second)
 
     def latency(self, texts: int) -> float:
@@ -146,7 +145,6 @@ class _Candidate:
             raise
 
     def cost(self) -> Cost:
-        """The cost that the rounds so far give."""
         least = {texts: min(figures) for texts, figures in self.rounds.items()}
         spread = max(median(self.rounds[texts]) / least[texts] - 1 for texts in least)
         if len(self.rounds[0]) < ENOUGH_ROUNDS:
@@ -228,14 +226,12 @@ class ServingPlan:
     reason: str
 
     def sharing(self) -> str:
-        """How the CPUs are shared, and the budget."""
         now, start = self.budget.tokens, self.budget.start
         lowered = f" (lowered from {start}, because the memory ran out)" if now < start else ""
         sharing = f"runners {self.runners} x threads {self.threads}"
         return f"{sharing}, at most {now} tokens a batch{lowered}"
 
     def summary(self) -> str:
-        """The plan with its reason, in one line."""
         return f"{self.sharing()}, {self.reason}"
 
 
@@ -277,8 +273,8 @@ def _costs(
     measure: Measure,
 ) -> tuple[list[Cost], str]:
     """What an earlier start kept, or what is measured now and kept; and when it was measured."""
-    key = _key(model, cpus, ways)
-    file = _file(config, key)
+    key = hashlib.sha256(_key(model, cpus, ways).encode()).hexdigest()[:16]
+    file = config.cache_dir / f"tuning-{key}.json" if config.cache_dir else None
     with _one_at_a_time(file) if model.provider == CUDA else nullcontext():
         if costs := _read(file):
             return costs, "earlier"
@@ -346,12 +342,6 @@ def _key(model: Model, cpus: float, ways: Sequence[tuple[int, int]]) -> str:
     if model.provider == CUDA:
         key += f" {model.device.hardware()} {model.provider_options} {CUDA_BATCHES}"
     return key
-
-
-def _file(config: EngineConfig, key: str) -> Path | None:
-    """The cache file for the costs; None if the system has no place for caches."""
-    name = f"tuning-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    return config.cache_dir / name if config.cache_dir else None
 
 
 @contextmanager

@@ -116,11 +116,8 @@ class MicroBatcher(Generic[Item, Result]):
         carry the ``tag``. If an admitted item fails, its error stands in its place in the answer:
         ``DeadlineExceeded`` (no result in time), ``InferenceFailed``, ``OutOfMemory``,
         ``ShuttingDown`` or ``NotReady`` (no runner or device was left to compute it). If the caller
-        is cancelled, the items that still wait are removed from the queue.
-
-        Raises at once, when the request is not admitted: ``Overloaded``, ``TooManyTexts`` (more
-        tokens than one request may queue), ``NotReady`` (all runners hang, or the device is lost)
-        or ``ShuttingDown``.
+        is cancelled, the items that still wait are removed from the queue. A request that is not
+        admitted is refused at once, with the error of ``check_admission``.
         """
         if not items:
             return Answer([], 0.0, 0.0)
@@ -182,7 +179,6 @@ class MicroBatcher(Generic[Item, Result]):
         request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), self._now())
 
     def _take_back(self, queued: Batch) -> None:
-        """Remove the items that still wait from the queue, so that they are never computed."""
         with self._condition:
             self.queue.remove(queued)
 
@@ -212,7 +208,6 @@ class MicroBatcher(Generic[Item, Result]):
                 self._condition.wait()
 
     def _compute(self, runner: Runner) -> None:
-        """Compute the runner's batch and deliver its results."""
         batch = runner.batch
         tokens = sum(queued.tokens for queued in batch)
         runner.expected_s = tokens * self._admission.seconds_per_token
@@ -408,7 +403,6 @@ class StreamGate(Generic[Item, Result]):
         self._changed.set()
 
     def _wait_s(self, tokens: int) -> float:
-        """Seconds until there may be room; 0 if there is room now."""
         if self._closed:
             raise ShuttingDown()
         if self._tokens and self._tokens + tokens > self._max_tokens():

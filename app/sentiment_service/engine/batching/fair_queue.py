@@ -147,7 +147,6 @@ class PendingRequest:
             self.done.set_result(None)
 
     def fail_rest(self, error: ServiceError, at: float) -> None:
-        """Give the error to the items that have no result."""
         for index in range(self.size):
             self.settle(index, error, at)
 
@@ -194,7 +193,6 @@ class BatchReport:
 
     @property
     def seconds(self) -> float:
-        """How long it was computed."""
         return self.ended - self.started
 
 
@@ -249,7 +247,6 @@ class FairQueue:
                 self.tokens -= item.tokens
 
     def clear(self) -> list[QueuedItem]:
-        """Remove all waiting items and return them."""
         cleared = [*self._order]
         self.remove(reversed(cleared))
         return cleared
@@ -353,7 +350,6 @@ class Admission:
         self._seconds = 0.0
 
     def learn(self, *, tokens: int, seconds: float) -> None:
-        """Update the measured speed with a batch of ``tokens`` that took ``seconds``."""
         self._batches = SPEED_DECAY * self._batches + 1
         self._tokens = SPEED_DECAY * self._tokens + tokens
         self._seconds = SPEED_DECAY * self._seconds + seconds

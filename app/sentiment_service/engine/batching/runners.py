@@ -164,7 +164,6 @@ class Runners:
         self._start_threads()
 
     def _run(self, runner: Runner) -> None:
-        """What each thread runs, from its start to its end."""
         if sys.platform == "linux":  # elsewhere, the whole process would be nicer
             with suppress(OSError):  # a sandbox may forbid it
                 os.nice(NICE)

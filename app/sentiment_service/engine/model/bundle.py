@@ -36,8 +36,6 @@ class Parity(_Record):
 
 
 class BeforeAfter(_Record):
-    """A figure of the scores without and with calibration."""
-
     before: float = Field(description="without calibration")
     after: float = Field(description="with calibration")
 
@@ -59,7 +57,6 @@ class Calibration(_Record):
     log_loss: BeforeAfter = Field(description="mean log loss in nats")
 
     def line(self) -> str:
-        """The temperature and what it changed, in one line for a terminal."""
         return (
             f"temperature {self.temperature:.4f}; ECE {self.ece.before:.4f} → "
             f"{self.ece.after:.4f}, log loss {self.log_loss.before:.4f} → "
@@ -214,7 +211,6 @@ def bundles_to_use(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 as lower-case hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

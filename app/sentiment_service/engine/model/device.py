@@ -265,7 +265,6 @@ class Device:
 
     @property
     def provider(self) -> str:
-        """ONNX Runtime's name for the kind of device."""
         return CUDA if self.gpus else CPU
 
     def check(self) -> None:

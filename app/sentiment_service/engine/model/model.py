@@ -170,7 +170,6 @@ class Model:
 
     @property
     def short_digest(self) -> str:
-        """As much of the digest as people compare."""
         return f"digest {self.digest[:12]}"
 
     @property

@@ -243,7 +243,6 @@ def looks_foreign(text: str) -> bool:
 
 
 def normaliser(preprocessing: Preprocessing) -> Callable[[str], str]:
-    """The normalisation that the bundle's manifest names."""
     if preprocessing == "tweet":
         return normalise_tweet
     if preprocessing == "none":

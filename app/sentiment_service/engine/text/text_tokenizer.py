@@ -26,7 +26,6 @@ ID_BYTES = 4
 
 
 def packed(ids: Sequence[int]) -> bytes:
-    """The token ids as the bytes of int32."""
     return array("i", ids).tobytes()
 
 
@@ -58,7 +57,6 @@ class Encoding:
 
     @property
     def ids(self) -> list[int]:
-        """The token ids."""
         return memoryview(self.packed_ids).cast("i").tolist()
 
     @property
@@ -173,9 +171,12 @@ class WordCache:
     May be used from several threads.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_tokens: int, max_words: int = MAX_WORDS
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
+        self._max_words = max_words
         self._cut = _pattern(tokenizer, max_tokens)
         self._ids: dict[str, bytes] = {}  # packed
         self._dependent: set[str] = set()  # words whose ids depend on the words beside them
@@ -222,7 +223,7 @@ class WordCache:
         return ids if special < len(ids) <= self._max_tokens * ID_BYTES else None
 
     def _learn(self, words: Sequence[str]) -> None:
-        if len(self._ids) + len(self._dependent) + len(words) > MAX_WORDS:
+        if len(self._ids) + len(self._dependent) + len(words) > self._max_words:
             self._ids.clear()
             self._dependent.clear()
         learnt = dict(zip(words, self._tokenised(words), strict=True))
@@ -302,11 +303,9 @@ class TextPair:
     text_pair: str
 
     def __len__(self) -> int:
-        """The number of characters of both texts."""
         return len(self.text) + len(self.text_pair)
 
     def map(self, change: Callable[[str], str]) -> "TextPair":
-        """The pair with both texts changed."""
         return TextPair(change(self.text), change(self.text_pair))
 
 
@@ -317,10 +316,9 @@ Text = str | TextPair
 class PairTokenizer:
     """Tokenises pairs, and cuts off what is longer than ``max_tokens``, on the tokenizer's side.
 
-    The tokenizer must cut texts into windows of ``max_tokens`` tokens, of which ``stride`` are also
-    in the window before. It is not asked for whole pairs, because it would combine each window of
-    the one text with each of the other. For two texts of 9,000 exclamation marks, that took 1.6 GB.
-    ``has_types`` says whether the model reads token types.
+    The tokenizer cuts texts into windows as for ``TextTokenizer``. It is not asked for whole pairs,
+    because it would combine each window of the one text with each of the other: 1.6 GB for two
+    texts of 9,000 exclamation marks. ``has_types`` says whether the model reads token types.
     """
 
     def __init__(
@@ -341,7 +339,6 @@ class PairTokenizer:
         self._has_types = has_types and self._sample.type_ids[origin.index(1)] == 1
 
     def encode(self, pair: TextPair) -> Encoding:
-        """The encoding of the pair, with special tokens."""
         texts = [pair.text, pair.text_pair]
         parts = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         first, second = map(self._length, parts)
