@@ -33,26 +33,6 @@ MACHINE_CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _CAPABILITY = (75, 76)
 
-# What cuInit may return, and the cause and cure (CUDA driver API, CUresult).
-_INIT_ERRORS = {
-    34: (
-        f"the {LIBCUDA} that was found is a stub for linking programs",
-        "remove the directory with the stubs from LD_LIBRARY_PATH",
-    ),
-    100: (
-        "the NVIDIA driver shows no GPU",
-        f"look at nvidia-smi and at CUDA_VISIBLE_DEVICES; {_CONTAINER}",
-    ),
-    802: (
-        "the GPUs are not ready",
-        "start the driver's services, such as nvidia-fabricmanager",
-    ),
-    803: (
-        "the NVIDIA driver's library and its kernel module have different versions",
-        "restart the machine, so that it loads the module of the installed driver",
-    ),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class CudaGpu:
@@ -106,8 +86,25 @@ class CudaState:
         return f"{self.problem}; {self.cure}" if self.problem else ""
 
 
-class _UnusableError(Exception):
-    """The driver cannot be used. Its arguments are the problem and the cure."""
+# What cuInit may return, and the cause and cure (CUDA driver API, CUresult).
+_INIT_ERRORS = {
+    34: CudaState(
+        problem=f"the {LIBCUDA} that was found is a stub for linking programs",
+        cure="remove the directory with the stubs from LD_LIBRARY_PATH",
+    ),
+    100: CudaState(
+        problem="the NVIDIA driver shows no GPU",
+        cure=f"look at nvidia-smi and at CUDA_VISIBLE_DEVICES; {_CONTAINER}",
+    ),
+    802: CudaState(
+        problem="the GPUs are not ready",
+        cure="start the driver's services, such as nvidia-fabricmanager",
+    ),
+    803: CudaState(
+        problem="the NVIDIA driver's library and its kernel module have different versions",
+        cure="restart the machine, so that it loads the module of the installed driver",
+    ),
+}
 
 
 def cuda_state(
@@ -123,13 +120,9 @@ def cuda_state(
     """
     # ONNX Runtime has this attribute if it was built for CUDA.
     built_for = str(getattr(runtime, "cuda_version", ""))
-    state = CudaState(driver=_driver_version(root), runtime_cuda=built_for)
-    try:
-        driver_cuda, gpus = _ask_driver(library, root)
-        state = replace(state, driver_cuda=driver_cuda, gpus=gpus)
-        problem, cure = "", ""
-    except _UnusableError as error:
-        problem, cure = error.args
+    answer = _ask_driver(library, root)
+    state = replace(answer, driver=_driver_version(root), runtime_cuda=built_for)
+    problem, cure = state.problem, state.cure
     if CUDA not in runtime.get_available_providers():
         problem = "the installed package onnxruntime is the one for CPUs"
         cure = "install the extra 'gpu' in place of 'cpu' (in a clone: make install HARDWARE=gpu)"
@@ -149,22 +142,25 @@ def cuda_state(
     return replace(state, problem=problem, cure=cure)
 
 
-def _ask_driver(library: str, root: Path) -> tuple[str, tuple[CudaGpu, ...]]:
-    """The newest CUDA that the driver supports, and the GPUs that it shows."""
+def _ask_driver(library: str, root: Path) -> CudaState:
+    """The newest CUDA that the driver supports and its GPUs, or why it cannot be used."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError as error:
-        raise _UnusableError(*_no_library(error, library, root)) from error
+        return _no_library(error, library, root)
     if code := cuda.cuInit(0):
         unknown = f"the NVIDIA driver does not start (cuInit: error {code})"
-        raise _UnusableError(*_INIT_ERRORS.get(code, (unknown, "check that nvidia-smi works")))
+        return _INIT_ERRORS.get(
+            code, CudaState(problem=unknown, cure="check that nvidia-smi works")
+        )
     number, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
     cuda.cuDeviceGetCount(ctypes.byref(count))
     if not count.value:
-        raise _UnusableError(*_INIT_ERRORS[100])
+        return _INIT_ERRORS[100]
     version = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    return version, tuple(_gpu(cuda, index) for index in range(count.value))
+    gpus = tuple(_gpu(cuda, index) for index in range(count.value))
+    return CudaState(driver_cuda=version, gpus=gpus)
 
 
 def _gpu(cuda: ctypes.CDLL, index: int) -> CudaGpu:
@@ -179,14 +175,16 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> CudaGpu:
     return CudaGpu(name.value.decode(errors="replace"), memory.value, (major.value, minor.value))
 
 
-def _no_library(error: OSError, library: str, root: Path) -> tuple[str, str]:
-    """The problem and the cure if the driver's library cannot be loaded."""
+def _no_library(error: OSError, library: str, root: Path) -> CudaState:
     if "No such file" not in str(error):
-        return f"the NVIDIA driver cannot be loaded ({first_line(error)})", "install it again"
+        problem = f"the NVIDIA driver cannot be loaded ({first_line(error)})"
+        return CudaState(problem=problem, cure="install it again")
     if (root / "proc/driver/nvidia").is_dir():
         # The host's kernel has the driver, and shows it in /proc to containers as well.
-        return f"this machine has an NVIDIA driver, but {library} is not found", _CONTAINER
-    return f"no NVIDIA driver is found ({library})", f"install the driver; {_CONTAINER}"
+        problem = f"this machine has an NVIDIA driver, but {library} is not found"
+        return CudaState(problem=problem, cure=_CONTAINER)
+    problem = f"no NVIDIA driver is found ({library})"
+    return CudaState(problem=problem, cure=f"install the driver; {_CONTAINER}")
 
 
 def _driver_version(root: Path) -> str:
