@@ -100,7 +100,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._quiet_since = self.loop.time()  # while it waits for a head
-        self._gave_no_work = False  # whether the last request had no texts, or was refused
+        # Whether the last request had no texts, or was refused. None before the first.
+        self._gave_no_work: bool | None = None
 
     # The connection
 
@@ -169,6 +170,10 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._state is ConnectionState.BODY and self.cycle.response_complete:
             self._transport.close()
 
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
     def _is_sending(self) -> bool:
         """Whether the client may still be sending."""
         if self.cycle is not None and not self.cycle.response_complete:
@@ -197,11 +202,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._state = ConnectionState.TURN
             now = self.loop.time()
-            repeats = self._gave_no_work and now - self._quiet_since < REPEATS_S
             start = partial(self._begin, end + len(HEAD_END), now)
-            self._starts.take(head, start, repeats=repeats)
+            self._starts.take(head, start, repeats=self._repeats(now))
         else:
             self._quiet_since = self.loop.time()
+
+    def _repeats(self, now: float) -> bool:
+        """Whether the client asks again and again without work for the service."""
+        if self._gave_no_work is None:
+            return self._starts.repeats(self._address)
+        return self._gave_no_work and now - self._quiet_since < REPEATS_S
 
     def _begin(self, end: int, arrived_at: float) -> None:
         """Give the parser the head, up to ``end``, and the part of the body that has arrived."""
@@ -316,7 +326,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.closing:
             return
         refused = self._arrival is not None and self._arrival.refused
-        self._gave_no_work = refused or self.scope["method"] != "POST"
+        no_work = refused or self.scope["method"] != "POST"
+        if self._gave_no_work is None:
+            self._starts.first_ended(self._address, gave_work=not no_work)
+        self._gave_no_work = no_work
         if self._state is ConnectionState.ANSWER:
             self._await_head()
             self._read_on()
@@ -341,9 +354,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer bytes that are not a valid request, and close."""
         if self._state is not ConnectionState.BODY:
             self._unset_keepalive_if_required()
-            client = self.client[0] if self.client else ""
             headers = self.server_state.default_headers
-            self.transport.write(refuse(self._service, error, client, headers))
+            self.transport.write(refuse(self._service, error, self._address, headers))
         elif not self.cycle.response_complete:
             # The application answers with the error when it receives the next part of the body.
             self._state = ConnectionState.REFUSAL
