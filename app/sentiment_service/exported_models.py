@@ -192,8 +192,7 @@ def _precision(settings: Settings) -> Precision:
         return settings.precision
     # Here, because it loads ONNX Runtime, which the supervisor of workers does not need.
     from sentiment_service.engine.loading import VARIANTS
-    from sentiment_service.engine.machine.gpu import CUDA, cuda_state
-    from sentiment_service.engine.model.device import CPU
+    from sentiment_service.engine.model.device import CPU, CUDA, cuda_state
 
     on_gpu = settings.device != "cpu" and not cuda_state().problem
     return VARIANTS[CUDA if on_gpu or settings.device.startswith("cuda") else CPU][0]

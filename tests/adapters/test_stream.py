@@ -20,8 +20,8 @@ from fastapi.testclient import TestClient
 from sentiment_service.adapters.ndjson import MOST_INVALID, Line, LineReader, LongLine
 from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
+from sentiment_service.engine.options import DEFAULTS
 from sentiment_service.engine.step_thread import finish
-from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from sentiment_service.http.body import decoder
 from sentiment_service.http.exchange import HttpExchange

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from sentiment_service.engine.step_thread import Steps
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 from sentiment_service.http.body import INLINE_BYTES, parse
 from sentiment_service.requests.limits import InflightBytes

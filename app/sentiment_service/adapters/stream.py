@@ -18,8 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 from sentiment_service.adapters.forms import TextParameters
 from sentiment_service.adapters.ndjson import NO_ID, Line, LineReader, LongLine, answer_line
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.text.options import Overflow, TextOptions
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.options import Overflow, TextOptions
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import (
     ClientDisconnected,
     DeadlineExceeded,
