@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from sentiment_service.cli.load_generator import Load, Outcome, run, tweet_lengths
+from sentiment_service.engine.host import available_cpus
 from sentiment_service.engine.loading import load_model
-from sentiment_service.engine.machine.host import available_cpus
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle, Precision
 from sentiment_service.engine.model.model import Model
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 import onnxruntime
-from sentiment_service.engine.machine.host import available_cpus, cpu_name, vector_flags
+from sentiment_service.engine.host import available_cpus, cpu_name, vector_flags
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from sentiment_export.checkpoint.labels import SENTIMENTS
 from sentiment_export.quality.labelled import Example, read_examples
-from sentiment_service.engine.text.bertweet import EMOJI_NAMES
+from sentiment_service.engine.text.tweets import EMOJI_NAMES
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForSequenceClassification,

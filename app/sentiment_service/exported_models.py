@@ -129,12 +129,7 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
         return not held or (newest is not None and newest.revision != source.commit.revision)
 
     if needed():
-        try:
-            export_once(source.words, source.bundle, source.name, needed, say)
-        except UserError as error:
-            if source.revision and Path(source.name).parent.is_dir():  # perhaps a path was meant
-                raise UserError(f"there is no directory {source.name}; {error}") from error
-            raise
+        export_once(source.words, source.bundle, source.name, needed, say)
     else:
         for note in _manifest(source.bundle).get("notes", ()):
             if note.startswith("warning"):
@@ -197,8 +192,7 @@ def _precision(settings: Settings) -> Precision:
         return settings.precision
     # Here, because it loads ONNX Runtime, which the supervisor of workers does not need.
     from sentiment_service.engine.loading import VARIANTS
-    from sentiment_service.engine.machine.gpu import CUDA, cuda_state
-    from sentiment_service.engine.model.device import CPU
+    from sentiment_service.engine.model.device import CPU, CUDA, cuda_state
 
     on_gpu = settings.device != "cpu" and not cuda_state().problem
     return VARIANTS[CUDA if on_gpu or settings.device.startswith("cuda") else CPU][0]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
-from sentiment_service.engine.text.options import Overflow, Preprocessing, Split, TextOptions
-from sentiment_service.engine.text.pairs import TextPair
+from sentiment_service.engine.options import Overflow, Preprocessing, Split, TextOptions
+from sentiment_service.engine.text.text_tokenizer import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
 from sentiment_service.exported_models import with_bundles
 from sentiment_service.files.local import LocalClassifier

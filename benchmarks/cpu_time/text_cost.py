@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import uvloop
 from sentiment_service.cli.load_generator import tweet_lengths
-from sentiment_service.engine.machine.host import available_cpus
+from sentiment_service.engine.host import available_cpus
 from sentiment_service.engine.model.model import Model
 from sentiment_service.files.local import sorted_batches
 

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sentiment_service.engine.machine.host import available_cpus, ways_to_share
-from sentiment_service.engine.tuning.costs import BATCHES, TEXT_TOKENS
+from sentiment_service.engine.host import available_cpus, ways_to_share
+from sentiment_service.engine.tuning import BATCHES, TEXT_TOKENS
 
 from benchmarks.service import Service
 from benchmarks.subject import Goal, Subject

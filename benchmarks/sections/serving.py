@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 
 from sentiment_service.cli.load_generator import run, tweet_lengths
-from sentiment_service.engine.machine.host import available_cpus
+from sentiment_service.engine.host import available_cpus
 
 from benchmarks.ideal import lone_ms
 from benchmarks.subject import Goal, Subject, latencies

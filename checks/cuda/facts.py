@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sentiment_service.engine.machine import gpu
+from sentiment_service.engine.model import device as gpu
 
 from checks.support.fatbin import MACHINE_CODE, PTX, entries
 
@@ -36,7 +36,7 @@ def wrong(found: dict[str, str]) -> Iterator[str]:
     known = gpu.MACHINE_CODE.get(found["version"].rpartition(".")[0], ())
     ours = ", ".join(f"{major}.{minor}" for major, minor in known)
     if ours != found["machine code"]:
-        yield f"engine/machine/gpu.py names machine code for {ours or 'nothing'}"
+        yield f"engine/model/device.py names machine code for {ours or 'nothing'}"
     if found["PTX"] != "none":
         yield f"the wheel has PTX for {found['PTX']}, which newer GPUs can run"
 

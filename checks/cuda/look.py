@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model import sessions
-from sentiment_service.engine.model.device import Device
+from sentiment_service.engine.model.device import CUDA, Device
 from sentiment_service.engine.model.sessions import device_error, flat_feeds
 
 LARGEST, SHAPES, THREADS = 64, 500, 2

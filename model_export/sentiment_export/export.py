@@ -25,8 +25,7 @@ from sentiment_service.engine.model.bundle import (
     Variant,
     sha256,
 )
-from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.model.parity import TEXTS
+from sentiment_service.engine.model.model import TEXTS, Model
 from sentiment_service.errors import UserError
 
 from sentiment_export.bundle_calibration import CalibrationTexts, calibrated

@@ -12,8 +12,7 @@ from sentiment_service.cli import doctor
 from sentiment_service.cli.command import main
 from sentiment_service.engine import loading
 from sentiment_service.engine.loading import load_model
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
-from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.device import CPU, CUDA, CudaGpu, CudaState, Device
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
 

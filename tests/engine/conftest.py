@@ -1,4 +1,4 @@
-"""Runs async tests, sets the batcher's clock and times, and holds inference up."""
+"""Runs async tests, and holds inference up."""
 
 import asyncio
 import inspect
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sentiment_service.engine.model.model import Model
 
-from tests.support.batching import PATIENCE_S, Clock
+from tests.support.batching import PATIENCE_S
 from tests.support.serving import Gate
 
 
@@ -31,22 +31,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the test session's exports, for ``checkpoints.exported``."""
     return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The batcher's clock."""
-    clock = Clock()
-    monkeypatch.setattr("sentiment_service.engine.batching.batcher.time", clock)
-    return clock
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set short times, so that hanging runners are found, and failed ones go on, within a test."""
-    monkeypatch.setattr("sentiment_service.engine.batching.runners.PAUSE_S", 0.01)
-    monkeypatch.setattr("sentiment_service.engine.batching.runners.STUCK_LEAST_S", 0.3)
-    monkeypatch.setattr("sentiment_service.engine.batching.runners.LOOK_S", 0.05)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from sentiment_service.engine.batching.fair_queue import Answer
-from sentiment_service.engine.cache import ResultCache
+from sentiment_service.engine.classifier import ResultCache
 from sentiment_service.engine.model.model import Scored
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import InferenceFailed, Overloaded, ServiceError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from sentiment_service.engine.classifier import INLINE_CHARS, Classification, Classifier
+from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
-from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.steps import STEP_CHARS
 from sentiment_service.errors import (
     DeadlineExceeded,

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.lifecycle import Lifecycle
-from sentiment_service.engine.loading import load_all
+from sentiment_service.engine.health import Lifecycle
+from sentiment_service.engine.loading import load_again, load_all
 from sentiment_service.engine.model.bundle import MANIFEST, sha256
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
@@ -41,15 +41,20 @@ def bundle(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def _registry(*bundles: Path, **changes: Any) -> AsyncIterator[ModelRegistry]:
-    """A registry of these bundles' models, which answer. It ends with the test."""
+async def _registry(
+    *bundles: Path, load: Callable[..., Any] = load_again, **changes: Any
+) -> AsyncIterator[ModelRegistry]:
+    """A registry of these bundles' models, which answer. It ends with the test.
+
+    Reloads take the steps of ``load``.
+    """
     config = config_of(bundles[0], model=bundles, **changes)
     lifecycle, worker = Lifecycle(drain_s=30.0), StepThread("tokenizer")
 
     def classifier_of(model: Model, plan: Any) -> Classifier:
         return Classifier(model, plan, config, Recorder(), step_thread=worker, lifecycle=lifecycle)
 
-    models = ModelRegistry(config, lifecycle, 2, classifier_of)
+    models = ModelRegistry(config, lifecycle, 2, classifier_of, load)
     models.start(load_all(bundles, config, 2))
     lifecycle.started()
     try:
@@ -173,7 +178,7 @@ async def test_content_that_cannot_be_served_changes_nothing(bundle: Path, chang
     ("fault", "error"), [(NoMemory("full"), OutOfMemory), (DeviceLost("gone"), NotReady)]
 )
 async def test_a_device_that_cannot_hold_both_models_keeps_the_old_one(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, error: type[ServiceError]
+    bundle: Path, fault: Exception, error: type[ServiceError]
 ) -> None:
     """Neither a lack of memory nor a lost device during the load takes the old model away."""
 
@@ -181,22 +186,16 @@ async def test_a_device_that_cannot_hold_both_models_keeps_the_old_one(
         yield
         raise fault
 
-    async with _registry(bundle) as models:
-        monkeypatch.setattr("sentiment_service.engine.model_registry.load_again", load)
+    async with _registry(bundle, load=load) as models:
         with pytest.raises(error):
             await models.reload("tiny")
         assert await _revision(models) == "0123abc"
 
 
-async def test_no_model_is_loaded_for_a_service_that_stops(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_model_is_loaded_for_a_service_that_stops(bundle: Path) -> None:
     """A reload that is asked for then is refused, and the models drain."""
-    async with _registry(bundle) as models:
-        loads: list[object] = []
-        monkeypatch.setattr(
-            "sentiment_service.engine.model_registry.load_again", lambda *_: loads.append(_)
-        )
+    loads: list[object] = []
+    async with _registry(bundle, load=lambda *_: loads.append(_)) as models:
         models._lifecycle.stop()
         with pytest.raises(ShuttingDown):
             await models.reload("tiny")

@@ -33,8 +33,7 @@ from sentiment_service.engine.model.bundle import (
     Precision,
     sha256,
 )
-from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.model.parity import tolerance
+from sentiment_service.engine.model.model import Model, tolerance
 from sentiment_service.errors import InferenceFailed, UserError
 from transformers import AutoTokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sentiment_export.cli import main
 from sentiment_service import Classifier
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 
 from tests.support.checkpoints import configure, make_checkpoint, make_twitter_roberta
 

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import TokenBudget
+from sentiment_service.engine.batching.runners import Watch
 from sentiment_service.errors import ServiceError
 
 from tests.support.serving import eventually
 
 # Far beyond what a test takes, so that only a hang comes to it.
 PATIENCE_S = 30.0
+
+# Hanging runners are found, and failed ones go on, within a test.
+QUICK = Watch(pause_s=0.01, look_s=0.05, stuck_s=0.3)
 
 Infer = Callable[[Sequence[str]], Sequence[str | ServiceError]]
 
@@ -56,12 +60,12 @@ class Gate:
 
 
 class Clock:
-    """Stands in for the module ``time`` in the batcher."""
+    """A clock for a batcher, which moves when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
     def ten_tokens_a_second(self, items: Sequence[str]) -> list[str | ServiceError]:
@@ -142,7 +146,7 @@ async def measured(
 ) -> AsyncIterator[tuple[MicroBatcher[str, str], Gate]]:
     """A batcher that has measured its speed, ten tokens a second, and its closed gate."""
     gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, **options) as batcher:
+    async with batching(gate, clock=clock, **options) as batcher:
         gate.open(1)
         await ask(batcher, "x" * 10)
         await gate.entered()

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.engine.batching.fair_queue import BatchReport
-from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.classifier import Classifier, Gauges
+from sentiment_service.engine.health import Lifecycle
 from sentiment_service.engine.loading import load
-from sentiment_service.engine.observer import Gauges
+from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.errors import ServiceError
 from sentiment_service.results import Outcome

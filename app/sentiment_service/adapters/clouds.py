@@ -29,7 +29,7 @@ from sentiment_service.adapters.forms import (
 )
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.http import routes
 from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute

@@ -11,8 +11,8 @@ from typing_extensions import TypedDict
 
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.options import Overflow, TextOptions
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.options import Overflow, TextOptions
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer
 from sentiment_service.requests.validation import (

@@ -17,8 +17,8 @@ from sentiment_service.adapters.forms import (
     best_labels,
     ranking,
 )
-from sentiment_service.engine.text.options import TextOptions
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.options import TextOptions
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.http.body import read_body
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import FOREIGN_BODY

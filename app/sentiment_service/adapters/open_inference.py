@@ -18,7 +18,7 @@ from sentiment_service.adapters.tensors import (
 )
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.options import TextOptions
+from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
 from sentiment_service.http.body import media_type, read_bytes, validated
 from sentiment_service.http.exchange import HttpRequest, Route, TextRoute

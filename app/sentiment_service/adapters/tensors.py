@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.options import Overflow
+from sentiment_service.engine.options import Overflow
 from sentiment_service.errors import InvalidRequest, ModelNotFound, TooManyTexts
 from sentiment_service.requests.service import Service
 from sentiment_service.requests.validation import whole

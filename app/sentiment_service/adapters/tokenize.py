@@ -9,8 +9,8 @@ from typing_extensions import TypedDict
 
 from sentiment_service.engine.step_thread import Kind, Steps
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
-from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, TextPair
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT
+from sentiment_service.engine.text.text_tokenizer import Offset, PairTokenizer, Text, TextPair
 from sentiment_service.errors import ServiceError, TooManyTexts
 from sentiment_service.http.body import read_body
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute

@@ -14,13 +14,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from sentiment_service.engine.host import available_cpus, cpu_name, vector_flags
 from sentiment_service.engine.loading import load_as_set, load_model
-from sentiment_service.engine.machine.gpu import CUDA, CudaState, cuda_state
-from sentiment_service.engine.machine.host import available_cpus, cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Bundle, bundles_to_use
-from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.model.parity import TEXTS, decided, tolerance
+from sentiment_service.engine.model.device import CPU, CUDA, CudaState, cuda_state
+from sentiment_service.engine.model.model import TEXTS, Model, decided, tolerance
 from sentiment_service.errors import InferenceFailed, UserError, first_line
 from sentiment_service.exported_models import with_bundles
 from sentiment_service.settings.settings import Settings

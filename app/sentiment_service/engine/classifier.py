@@ -1,30 +1,149 @@
-"""One served model: it turns the texts of requests into predictions, and reports its work."""
+"""One served model: it turns the texts of requests into predictions, and reports its work.
+
+With a cache, a text that comes again is not computed again.
+"""
 
 import asyncio
+import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
+from typing import Protocol
 
-from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHARE
-from sentiment_service.engine.batching.stream_gate import StreamGate
-from sentiment_service.engine.cache import ResultCache
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.health import Health
-from sentiment_service.engine.lifecycle import Lifecycle, Phase
+from sentiment_service.engine.batching.batcher import MicroBatcher, StreamGate
+from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHARE, Answer
+from sentiment_service.engine.batching.runners import BatchObserver
+from sentiment_service.engine.health import Health, Lifecycle, Phase
 from sentiment_service.engine.model.model import Model, Scored, outcomes_of
-from sentiment_service.engine.observer import STAGES, Gauges, Observer
+from sentiment_service.engine.options import DEFAULTS, EngineConfig, TextOptions
 from sentiment_service.engine.step_thread import Kind, StepThread
 from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
-from sentiment_service.engine.text.options import DEFAULTS, TextOptions
-from sentiment_service.engine.text.pairs import Text
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
-from sentiment_service.engine.text.text_tokenizer import Encoding
-from sentiment_service.engine.tuning.plan import ServingPlan
+from sentiment_service.engine.text.text_tokenizer import Encoding, Text
+from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import DeadlineExceeded, ServiceError
 from sentiment_service.results import Outcome
+
+# The stages of a request in the engine, in their order.
+STAGES = ("tokenize", "queue", "inference")
+
+
+Gauge = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What a classifier is asked whenever its values are needed. Metrics have the same names."""
+
+    queue_texts: Gauge
+    queue_tokens: Gauge
+    queue_wait_seconds: Gauge
+    runners_stuck: Gauge
+    device_lost: Gauge
+    cache_bytes: Gauge
+    model_ready: Gauge
+
+
+class Observer(BatchObserver, Protocol):
+    """Gets the reports of a classifier, and of the requests that it answers.
+
+    All methods are called on the event loop, except ``batch``.
+    """
+
+    def watch(self, gauges: Gauges) -> None:
+        """The model answers from now on. Its gauges replace those of an earlier one."""
+
+    def tag(self) -> object:
+        """A tag that links the reports of batches to the current request, or None."""
+
+    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
+        """The seconds of each of a request's ``STAGES``. If nothing was computed, two are 0.
+
+        ``begun_ns`` is when the first stage began, as Unix time in nanoseconds.
+        """
+
+    def predictions(self, outcomes: Iterable[Outcome]) -> None:
+        """Each text of a request got a prediction, or the error that takes its place."""
+
+    def failure(self, error: BaseException, texts: int) -> None:
+        """A request failed, so this many texts got no prediction."""
+
+    def cache_lookup(self, hits: int, misses: int) -> None:
+        """A request was looked up in the cache. Windows and sentences count as texts."""
+
+
+DIGEST_BYTES = 16
+# What CPython takes for a result beside its numbers: of the OrderedDict at most 168 bytes in its
+# tables, which have up to six places per entry, and 32 in its list; 64 for the digest; up to 48 for
+# the object that holds the numbers.
+ENTRY_BYTES = 168 + 32 + 64 + 48
+
+
+class ResultCache:
+    """The results of one model's latest texts. They take at most ``max_bytes`` bytes.
+
+    The results are kept by a digest of the token ids, never with the text. When there is no room,
+    the result that was not used for the longest time is dropped. ``on_lookup`` gets the numbers of
+    hits and misses of each request. Use it on the event loop.
+    """
+
+    def __init__(
+        self, max_bytes: int, *, labels: int, on_lookup: Callable[[int, int], None]
+    ) -> None:
+        self._labels = labels
+        self._on_lookup = on_lookup
+        # Bytes instead of lists: they are small, and the garbage collector does not visit them.
+        self._numbers = struct.Struct(f"{2 * labels}d")
+        self._entry_bytes = ENTRY_BYTES + self._numbers.size
+        self._max_entries = max_bytes // self._entry_bytes
+        self._results: OrderedDict[bytes, bytes] = OrderedDict()  # the latest use comes last
+
+    @property
+    def size(self) -> int:
+        return len(self._results) * self._entry_bytes
+
+    async def answer(
+        self,
+        items: Sequence[Encoding],
+        compute: Callable[[Sequence[Encoding]], Awaitable[Answer[Scored]]],
+    ) -> Answer[Scored]:
+        """The results from here, and from ``compute`` for those that are missing, in their order.
+
+        Computed results are kept, errors are not. If nothing is missing, ``compute`` is not called,
+        and the answer has taken no time.
+        """
+        digests = [blake2b(item.key, digest_size=DIGEST_BYTES).digest() for item in items]
+        known = [self._get(digest) for digest in digests]
+        places = [place for place, result in enumerate(known) if result is None]
+        self._on_lookup(len(known) - len(places), len(places))
+        answer: Answer[Scored] = Answer([], 0.0, 0.0)
+        if places:
+            answer = await compute([items[place] for place in places])
+        for place, result in zip(places, answer.results, strict=True):
+            if not isinstance(result, ServiceError):
+                self._store(digests[place], result)
+        computed = iter(answer.results)
+        results = [next(computed) if result is None else result for result in known]
+        return replace(answer, results=results)
+
+    def _get(self, digest: bytes) -> Scored | None:
+        packed = self._results.get(digest)
+        if packed is None:
+            return None
+        self._results.move_to_end(digest)
+        numbers = self._numbers.unpack(packed)
+        return [*numbers[: self._labels]], [*numbers[self._labels :]]
+
+    def _store(self, digest: bytes, result: Scored) -> None:
+        logits, scores = result
+        self._results[digest] = self._numbers.pack(*logits, *scores)
+        if len(self._results) > self._max_entries:
+            self._results.popitem(last=False)
+
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
@@ -57,7 +176,6 @@ class Classification:
 
     @property
     def server_timing(self) -> str:
-        """The stages with their milliseconds, as the header server-timing has them."""
         stages = self.stages.items()
         return ", ".join([f"{stage};dur={spent * 1000:.2f}" for stage, spent in stages])
 
@@ -114,7 +232,6 @@ class Classifier:
 
     @property
     def request_tokens(self) -> int:
-        """The number of tokens that one request may have."""
         return int(self.plan.max_queue_tokens * REQUEST_SHARE)
 
     @property
@@ -128,11 +245,7 @@ class Classifier:
         return min(batches * self.plan.budget.tokens, self.request_tokens)
 
     def check_admission(self, *, timeout_s: float) -> None:
-        """Return if the queue would admit one more token.
-
-        Raises:
-            Overloaded, ShuttingDown: it would not.
-        """
+        """Raise the error with which the queue would refuse one more token, if it would."""
         self._batcher.check_admission(1, timeout_s=timeout_s)
 
     @contextmanager
@@ -142,12 +255,9 @@ class Classifier:
         try:
             yield
         finally:
-            self._end_use()
-
-    def _end_use(self) -> None:
-        self._uses -= 1
-        if not self._uses:
-            self._unused.set()
+            self._uses -= 1
+            if not self._uses:
+                self._unused.set()
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
@@ -182,16 +292,12 @@ class Classifier:
         A text that could not be read is the error that says so, and stays in its place. If
         ``admitted`` is given, the texts wait at the stream gate for room in the queue, where other
         requests are refused. It is set when they have passed.
-
-        Raises:
-            Overloaded, TooManyTexts, ShuttingDown: the request was not admitted.
-            DeadlineExceeded: the deadline passed before the texts were tokenised.
         """
         if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
-        self.model.check(options)
-        self._uses += 1
-        try:
+        if options.threshold is not None:
+            self.model.check(options)
+        with self.in_use():
             begun_ns, started = time.time_ns(), time.perf_counter()
             encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
             tokenize_s = time.perf_counter() - started
@@ -212,8 +318,6 @@ class Classifier:
             self.observer.stages(stages, begun_ns=begun_ns, tag=tag)
             outcomes = outcomes_of(self.model, encoded, answer.results)
             return Classification(self.model, outcomes, stages)
-        finally:
-            self._end_use()
 
     async def _encode(
         self,

@@ -11,15 +11,14 @@ from typing import Literal
 import numpy  # noqa: F401 - if memory is short, it says so; ONNX Runtime would print a traceback
 import onnxruntime as ort
 
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import Bundle, Precision
-from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.device import CPU, CUDA, Device
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.sessions import loading_error
+from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import use_idle_cpus
-from sentiment_service.engine.tuning.plan import ServingPlan, tune
+from sentiment_service.engine.tuning import ServingPlan, tune
 from sentiment_service.errors import ServiceError, UserError
 
 logger = logging.getLogger(__name__)
@@ -45,10 +44,6 @@ def load_model(
     was made for the device. ``gpu_memory_mb`` limits what the sessions of ``gpu_workers`` together
     take on the GPU that they share; 0 means: no limit. ``name`` takes the place of the bundle's
     own.
-
-    Raises:
-        UserError: a file is damaged, the variant is not in the bundle, its output does not fit the
-            labels, or CUDA was requested and cannot be used.
     """
 
     def load_on(place: Device) -> Model:
@@ -80,11 +75,7 @@ Loaded = tuple[Model, ServingPlan]
 
 
 def load_all(paths: Iterable[Path], config: EngineConfig, cpus: float) -> dict[str, Loaded]:
-    """Load all bundles and return their models by name, in the order of ``paths``.
-
-    Raises:
-        UserError: a bundle cannot be served, or two models have the same name.
-    """
+    """Load all bundles and return their models by name, in the order of ``paths``."""
     loaded: dict[str, Loaded] = {}
     for path, name in zip_longest(paths, config.served_name):
         model, plan = load(path, config, cpus, name=name)
@@ -99,11 +90,6 @@ def load_all(paths: Iterable[Path], config: EngineConfig, cpus: float) -> dict[s
 def load_as_set(
     path: Path, config: EngineConfig, *, threads: int, name: str | None = None
 ) -> Model:
-    """Open the bundle's model on the device and in the precision of the config.
-
-    Raises:
-        UserError: the bundle or the device cannot be used.
-    """
     return load_model(
         Bundle.open(path),
         device=config.device,
@@ -128,9 +114,6 @@ def load(
     The first batches are slow, and they show whether the model works at all. If a ``plan`` is
     given, nothing is measured, because other models may be computing at the same time. ``name``
     takes the place of the bundle's own.
-
-    Raises:
-        UserError: the bundle cannot be served.
     """
     threads = plan.threads if plan is not None else 1
     model = load_as_set(path, config, threads=threads, name=name)

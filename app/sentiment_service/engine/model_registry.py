@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.health import Lifecycle
+from sentiment_service.engine.host import give_back_memory
 from sentiment_service.engine.loading import Loaded, load_again
-from sentiment_service.engine.machine.host import give_back_memory
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.step_thread import StepThread
-from sentiment_service.engine.tuning.plan import ServingPlan
+from sentiment_service.engine.options import EngineConfig
+from sentiment_service.engine.step_thread import Steps, StepThread
+from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import (
     DeviceLost,
     InvalidBundle,
@@ -51,11 +51,13 @@ class ModelRegistry:
         lifecycle: Lifecycle,
         cpus: float,
         classifier_of: Callable[[Model, ServingPlan], Classifier],
+        load_again: Callable[..., Steps[Loaded]] = load_again,
     ) -> None:
         self._config = config
         self._lifecycle = lifecycle
         self._cpus = cpus
         self._classifier_of = classifier_of
+        self._steps_of_load = load_again
         self.classifiers: dict[str, Classifier] = {}
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
@@ -68,12 +70,7 @@ class ModelRegistry:
             self.classifiers[name] = self._classifier_of(model, plan)
 
     def classifier(self, name: str | None) -> Classifier:
-        """The classifier of the named model, or of the first one.
-
-        Raises:
-            ModelNotFound: no model has that name.
-            NotReady, ShuttingDown: the models are not loaded yet, or no longer.
-        """
+        """The classifier of the named model, or of the first one."""
         if not self.classifiers:
             self._lifecycle.check()
         if name is None:
@@ -88,10 +85,7 @@ class ModelRegistry:
     def check_admission(self, *, timeout_s: float) -> None:
         """Return if any model admits work that must be done within ``timeout_s`` seconds.
 
-        If none does, it is counted as refused once, by the last of them.
-
-        Raises:
-            Overloaded, NotReady, ShuttingDown: no model does.
+        If none does, it is counted as refused once, by the last of them, whose error is raised.
         """
         self.classifier(None)  # raises while there is none
         *others, last = self.classifiers.values()
@@ -146,8 +140,6 @@ class ModelRegistry:
         it has begun.
 
         Raises:
-            ModelNotFound, ShuttingDown: there is no such model to reload now.
-            NotReady: there is none yet, or the device is lost.
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
             OutOfMemory: there is no memory for both models; the old one stays.
         """
@@ -161,9 +153,6 @@ class ModelRegistry:
         That waits until the old one has finished. If it is not called within the block, the old
         model stays. The next reload of this model waits for the end of the block, so that at most
         two of its versions are in memory.
-
-        Raises:
-            ModelNotFound, NotReady, ShuttingDown, InvalidBundle, OutOfMemory: as in ``reload``.
         """
         self.classifier(name)  # raises for an unknown name, before a lock is created for it
         async with self._reloading[name]:
@@ -187,7 +176,6 @@ class ModelRegistry:
         gc.collect()  # the old classifier refers to itself, and its model is large
 
     async def _load_again(self, name: str) -> Loaded:
-        """The named model as its bundle is now."""
         self._lifecycle.check()
         old = self.classifier(name)
         old.health.check_device()
@@ -211,7 +199,7 @@ class ModelRegistry:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         self._loader = loader = StepThread("loader")
         try:
-            steps = load_again(old.model, self._config, self._cpus, old.plan)
+            steps = self._steps_of_load(old.model, self._config, self._cpus, old.plan)
             model, plan = await loader.run(steps, deadline=math.inf)
         finally:
             loader.close()
@@ -240,7 +228,6 @@ class ModelRegistry:
         self.classifiers.clear()
 
     def summary(self) -> str:
-        """The models, each with precision, provider and the digest's beginning, in one line."""
         models = (classifier.model for classifier in self.classifiers.values())
         return ", ".join(
             f"{model.name} ({model.precision}, {model.provider}, {model.short_digest})"

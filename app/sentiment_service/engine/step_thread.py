@@ -52,7 +52,6 @@ class Kind:
     _units: float = 0.0
 
     def learn(self, size: float, seconds: float) -> None:
-        """A job of this size has taken so long."""
         self._seconds = self._seconds * MEMORY + seconds
         self._units = self._units * MEMORY + size
         self.seconds_per_unit = self._seconds / self._units

@@ -239,7 +239,8 @@ def _to_file(
     settings: Settings,
 ) -> None:
     target = output.target
-    if target.exists() and not (output.saved or options.overwrite):
+    complete = target.exists() and not (output.saved or options.overwrite)
+    if complete:
         if not (source and options.resume):
             raise UserError(
                 f"{target} exists; add --overwrite to replace it, or give another --output"
@@ -249,8 +250,6 @@ def _to_file(
                 f"{source.path} is newer than the complete {target}, so it may have changed; "
                 "--overwrite classifies it again"
             )
-        print(f"sentiment: {target} is complete; nothing is left to do", file=sys.stderr)
-        return
     classifier = _classifier(options, settings)
     identity = {
         "column": options.column,
@@ -261,6 +260,10 @@ def _to_file(
     }
     if source:
         identity["input"] = source.facts()
+    if complete:
+        output.check_complete(identity)
+        print(f"sentiment: {target} is complete; nothing is left to do", file=sys.stderr)
+        return
     total = output.begin(
         output_format(target.suffix, table, classifier.columns), identity, resume=options.resume
     )

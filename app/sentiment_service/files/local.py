@@ -14,18 +14,18 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from sentiment_service.engine.batching.batcher import infer_each
-from sentiment_service.engine.batching.budget import TokenBudget
+from sentiment_service.engine.batching.fair_queue import TokenBudget
+from sentiment_service.engine.host import available_cpus, ways_to_share
 from sentiment_service.engine.loading import load_as_set
-from sentiment_service.engine.machine.gpu import CUDA
-from sentiment_service.engine.machine.host import available_cpus, ways_to_share
 from sentiment_service.engine.model.bundle import bundles_to_use
+from sentiment_service.engine.model.device import CUDA
 from sentiment_service.engine.model.model import Scored, outcomes_of
+from sentiment_service.engine.options import DEFAULTS, TextOptions
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
-from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding
-from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
+from sentiment_service.engine.tuning import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
 from sentiment_service.files.results import Advance, ResultColumns, with_reason
 from sentiment_service.files.table import READ_AHEAD_CHUNKS, Chunk, ClassifiedChunk

@@ -16,10 +16,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from sentiment_service import errors
-from sentiment_service.engine.machine.host import cpu_name, vector_flags
+from sentiment_service.engine.host import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.http.exchange import HttpRequest, Route, packed_answer
 from sentiment_service.http.openapi import (
     DIGEST,

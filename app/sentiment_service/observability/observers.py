@@ -15,8 +15,8 @@ from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sentiment_service.engine.batching.fair_queue import BatchReport
+from sentiment_service.engine.classifier import STAGES, Gauges
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.observer import STAGES, Gauges
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
 from sentiment_service.results import Outcome

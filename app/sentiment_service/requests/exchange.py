@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 
 from sentiment_service import errors
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.engine.text.options import DEFAULTS, TextOptions
-from sentiment_service.engine.text.pairs import Text
+from sentiment_service.engine.options import DEFAULTS, TextOptions
+from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.observability.logs import log_request, trace_id
 from sentiment_service.observability.observers import ModelUse, count_request
 from sentiment_service.requests.limits import READING, timeout_ms

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.lifecycle import Lifecycle
+from sentiment_service.engine.health import Lifecycle
+from sentiment_service.engine.host import available_cpus, available_memory
 from sentiment_service.engine.loading import Loaded
-from sentiment_service.engine.machine.host import available_cpus, available_memory
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
-from sentiment_service.engine.tuning.plan import ServingPlan
+from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import NotReady, ServiceError, ShuttingDown
 from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics

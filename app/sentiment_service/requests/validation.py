@@ -17,9 +17,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from sentiment_service.engine.options import Overflow, Split, TextOptions
 from sentiment_service.engine.text.input_tokenizer import VISIBLE
-from sentiment_service.engine.text.options import Overflow, Split, TextOptions
-from sentiment_service.engine.text.pairs import Text, TextPair
+from sentiment_service.engine.text.text_tokenizer import Text, TextPair
 from sentiment_service.errors import InvalidRequest, plain_words
 
 Body = TypeVar("Body", bound=BaseModel)

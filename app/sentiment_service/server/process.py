@@ -22,7 +22,7 @@ from sentiment_service.errors import UserError
 if TYPE_CHECKING:  # their import takes a tenth of a second, in which SIGHUP would end the process
     import asyncio
 
-    from sentiment_service.engine.lifecycle import Lifecycle
+    from sentiment_service.engine.health import Lifecycle
     from sentiment_service.settings.settings import Settings
 
 # Each connection takes a file descriptor. With more than this, memory would run out first.

@@ -91,13 +91,21 @@ def read_again(settings: Settings) -> Credentials | None:
     """What is in force after SIGHUP; None, with a line in the log, if all stays as it is."""
     try:
         for name in ("api_keys_file", "admin_keys_file", "tls_cert", "tls_key"):
-            path: Path | None = getattr(settings, name)
-            if path and path.is_fifo():  # to wait for a writer would hold up everybody
-                raise UnusableFile(name, f"{path} is a pipe, which is read only once")
+            for path in _files(getattr(settings, name)):
+                if path.is_fifo():  # to wait for a writer would hold up everybody
+                    raise UnusableFile(name, f"{path} is a pipe, which is read only once")
         return Credentials.read(settings)
-    except UnusableFile as error:
+    except (UnusableFile, OSError) as error:
         logger.error("keys or certificate stay as they are: %s", error)
         return None
+
+
+def _files(path: Path | None) -> list[Path]:
+    """The file, or those of the directory."""
+    if path is None or not path.is_dir():
+        return [path] if path else []
+    # Kubernetes keeps the versions of a mounted Secret in hidden directories.
+    return sorted(path.glob("[!.]*"))
 
 
 def _keys_of(setting: str, path: Path | None) -> tuple[bytes, ...]:
@@ -105,9 +113,7 @@ def _keys_of(setting: str, path: Path | None) -> tuple[bytes, ...]:
     if path is None:
         return ()
     try:
-        # Kubernetes keeps the versions of a mounted Secret in hidden directories.
-        files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
-        texts = [file.read_text("latin-1") for file in files]
+        texts = [file.read_text("latin-1") for file in _files(path)]
         digests: tuple[bytes, ...] = key_digests(",".join(texts).replace("\n", ","))
         return digests
     except OSError as error:

@@ -19,8 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import EngineConfig, Preprocessing
 from sentiment_service.errors import UserError
 from sentiment_service.settings import formats
 

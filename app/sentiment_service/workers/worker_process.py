@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from sentiment_service.engine.machine.host import available_cpus, numa_nodes
+from sentiment_service.engine.host import available_cpus, numa_nodes
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.settings.settings import Settings, cache_directory
 from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from sentiment_service.engine.machine.gpu import cuda_state
+from sentiment_service.engine.model.device import cuda_state
 
 from benchmarks.tables import Row
 from checks.gpu.models import precisions

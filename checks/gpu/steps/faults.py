@@ -4,8 +4,8 @@ import ctypes
 from collections.abc import Iterator
 
 from sentiment_service.engine.loading import load_model
-from sentiment_service.engine.machine.gpu import LIBCUDA
 from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.device import LIBCUDA
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import DeviceLost, OutOfMemory, ServiceError
 

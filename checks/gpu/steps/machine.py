@@ -4,7 +4,7 @@ import importlib.metadata
 from collections.abc import Iterator
 
 import onnxruntime as ort
-from sentiment_service.engine.machine.gpu import cuda_state
+from sentiment_service.engine.model.device import cuda_state
 
 from benchmarks.tables import Row, conditions
 from checks.gpu.run_steps import CUDA, WORKS

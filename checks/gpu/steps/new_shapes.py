@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sentiment_service.engine.machine.gpu import LIBCUDA
+from sentiment_service.engine.model.device import LIBCUDA
 from sentiment_service.engine.model.model import SILENT, Model
 from sentiment_service.engine.text.text_tokenizer import Encoding
 

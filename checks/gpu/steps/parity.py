@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
-from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.model.parity import decided, tolerance
+from sentiment_service.engine.model.model import Model, decided, tolerance
 from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from benchmarks.tables import Row

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from sentiment_service.engine.machine.gpu import cuda_state
+from sentiment_service.engine.model.device import cuda_state
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import Encoding
 

@@ -11,7 +11,7 @@ import brotli
 import numpy as np
 from sentiment_service.adapters import stream
 from sentiment_service.adapters.tensors import pack, unpack
-from sentiment_service.engine.text.options import DEFAULTS, TextOptions
+from sentiment_service.engine.options import DEFAULTS, TextOptions
 from sentiment_service.errors import Overloaded, ShuttingDown
 
 from checks.soak.calls.call import Call, as_fp32, ranking, tensors

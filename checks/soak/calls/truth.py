@@ -14,9 +14,9 @@ from sentiment_service.cli.load_generator import tweet_lengths
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.model import outcomes_of
+from sentiment_service.engine.options import DEFAULTS, TextOptions
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.engine.text.input_tokenizer import encodings
-from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.results import Outcome, Prediction, item
 from sentiment_service.settings.settings import Settings

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from sentiment_service.engine.model.bundle import sha256
-from sentiment_service.engine.text.options import Preprocessing
-from sentiment_service.engine.text.pairs import TextPair
+from sentiment_service.engine.options import Preprocessing
+from sentiment_service.engine.text.text_tokenizer import TextPair
 from sentiment_service.errors import UserError, first_line
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer

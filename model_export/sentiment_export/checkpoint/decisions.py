@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.settings.settings import CheckpointOptions
 
 from sentiment_export.checkpoint.labels import (

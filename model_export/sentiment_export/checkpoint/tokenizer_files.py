@@ -153,7 +153,7 @@ def bertweet(directory: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, i
     get ids after all others, and as many rows of the embedding equal that of ``<unk>``.
 
     Apart from these ids, the result gives what that of transformers gives without normalisation
-    (the service normalises, see app/sentiment_service/engine/text/bertweet.py). Where it does not:
+    (the service normalises, see app/sentiment_service/engine/text/tweets.py). Where it does not:
 
     - Words that contain ``</w>``, or end with ``@@``, marks that fastBPE itself uses.
     - Codes in which a merge comes before the merges that make its parts; fastBPE never writes such.

@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sentiment_service.engine.model.bundle import Parity, Precision, ReferenceKind
-from sentiment_service.engine.model.model import Logits, Model
-from sentiment_service.engine.model.parity import DECIDED_BY, TEXTS, decided, tolerance
-from sentiment_service.engine.text.pairs import TextPair
-from sentiment_service.engine.text.text_tokenizer import Encoding
+from sentiment_service.engine.model.model import (
+    DECIDED_BY,
+    TEXTS,
+    Logits,
+    Model,
+    decided,
+    tolerance,
+)
+from sentiment_service.engine.text.text_tokenizer import Encoding, TextPair
 from sentiment_service.errors import InferenceFailed, UserError
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint

@@ -4,7 +4,7 @@ import argparse
 from collections import Counter
 from typing import get_args
 
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.settings.formats import POSITIVE
 from sentiment_service.settings.sources import CommandParser, local_path
 

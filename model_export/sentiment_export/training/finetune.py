@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from sentiment_service.atomic_files import atomic_directory, full_disk_named
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
 from transformers import AutoTokenizer, BertweetTokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sentiment_service.engine.model.bundle import sha256
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.errors import UserError
 
 # Special tokens included. A longer text is cut, or sooner if the base has fewer positions.

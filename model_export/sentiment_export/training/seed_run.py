@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from sentiment_service.atomic_files import write_atomically
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.engine.text.input_tokenizer import normaliser
-from sentiment_service.engine.text.options import Preprocessing
 from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sentiment_service.engine.machine.host import cpu_flags
+from sentiment_service.engine.host import cpu_flags
 
 from tests.conftest import FLAGS
 from tests.replay.comparison import differences

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sentiment_service.engine.machine.host import available_memory
+from sentiment_service.engine.host import available_memory
 
 from tests.conftest import FLAGS, Listen, Serve
 from tests.support.raw_http import HEAD, connect, exchange, post

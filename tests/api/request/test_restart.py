@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.lifecycle import Lifecycle, Phase
+from sentiment_service.engine.health import Lifecycle, Phase
 from sentiment_service.engine.model.model import Model
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings

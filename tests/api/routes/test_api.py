@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import MANIFEST, sha256
+from sentiment_service.engine.model.device import CUDA
 
 from tests.conftest import Serve
 from tests.support.reloads import reload

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle
-from sentiment_service.engine.text.sentences import sentence_spans
+from sentiment_service.engine.text.steps import sentence_spans
 
 from tests.conftest import Serve
 from tests.support.serving import Gate, metric

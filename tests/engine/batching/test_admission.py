@@ -10,11 +10,12 @@ from sentiment_service.errors import Overloaded, ServiceError
 from tests.support.batching import Clock, Gate, ask, batching, begun, capitals, measured, queued
 
 
-async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back(clock: Clock) -> None:
+async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back() -> None:
     """A request that would exceed the queue's limit is refused; one that just fits is admitted.
 
     Retry-After is the time in which the excess tokens are computed.
     """
+    clock = Clock()
     async with measured(clock, max_queue_tokens=40) as (batcher, gate):
         tasks = [await begun(batcher, gate, "x")]
         tasks += [await queued(batcher, "x" * 15), await queued(batcher, "x" * 15)]
@@ -31,13 +32,14 @@ async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back(clock: C
 
 @pytest.mark.parametrize(("runners", "wait_s"), [(1, 7.1 * CAUTION), (2, 4.05 * CAUTION)])
 async def test_a_request_that_cannot_make_its_deadline_is_refused(
-    clock: Clock, runners: int, wait_s: float
+    runners: int, wait_s: float
 ) -> None:
     """A request is refused if its predicted wait, at the speed of all runners, exceeds its time.
 
     Tokens ahead count twice, because as many again may overtake to fill batches. The request's own
     batch, of one second here, must end in time as well.
     """
+    clock = Clock()
     async with measured(clock, runners=runners) as (batcher, gate):
         tasks = [await begun(batcher, gate, "x") for _ in range(runners)]
         tasks += [await queued(batcher, "x" * 30)]
@@ -51,8 +53,9 @@ async def test_a_request_that_cannot_make_its_deadline_is_refused(
         await asyncio.gather(*tasks)
 
 
-async def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None:
+async def test_the_predicted_wait_follows_the_latest_speed() -> None:
     """When inference becomes slower, the prediction rises; failed batches do not count."""
+    clock = Clock()
     pace = 0.1
 
     def infer(items: Sequence[str]) -> list[str | ServiceError]:
@@ -63,7 +66,7 @@ async def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None
 
     gate = Gate(infer)
     gate.open(103)
-    async with batching(gate) as batcher:
+    async with batching(gate, clock=clock) as batcher:
         await ask(batcher, "x" * 10)
         pace = 1.0
         for _ in range(100):
@@ -82,8 +85,9 @@ async def test_the_predicted_wait_follows_the_latest_speed(clock: Clock) -> None
         await asyncio.gather(*tasks)
 
 
-async def test_a_single_text_is_admitted_beside_a_long_list(clock: Clock) -> None:
+async def test_a_single_text_is_admitted_beside_a_long_list() -> None:
     """A single text is admitted by the wait for its own turn, not for everything that waits."""
+    clock = Clock()
     async with measured(clock, max_batch_tokens=10) as (batcher, gate):
         running = await begun(batcher, gate, "x")
         bulk = await queued(batcher, *["x" * 10] * 40)  # 40 s of work

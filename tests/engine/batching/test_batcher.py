@@ -15,11 +15,12 @@ from tests.support.batching import (
 )
 
 
-async def test_a_batch_is_reported(clock: Clock) -> None:
+async def test_a_batch_is_reported() -> None:
     """The hook gets the batch's sizes and cost."""
+    clock = Clock()
     reports: list[BatchReport] = []
     gate = Gate(clock.ten_tokens_a_second)
-    async with batching(gate, batch=reports.append) as batcher:
+    async with batching(gate, clock=clock, batch=reports.append) as batcher:
         tasks = [await begun(batcher, gate, "x" * 10)]
         clock.now += 1
         tasks += [await queued(batcher, "x" * 19)]

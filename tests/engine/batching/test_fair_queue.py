@@ -4,10 +4,14 @@ import statistics
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentiment_service.engine.batching.budget import MAX_PADDING
-from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, FairQueue, QueuedItem
+from sentiment_service.engine.batching.fair_queue import (
+    LOOK_AHEAD,
+    MAX_PADDING,
+    FairQueue,
+    QueuedItem,
+)
 
 LONGEST = 20
 
@@ -51,18 +55,6 @@ def queue_of(*requests: list[QueuedItem]) -> FairQueue:
     return queue
 
 
-@anytime
-@given(requests, budgets)
-@example([[2, 3, 1, 3, 1]], 21)  # two lengths equally far from the leader's
-def test_items_of_one_length_keep_their_turns(lists: list[list[int]], budget: int) -> None:
-    """Items of equal length come out in turn; only another length may overtake."""
-    queue = queue_of(*(items_of(*request) for request in lists))
-    taken = [item for batch in take_all(queue, max_tokens=budget) for item in batch]
-    for tokens in range(1, LONGEST + 1):
-        turns = [item.turn for item in taken if item.tokens == tokens]
-        assert turns == sorted(turns)
-
-
 def test_lists_take_turns() -> None:
     """Two equal requests are served alternately, whichever came first."""
     first, second = items_of(*[10] * 5), items_of(*[10] * 5)
@@ -97,9 +89,8 @@ class Fragile(QueuedItem):
         return super().__getattribute__(name)
 
 
-def test_a_fault_while_taking_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_while_taking_costs_nothing() -> None:
     """After an error during take, all items still wait and count, and the next take works."""
-    monkeypatch.setattr(Fragile, "reads_left", math.inf)
     faults = 0
     while True:
         waiting: list[QueuedItem] = [
@@ -167,14 +158,6 @@ def test_a_removed_list_leaves_the_others_in_their_turns() -> None:
     pairs = zip(front, behind, strict=True)
     assert queue.clear() == [item for pair in pairs for item in pair]
     assert (len(queue), queue.tokens, take(queue)) == (0, 0, [])
-
-
-def test_expired_entries_are_dropped() -> None:
-    """An item is taken only before its deadline; others around it are."""
-    expired, live = items_of(10, 10, deadline=5.0), items_of(10, 10, deadline=5.1)
-    queue = queue_of([expired[0], live[0], expired[1], live[1]])
-    assert take(queue, now=5.0) == live
-    assert (len(queue), queue.tokens) == (0, 0)
 
 
 @anytime

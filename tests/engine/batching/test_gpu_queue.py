@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 from sentiment_service.cli.load_generator import tweet_lengths
-from sentiment_service.engine.batching.batcher import MicroBatcher, tokens_taken
-from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.engine.tuning.costs import CUDA_BATCHES, TEXT_TOKENS, Cost
-from sentiment_service.engine.tuning.plan import (
+from sentiment_service.engine.batching.batcher import MicroBatcher
+from sentiment_service.engine.batching.fair_queue import TokenBudget
+from sentiment_service.engine.tuning import (
+    CUDA_BATCHES,
     CUDA_MAX_PADDING,
     RUNNERS_PER_GPU,
+    TEXT_TOKENS,
+    Cost,
     choose,
     queue_tokens,
 )
@@ -36,7 +38,7 @@ class _Gpu:
         self._free_at = 0.0
 
     def infer(self, texts: Sequence[range]) -> Sequence[int]:
-        now, tokens = self._simulation.now, tokens_taken(self._budget, [*map(len, texts)])
+        now, tokens = self._simulation.now, self._budget.taken_by([*map(len, texts)])
         self._free_at = max(now, self._free_at) + BATCH_S + TOKEN_S * tokens
         self._simulation.work(self._free_at - now)
         return [len(text) for text in texts]

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from sentiment_service.errors import InferenceFailed, NotReady, Overloaded, Shut
 
 from tests.support.batching import (
     PATIENCE_S,
+    QUICK,
     Clock,
     Gate,
     ask,
@@ -61,14 +63,15 @@ async def test_runners_leave_the_cpu_to_the_event_loop() -> None:
 async def test_a_runner_that_fails_while_it_waits_goes_on(
     error: type[BaseException],
     runners: int,
-    quick: None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The failure is counted and logged with its traceback; then the text is answered."""
     lost: list[None] = []
 
-    async with batching(runners=runners, runner_lost=lambda: lost.append(None)) as batcher:
+    async with batching(
+        watch=QUICK, runners=runners, runner_lost=lambda: lost.append(None)
+    ) as batcher:
         assert await ask(batcher, "before") == ["BEFORE"]
         raising(monkeypatch, FairQueue, "take_batch", error, 2)
         assert await ask(batcher, "a", "b") == ["A", "B"]
@@ -91,10 +94,10 @@ async def test_what_a_runner_that_fails_was_woken_for_another_takes(
 
 
 async def test_a_runner_that_cannot_tell_its_failure_goes_on(
-    quick: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If a runner cannot notify the event loop, for lack of memory, the next check finds it."""
-    async with batching() as batcher:
+    async with batching(watch=QUICK) as batcher:
         assert await ask(batcher, "before") == ["BEFORE"]
         raising(monkeypatch, asyncio.BaseEventLoop, "call_soon_threadsafe", MemoryError, 2)
         results = await ask(batcher, "a")  # this has a result that cannot be told, either
@@ -103,22 +106,20 @@ async def test_a_runner_that_cannot_tell_its_failure_goes_on(
 
 
 async def test_a_thread_that_cannot_be_started_is_tried_again(
-    quick: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If a thread cannot start, at first or later, texts are answered as soon as one can."""
     raising(monkeypatch, threading.Thread, "start", RuntimeError, 2)
-    async with batching() as batcher:
+    async with batching(watch=QUICK) as batcher:
         assert not batcher.runners.complete
         assert await ask(batcher, "a") == ["A"]
         assert batcher.runners.complete
 
 
-async def test_the_batch_of_a_runner_that_fails_has_errors(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_batch_of_a_runner_that_fails_has_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batch fails at once; then it computes the waiting texts."""
     gate = Gate()
-    async with batching(gate) as batcher:
+    async with batching(gate, watch=QUICK) as batcher:
         first = await begun(batcher, gate, "a", "b")
         waiting = await queued(batcher, "c")
         raising(monkeypatch, Admission, "learn", MemoryError, 1)
@@ -127,9 +128,9 @@ async def test_the_batch_of_a_runner_that_fails_has_errors(
         assert await waiting == ["C"]
 
 
-async def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_hope_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the runner fails again and again, texts fail, until a batch succeeds."""
-    async with batching() as batcher:
+    async with batching(watch=QUICK) as batcher:
         # Exactly as often as it takes: a failure that came later would fail the next text as well.
         raising(monkeypatch, FairQueue, "take_batch", MemoryError, HOPELESS_AFTER)
         assert kinds(await ask(batcher, "a", "b")) == [NotReady] * 2
@@ -141,7 +142,7 @@ async def test_without_hope_nothing_waits(quick: None, monkeypatch: pytest.Monke
 
 
 async def test_a_batch_that_hangs_fails_before_its_deadline(
-    quick: None, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A hanging batch's texts get an error, logged and counted once; none is admitted meanwhile.
 
@@ -150,7 +151,7 @@ async def test_a_batch_that_hangs_fails_before_its_deadline(
     stalls: list[None] = []
 
     gate = Gate()
-    async with batching(gate, batch_stalled=lambda: stalls.append(None)) as batcher:
+    async with batching(gate, watch=QUICK, batch_stalled=lambda: stalls.append(None)) as batcher:
         assert not stalls
         stuck = await begun(batcher, gate, "a", "b", timeout_s=10**6)
         waiting = await queued(batcher, "c", timeout_s=10**6)
@@ -167,23 +168,20 @@ async def test_a_batch_that_hangs_fails_before_its_deadline(
     assert len(stalls) == 1
 
 
-async def test_a_batch_that_is_expected_to_take_long_does_not_hang(
-    quick: None, clock: Clock
-) -> None:
+async def test_a_batch_that_is_expected_to_take_long_does_not_hang() -> None:
     """A batch may take many times the duration that the measured speed predicts."""
-    async with measured(clock) as (batcher, gate):
+    clock = Clock()
+    async with measured(clock, watch=QUICK) as (batcher, gate):
         slow = await queued(batcher, "x" * 10)  # about 1 s
         await asyncio.sleep(0.8)
         gate.open()
         assert await slow == ["X" * 10]
 
 
-async def test_the_predicted_wait_is_that_for_the_runners_that_work(
-    quick: None, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_predicted_wait_is_that_for_the_runners_that_work() -> None:
     """If one of two runners hangs, the predicted wait is twice as long."""
-    monkeypatch.setattr("sentiment_service.engine.batching.runners.STUCK_FACTOR", 1)
-    async with measured(clock, runners=2) as (batcher, gate):
+    clock = Clock()
+    async with measured(clock, watch=replace(QUICK, stuck_factor=1), runners=2) as (batcher, gate):
         await ask(batcher, "stuck")
         await gate.entered()
         running = await begun(batcher, gate, "x")
@@ -196,11 +194,11 @@ async def test_the_predicted_wait_is_that_for_the_runners_that_work(
 
 
 async def test_time_in_which_the_process_stood_still_is_not_the_batchs(
-    quick: None, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """After SIGCONT, or after the machine wakes up, a running batch may go on and is answered."""
     gate = Gate()
-    async with batching(gate) as batcher:
+    async with batching(gate, watch=QUICK) as batcher:
         task = await queued(batcher, "a")
         gate.wait_entered()
         time.sleep(0.6)  # noqa: ASYNC251 - nothing moves meanwhile
@@ -209,10 +207,11 @@ async def test_time_in_which_the_process_stood_still_is_not_the_batchs(
     assert caplog.records == []
 
 
-async def test_a_hang_tells_nothing_of_the_speed(quick: None, clock: Clock) -> None:
+async def test_a_hang_tells_nothing_of_the_speed() -> None:
     """A batch that hung and returned does not change the predicted speed."""
+    clock = Clock()
     gate = Gate()
-    async with batching(gate) as batcher:
+    async with batching(gate, clock=clock, watch=QUICK) as batcher:
         gate.open(1)
         await ask(batcher, "x")
         await gate.entered()
@@ -247,10 +246,10 @@ async def test_drain_ends_with_a_runner_that_failed(
         rest.set()
 
 
-async def test_drain_ends_with_a_runner_that_hangs(quick: None) -> None:
+async def test_drain_ends_with_a_runner_that_hangs() -> None:
     """Drain does not wait longer for a runner that hangs; every request has had its error."""
     gate = Gate()
-    async with batching(gate) as batcher:
+    async with batching(gate, watch=QUICK) as batcher:
         stuck = await begun(batcher, gate, "stuck")
         assert kinds(await stuck) == [InferenceFailed]
         assert await batcher.drain(0.1)

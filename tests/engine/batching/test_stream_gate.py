@@ -7,7 +7,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from sentiment_service.engine.batching.stream_gate import BYTES_PER_TOKEN, LEAST_GROUPS, StreamGate
+from sentiment_service.engine.batching.batcher import BYTES_PER_TOKEN, LEAST_GROUPS, StreamGate
 from sentiment_service.errors import ServiceError, ShuttingDown, TooManyTexts
 
 from tests.support.batching import Gate, ask, batching, begun, queued

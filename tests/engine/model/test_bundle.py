@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from sentiment_service.cli.command import main
-from sentiment_service.engine.machine.gpu import CudaState
 from sentiment_service.engine.model import device
+from sentiment_service.engine.model.device import CudaState
 from sentiment_service.errors import UserError
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings

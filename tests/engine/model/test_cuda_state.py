@@ -2,13 +2,20 @@
 
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import onnxruntime as ort
 import pytest
-from sentiment_service.engine.machine import gpu
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, cuda_state
+from sentiment_service.engine.model.device import (
+    CPU,
+    CUDA,
+    MACHINE_CODE,
+    CudaGpu,
+    CudaState,
+    cuda_state,
+)
 
 SOURCE = Path(__file__).parents[2] / "support/machines/fake_libcuda.c"
 
@@ -23,17 +30,23 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
-@pytest.fixture(autouse=True)
-def _gpu_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package onnxruntime-gpu for CUDA 13, with all libraries of CUDA.
+class Runtime:
+    """Stands in for the package onnxruntime-gpu for CUDA 13, with all libraries of CUDA."""
 
-    NVIDIA's packages, which PyTorch may have brought, are out of sight.
-    """
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, "CPUExecutionProvider"])
-    monkeypatch.setattr(ort, "cuda_version", "13.0", raising=False)
-    monkeypatch.setattr(ort, "preload_dlls", lambda: None, raising=False)
-    monkeypatch.setattr(gpu, "sys", SimpleNamespace(path=[]))
-    monkeypatch.setattr(gpu, "_missing_libraries", gpu._missing_libraries.__wrapped__)
+    def __init__(
+        self,
+        cuda_version: str = "13.0",
+        preload_dlls: Callable[..., None] = lambda: None,
+        providers: Sequence[str] = (CUDA, CPU),
+    ) -> None:
+        self.cuda_version = cuda_version
+        self.preload_dlls = preload_dlls
+        self.get_available_providers = lambda: providers
+
+
+def state_of(driver: str, root: Path = Path("/"), **runtime: Any) -> CudaState:
+    """The state without NVIDIA's packages, which PyTorch may have brought."""
+    return cuda_state(driver, root, Runtime(**runtime), path=[])
 
 
 def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,14 +54,13 @@ def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.Mon
 
     A driver serves all minor versions of its major version of CUDA, later ones too.
     """
-    monkeypatch.setattr(ort, "cuda_version", "13.2", raising=False)
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_1", "86")
     monkeypatch.setenv("FAKE_CUDA_VERSION", "13010")
     version = tmp_path / "sys/module/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("580.82.07\n")
-    state = cuda_state(driver, tmp_path)
+    state = state_of(driver, tmp_path, cuda_version="13.2")
     assert state.gpus == (
         CudaGpu("Fake GPU 0", 8 << 30, (9, 0)),
         CudaGpu("Fake GPU 1", 16 << 30, (8, 6)),
@@ -82,7 +94,7 @@ def test_driver_that_cannot_be_used(
     """Each answer of the driver that means no CUDA has its cause and its cure, in one line."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    state = cuda_state(driver)
+    state = state_of(driver)
     assert problem in state.problem
     assert cure in state.cure
     assert "\n" not in state.refusal
@@ -105,7 +117,7 @@ def test_gpu_without_machine_code(
     """P100, V100, B200 and others are refused in one line before a batch fails on them."""
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", capability)
     words = f"Fake GPU 0 has compute capability {name}, and onnxruntime-gpu {ort.__version__} has "
-    assert cuda_state(driver).problem.startswith(words + "machine code for 7.5, 8.0, ")
+    assert state_of(driver).problem.startswith(words + "machine code for 7.5, 8.0, ")
 
 
 @pytest.mark.parametrize("capability", ["75", "80", "86", "87", "89", "90", "120", "121"])
@@ -114,14 +126,14 @@ def test_gpu_with_machine_code(
 ) -> None:
     """T4, A100, L4, H100, RTX 50 and later minor versions of these are supported."""
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", capability)
-    assert cuda_state(driver).refusal == ""
+    assert state_of(driver).refusal == ""
 
 
 def test_another_gpu_may_be_supported(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA can be used with one of two GPUs; the other one says why it cannot."""
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", "70")
-    state = cuda_state(driver)
+    state = state_of(driver)
     assert state.refusal == ""
     assert [bool(one.problem) for one in state.gpus] == [True, False]
 
@@ -131,16 +143,13 @@ def test_what_the_installed_version_supports_is_known() -> None:
 
     Of other versions nothing is known, so that every GPU is tried.
     """
-    assert ort.__version__.rpartition(".")[0] in gpu.MACHINE_CODE
+    assert ort.__version__.rpartition(".")[0] in MACHINE_CODE
 
 
-def test_libraries_beside_other_packages_are_found(
-    driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_beside_other_packages_are_found(driver: str, tmp_path: Path) -> None:
     """NVIDIA's packages may be in any directory of Python's path, as after `install --target`."""
     lib = tmp_path / "nvidia/cu13/lib"
     lib.mkdir(parents=True)
-    monkeypatch.setattr(gpu, "sys", SimpleNamespace(path=[str(tmp_path)]))
     loaded: list[str | None] = []
 
     def preload_dlls(directory: str | None = None) -> None:
@@ -148,19 +157,19 @@ def test_libraries_beside_other_packages_are_found(
         if str(lib) not in loaded:
             print("Failed to load libcublas.so.13: cannot open shared object file")
 
-    monkeypatch.setattr(ort, "preload_dlls", preload_dlls, raising=False)
-    assert cuda_state(driver).refusal == ""
+    runtime = Runtime(preload_dlls=preload_dlls)
+    assert cuda_state(driver, runtime=runtime, path=[str(tmp_path)]).refusal == ""
     assert loaded == [str(lib), None]
 
 
 def test_no_driver(tmp_path: Path) -> None:
     """Without the driver's library, the driver or the container's access to it is missing."""
     missing = str(tmp_path / "libcuda.so.1")
-    state = cuda_state(missing, tmp_path)
+    state = state_of(missing, tmp_path)
     assert "no NVIDIA driver is found" in state.problem
     assert "install the driver" in state.cure
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    state = cuda_state(missing, tmp_path)
+    state = state_of(missing, tmp_path)
     assert "this machine has an NVIDIA driver, but" in state.problem
     assert state.cure.startswith("a container needs nvidia-container-toolkit")
 
@@ -169,24 +178,21 @@ def test_driver_library_that_is_damaged(tmp_path: Path) -> None:
     """A library that cannot be loaded is reported with the loader's reason."""
     library = tmp_path / "libcuda.so.1"
     library.write_bytes(b"not a library, but long enough to be read as one" * 2)
-    state = cuda_state(str(library), tmp_path)
+    state = state_of(str(library), tmp_path)
     assert "the NVIDIA driver cannot be loaded (" in state.problem
     assert state.cure == "install it again"
 
 
 def test_package_for_cpus(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong package comes before anything else, but the GPUs are reported all the same."""
-    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
     monkeypatch.setenv("FAKE_CUDA_VERSION", "12080")
-    state = cuda_state(driver)
+    state = state_of(driver, providers=[CPU])
     assert state.problem == "the installed package onnxruntime is the one for CPUs"
     assert "HARDWARE=gpu" in state.cure
     assert state.gpus == (CudaGpu("Fake GPU 0", 8 << 30, (9, 0)),)
 
 
-def test_missing_libraries_are_named(
-    driver: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_libraries_are_named(driver: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each library that cannot be loaded is named once, and nothing is printed.
 
     The second try finds cuDNN on the system's search path.
@@ -199,8 +205,7 @@ def test_missing_libraries_are_named(
         print("Failed to load libcurand.so.10: cannot open shared object file")
         print("Please follow https://onnxruntime.ai/docs/install/ to install CUDA.")
 
-    monkeypatch.setattr(ort, "preload_dlls", preload_dlls, raising=False)
-    state = cuda_state(driver)
+    state = state_of(driver, preload_dlls=preload_dlls)
     assert state.problem.endswith("cannot be loaded: libcublas.so.13, libcurand.so.10")
     assert "install the extra 'gpu'" in state.cure
     assert capsys.readouterr().out == ""

@@ -1,16 +1,16 @@
 """Devices: which one a setting names, how it is opened, and why it is refused."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 import pytest
 from sentiment_service.engine.loading import load, load_again, load_as_set, load_model
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
 from sentiment_service.engine.model import device as device_module
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
-from sentiment_service.engine.model.device import CONTEXT_MB, CPU, Device
+from sentiment_service.engine.model.device import CONTEXT_MB, CPU, CUDA, CudaGpu, CudaState, Device
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
 from sentiment_service.files.local import LocalClassifier
@@ -20,8 +20,17 @@ TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30, (8, 0)), CudaGpu("L4", 24 <
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
 
+Pretend = Callable[[CudaState], None]
+
+
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
+    """Sets what is found for CUDA."""
+    return lambda state: monkeypatch.setattr(device_module, "cuda_state", lambda: state)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> list[dict[str, Any]]:
     """The arguments of each session that was opened; a machine with two GPUs is pretended.
 
     The sessions are on the CPU and say that they are not.
@@ -36,7 +45,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return made
 
     monkeypatch.setattr(ort, "InferenceSession", session)
-    monkeypatch.setattr(device_module, "cuda_state", lambda: TWO_GPUS)
+    pretend(TWO_GPUS)
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
     return arguments
 
@@ -114,11 +123,11 @@ def test_gpu_that_is_not_there(bundle: Path, opened: list[dict[str, Any]]) -> No
 
 
 def test_gpu_that_is_not_supported(
-    bundle: Path, opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    bundle: Path, opened: list[dict[str, Any]], pretend: Pretend
 ) -> None:
     """The error names the GPU, and the other one can be used."""
     gpus = (CudaGpu("V100", 16 << 30, (7, 0)), CudaGpu("L4", 24 << 30, (8, 9)))
-    monkeypatch.setattr(device_module, "cuda_state", lambda: CudaState(gpus=gpus))
+    pretend(CudaState(gpus=gpus))
     with pytest.raises(
         UserError, match=r"^GPU 0 is not supported: V100 has compute capability 7.0"
     ):
@@ -127,9 +136,9 @@ def test_gpu_that_is_not_supported(
     assert _load(bundle, "cuda:1").provider == CUDA
 
 
-def test_cuda_that_cannot_be_used(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_that_cannot_be_used(bundle: Path, pretend: Pretend) -> None:
     """The error names the cause and the cure in one line."""
-    monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
+    pretend(NO_DRIVER)
     words = r"^CUDA cannot be used: no NVIDIA driver is found; install the driver; to serve "
     with pytest.raises(UserError, match=words):
         _load(bundle, "cuda:1")
@@ -143,12 +152,13 @@ def test_cuda_that_cannot_be_used(bundle: Path, monkeypatch: pytest.MonkeyPatch)
 def test_auto_serves_on_the_cpu_and_says_why(
     bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
+    pretend: Pretend,
     caplog: pytest.LogCaptureFixture,
     providers: list[str],
     warnings: int,
 ) -> None:
     """A warning says why the CPU computes, unless the package for CPUs was installed."""
-    monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
+    pretend(NO_DRIVER)
     monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
     with caplog.at_level(logging.WARNING):
         assert _load(bundle, "auto").provider == CPU
@@ -166,24 +176,29 @@ def test_auto_without_a_variant_for_cuda(
     assert "has no fp32 variant; it holds: int8" in caplog.text
 
 
-def test_runtime_that_falls_back_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_that_falls_back_is_refused(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, pretend: Pretend
+) -> None:
     """A session that ONNX Runtime opened on the CPU in silence does not serve."""
     real = ort.InferenceSession
-    monkeypatch.setattr(device_module, "cuda_state", lambda: TWO_GPUS)
+    pretend(TWO_GPUS)
     monkeypatch.setattr(ort, "InferenceSession", lambda path, *_, **__: real(path, providers=[CPU]))
     with pytest.raises(UserError, match="ONNX Runtime does not use CUDAExecutionProvider"):
         _load(bundle, "cuda")
 
 
 def test_reload_stays_on_the_device(
-    bundle: Path, opened: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    bundle: Path,
+    opened: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    pretend: Pretend,
 ) -> None:
     """A model that auto has put on the first GPU stays there, though CUDA fails for a moment."""
     config = Settings(runners=1, threads=1, max_batch_tokens=64).engine_config()
     monkeypatch.setattr(Model, "infer", lambda model, encodings: [0.0] * len(encodings))
     old, plan = load(bundle, config, 1)
     assert (str(old.device), len(opened)) == ("cuda:0", 1)
-    monkeypatch.setattr(device_module, "cuda_state", lambda: NO_DRIVER)
+    pretend(NO_DRIVER)
     with pytest.raises(UserError, match="CUDA cannot be used"):
         list(load_again(old, config, 1, plan))
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from sentiment_service.engine.machine.host import cpu_flags
+from sentiment_service.engine.host import cpu_flags
 
 from tests.support.machines.cpus import avx2_alone, without_vnni
 from tests.support.serving import ROOT, environment

@@ -8,9 +8,8 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
-from sentiment_service.engine.machine.gpu import CudaGpu, CudaState
 from sentiment_service.engine.model import device, model
-from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.device import CPU, CudaGpu, CudaState
 from sentiment_service.engine.model.sessions import Replicas, open_session
 
 from tests.conftest import Serve

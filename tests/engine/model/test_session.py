@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
-from sentiment_service.engine.machine.host import cpu_flags
+from sentiment_service.engine.host import cpu_flags
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.model import Model, Scored, outcomes_of
+from sentiment_service.engine.options import DEFAULTS
 from sentiment_service.engine.text.input_tokenizer import EncodedText
-from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import ServiceError, UserError
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sentiment_service.engine.text.bertweet import normalise_bertweet
+from sentiment_service.engine.text.tweets import normalise_bertweet
 
 EXPECTED = {
     "": "",

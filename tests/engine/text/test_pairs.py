@@ -11,8 +11,13 @@ from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair, longest_first
-from sentiment_service.engine.text.text_tokenizer import Encoding
+from sentiment_service.engine.text.text_tokenizer import (
+    Encoding,
+    PairTokenizer,
+    Text,
+    TextPair,
+    longest_first,
+)
 from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer

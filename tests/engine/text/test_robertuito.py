@@ -1,7 +1,7 @@
 """The normalisation for RoBERTuito."""
 
 import pytest
-from sentiment_service.engine.text.robertuito import normalise_robertuito
+from sentiment_service.engine.text.tweets import normalise_robertuito
 
 # What preprocess_tweet of pysentimiento 0.7.3 with emoji 2.16 gives.
 EXPECTED = {

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 import sentencex
-from sentiment_service.engine.text.sentences import WINDOW_CHARS, sentence_spans
+from sentiment_service.engine.text.steps import WINDOW_CHARS, sentence_spans
 
 SENTENCES = (
     "The ferry left without us, so we ate pancakes on the pier.",

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from sentiment_service.engine import loading
 from sentiment_service.engine.loading import load_model
-from sentiment_service.engine.machine.gpu import CUDA
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-from sentiment_service.engine.model.device import CPU
+from sentiment_service.engine.model.device import CPU, CUDA
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import WordCache
 from sentiment_service.settings.settings import Settings

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.engine.text.input_tokenizer import normalise_tweet, normaliser
-from sentiment_service.engine.text.options import Preprocessing
 
 # Written out by hand from the model cards' `preprocess`, not computed.
 EXPECTED = {

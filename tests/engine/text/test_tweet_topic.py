@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sentiment_service.engine.text.tweet_topic import normalise_tweet_topic
+from sentiment_service.engine.text.tweets import normalise_tweet_topic
 
 # What get_preprocessor("tweet_topic") of tweetnlp 0.4.5 with urlextract 1.10 gives.
 EXPECTED = {

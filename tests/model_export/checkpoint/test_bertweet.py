@@ -20,8 +20,8 @@ from sentiment_export.checkpoint.describe import describe
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.export import export
 from sentiment_service.engine.model.bundle import Precision
-from sentiment_service.engine.text.bertweet import _CHARACTERS, normalise_bertweet
 from sentiment_service.engine.text.text_tokenizer import WordCache, packed
+from sentiment_service.engine.text.tweets import _CHARACTERS, normalise_bertweet
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
 from tokenizers import Tokenizer

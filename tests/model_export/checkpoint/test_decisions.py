@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 from sentiment_export.checkpoint.decisions import Decisions, decide, known_checkpoints, recognised
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 SENTIMENTS = ["negative", "neutral", "positive"]

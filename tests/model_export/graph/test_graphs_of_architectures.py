@@ -22,7 +22,7 @@ from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.graph.passes.editor import as_linear
 from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_export.quality.layer_parity import layer_parity
-from sentiment_service.engine.model import parity
+from sentiment_service.engine.model import model as parity
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session

@@ -11,7 +11,7 @@ from sentiment_export.graph.arithmetic import LARGEST_HALF
 from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.parity import tolerance
+from sentiment_service.engine.model.model import tolerance
 from sentiment_service.engine.model.sessions import ATTENTION, open_session
 
 from benchmarks.random_checkpoint import random_checkpoint

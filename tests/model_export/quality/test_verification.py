@@ -16,10 +16,8 @@ from sentiment_export.quality.verification import (
 )
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Parity, Precision
-from sentiment_service.engine.model.model import Logits, Model
-from sentiment_service.engine.model.parity import TOLERANCE
-from sentiment_service.engine.text.pairs import PairTokenizer
-from sentiment_service.engine.text.text_tokenizer import Encoding
+from sentiment_service.engine.model.model import TOLERANCE, Logits, Model
+from sentiment_service.engine.text.text_tokenizer import Encoding, PairTokenizer
 from sentiment_service.errors import InferenceFailed, UserError
 
 from tests.support.checkpoints import MAX_TOKENS, PRECISIONS, Exported, exported

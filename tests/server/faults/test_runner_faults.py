@@ -19,7 +19,7 @@ HANGING = """
 from pathlib import Path
 from sentiment_service.engine.batching import runners
 from sentiment_service.engine.model.model import Model
-runners.STUCK_LEAST_S, runners.LOOK_S = 0.5, 0.1
+runners.WATCH = runners.Watch(stuck_s=0.5, look_s=0.1)
 fault = Path(sys.argv.pop(1)) / "fault"
 infer = Model.infer
 def hanging(self, encodings):
@@ -33,9 +33,9 @@ Model.infer = hanging
 # Taking a batch raises MemoryError three times, and while `fault` lies in the directory.
 FAILING = """
 from pathlib import Path
-import sentiment_service.engine.batching.runners
+from sentiment_service.engine.batching import runners
 from sentiment_service.engine.batching.fair_queue import FairQueue
-sentiment_service.engine.batching.runners.PAUSE_S = 0.1
+runners.WATCH = runners.Watch(pause_s=0.1)
 fault = Path(sys.argv.pop(1)) / "fault"
 take_batch, faults = FairQueue.take_batch, iter(range(3))
 def failing(self, **limits):

@@ -1,4 +1,4 @@
-/* NVIDIA's driver library, as far as app/sentiment_service/engine/machine/ uses it. The environment says what it
+/* NVIDIA's driver library, as far as app/sentiment_service/engine/model/device.py uses it. The environment says what it
  * answers: FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, and
  * FAKE_CUDA_CAPABILITY_0 and so on (90 for 9.0). */
 #include <stdio.h>

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.engine.text.bertweet import normalise_bertweet
+from sentiment_service.engine.text.tweets import normalise_bertweet
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -29,7 +29,7 @@ from sentiment_service.adapters.tensors import (
     output,
     unpack,
 )
-from sentiment_service.engine.text.options import TextOptions
+from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, NotFound, NotReady, ShuttingDown
 from sentiment_service.requests.service import Service
 from sentiment_service.requests.validation import checked

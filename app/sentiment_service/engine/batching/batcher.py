@@ -10,13 +10,13 @@ The condition's lock protects the queue and the measurements. Requests belong to
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
-from sentiment_service.engine.batching.budget import TokenBudget
 from sentiment_service.engine.batching.fair_queue import (
     Admission,
     Answer,
@@ -27,17 +27,18 @@ from sentiment_service.engine.batching.fair_queue import (
     PendingRequest,
     QueuedItem,
     Result,
+    TokenBudget,
 )
-from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners
+from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners, Watch
 from sentiment_service.errors import (
     DeadlineExceeded,
     DeviceLost,
     InferenceFailed,
     NotReady,
     OutOfMemory,
+    Overloaded,
     ServiceError,
     ShuttingDown,
-    first_line,
 )
 
 # May raise any error. One that it returns in the place of a result fails only that item.
@@ -70,11 +71,14 @@ class MicroBatcher(Generic[Item, Result]):
         runners: int,
         budget: TokenBudget,
         max_queue_tokens: int,
+        watch: Watch | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.device_lost: str | None = None
         self._infer = infer
         self._observer = observer
         self._budget = budget
+        self._now = clock or time.monotonic
 
         self._loop = asyncio.get_running_loop()
         self._requests: set[PendingRequest] = set()
@@ -85,7 +89,9 @@ class MicroBatcher(Generic[Item, Result]):
         self._failed_in_a_row = 0
         self._admission = Admission(self.queue, budget=budget, max_queue_tokens=max_queue_tokens)
 
-        self.runners = Runners(runners, serve=self._serve, on_failure=self._fail, observer=observer)
+        self.runners = Runners(
+            runners, serve=self._serve, on_failure=self._fail, observer=observer, watch=watch
+        )
         self.runners.start()
 
     @property
@@ -110,15 +116,12 @@ class MicroBatcher(Generic[Item, Result]):
         carry the ``tag``. If an admitted item fails, its error stands in its place in the answer:
         ``DeadlineExceeded`` (no result in time), ``InferenceFailed``, ``OutOfMemory``,
         ``ShuttingDown`` or ``NotReady`` (no runner or device was left to compute it). If the caller
-        is cancelled, the items that still wait are removed from the queue.
-
-        Raises at once, when the request is not admitted: ``Overloaded``, ``TooManyTexts`` (more
-        tokens than one request may queue), ``NotReady`` (all runners hang, or the device is lost)
-        or ``ShuttingDown``.
+        is cancelled, the items that still wait are removed from the queue. A request that is not
+        admitted is refused at once, with the error of ``check_admission``.
         """
         if not items:
             return Answer([], 0.0, 0.0)
-        now = time.monotonic()
+        now = self._now()
         request = PendingRequest(len(items), self._loop.create_future(), now, tag)
         queued = [
             QueuedItem(len(item), now + timeout_s, item, request, index)
@@ -168,15 +171,14 @@ class MicroBatcher(Generic[Item, Result]):
             self.queue.clear()
         unfinished = [request for request in self._requests if not request.done.done()]
         for request in unfinished:
-            request.fail_rest(ShuttingDown(), time.monotonic())
+            request.fail_rest(ShuttingDown(), self._now())
         return not unfinished
 
     def _expire(self, request: PendingRequest, queued: Batch, timeout_s: float) -> None:
         self._take_back(queued)
-        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), time.monotonic())
+        request.fail_rest(DeadlineExceeded(f"no result within {timeout_s:.3g} s"), self._now())
 
     def _take_back(self, queued: Batch) -> None:
-        """Remove the items that still wait from the queue, so that they are never computed."""
         with self._condition:
             self.queue.remove(queued)
 
@@ -196,7 +198,7 @@ class MicroBatcher(Generic[Item, Result]):
                     max_tokens=self._budget.tokens,
                     max_padding=self._budget.max_padding,
                     share=self.queue.tokens / idle,
-                    now=time.monotonic(),
+                    now=self._now(),
                 )
                 if runner.batch:
                     runner.idle = False
@@ -206,11 +208,10 @@ class MicroBatcher(Generic[Item, Result]):
                 self._condition.wait()
 
     def _compute(self, runner: Runner) -> None:
-        """Compute the runner's batch and deliver its results."""
         batch = runner.batch
         tokens = sum(queued.tokens for queued in batch)
         runner.expected_s = tokens * self._admission.seconds_per_token
-        results, report = compute(self._infer, batch, self._budget)
+        results, report = compute(self._infer, batch, self._budget, self._now)
         self._finish(runner, report)
         try:
             self._observer.batch(report)
@@ -241,13 +242,13 @@ class MicroBatcher(Generic[Item, Result]):
 
     def _deliver(self, batch: Batch, results: Sequence[Any], report: BatchReport) -> None:
         """On the event loop: give each request its results."""
-        self._observer.lag(time.monotonic() - report.ended)
+        self._observer.lag(self._now() - report.ended)
         for queued, result in zip(batch, results, strict=True):
             queued.request.settle(queued.index, result, report.ended, report.started)
 
     def _fail(self, batch: Batch) -> None:
         """On the event loop: fail the items of a batch whose runner hangs or was lost."""
-        now = time.monotonic()
+        now = self._now()
         for queued in batch:
             error = InferenceFailed(
                 "inference did not end for this text, or for another text in its batch"
@@ -262,7 +263,7 @@ class MicroBatcher(Generic[Item, Result]):
 
 
 def compute(
-    infer: Infer[Any, Any], batch: Batch, budget: TokenBudget
+    infer: Infer[Any, Any], batch: Batch, budget: TokenBudget, now: Callable[[], float]
 ) -> tuple[list[Any], BatchReport]:
     """A result or an error for each item of the batch, and the report of it."""
 
@@ -271,15 +272,15 @@ def compute(
         if not isinstance(error, DeviceLost | OutOfMemory):
             logger.error("inference raised on a batch of %d", len(batch), exc_info=error)
 
-    started = time.monotonic()
+    started = now()
     results, raised = infer_each(infer, [queued.item for queued in batch], budget, log)
-    ended = time.monotonic()
+    ended = now()
     lengths = [queued.tokens for queued in batch]
     requests = {id(queued.request): queued.request for queued in batch}.values()
     return results, BatchReport(
         items=len(batch),
         tokens=sum(lengths),
-        padded_tokens=tokens_taken(budget, lengths),
+        padded_tokens=budget.taken_by(lengths),
         started=started,
         ended=ended,
         failed=sum(isinstance(result, ServiceError) for result in results),
@@ -324,7 +325,7 @@ def infer_each(
                 results += [NotReady(str(error)) for _ in items[len(results) :]]
                 break
             if isinstance(error, OutOfMemory):
-                _lower(budget, part, error)
+                budget.lower([*map(len, part)], error)
             if len(part) > 1:
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
@@ -338,16 +339,76 @@ def infer_each(
     return results, raised
 
 
-def tokens_taken(budget: TokenBudget, lengths: Sequence[int]) -> int:
-    """The tokens that items of these lengths take of the budget, as one batch."""
-    return sum(lengths) if budget.max_padding is None else len(lengths) * max(lengths)
+# The shortest and longest wait before a full queue is asked again whether it has room.
+MIN_WAIT_S = 0.01
+MAX_WAIT_S = 1.0
+# Bytes per token of a line, its JSON included. Tweets in English have about four. With longer texts
+# or other scripts, groups become a little larger or smaller than they should be.
+BYTES_PER_TOKEN = 4
+
+# So many groups fit at the same time, even if all come from one stream: while one group arrives or
+# leaves, the others are computed.
+LEAST_GROUPS = 4
 
 
-def _lower(budget: TokenBudget, items: Sequence[Sized], error: OutOfMemory) -> None:
-    """Lower the budget if memory ran out for several items; one long item may go alone."""
-    tokens = tokens_taken(budget, [*map(len, items)])
-    reason = first_line(error.__cause__ or error)
-    if len(items) > 1:
-        budget.lower(tokens, reason)
-    else:
-        logger.error("the memory ran out for a single text of %d tokens: %s", tokens, reason)
+class StreamGate(Generic[Item, Result]):
+    """Groups of lines wait here for room in the batcher's queue, first come, first served.
+
+    ``max_tokens()`` is the number of tokens that all streams together may have in the queue and in
+    batches. Groups that wait here delay no other request. A group has no deadline: it is admitted
+    when its turn has come, and then computed, however long that takes.
+    """
+
+    def __init__(self, batcher: MicroBatcher[Item, Result], max_tokens: Callable[[], int]) -> None:
+        self._batcher = batcher
+        self._max_tokens = max_tokens
+        self._tokens = 0  # of admitted groups
+        self._waiting = 0  # number of groups
+        self._turn = asyncio.Lock()  # held by the group that came first
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def group_bytes(self) -> int:
+        """The size in bytes of the next group, so that all waiting groups and some more fit."""
+        return self._max_tokens() * BYTES_PER_TOKEN // (self._waiting + LEAST_GROUPS)
+
+    async def submit(
+        self, items: Sequence[Item], *, tag: object = None, admitted: asyncio.Event
+    ) -> Answer[Result]:
+        """Wait for the items' turn, then submit them. ``admitted`` is set in between."""
+        tokens = sum(map(len, items))
+        self._waiting += 1
+        try:
+            async with self._turn:
+                while wait_s := self._wait_s(tokens):
+                    self._changed.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            await self._changed.wait()
+        finally:
+            self._waiting -= 1
+        # There is still room: no other task has run since the check.
+        self._tokens += tokens
+        admitted.set()
+        try:
+            return await self._batcher.submit(items, timeout_s=math.inf, tag=tag)
+        finally:
+            self._tokens -= tokens
+            self._changed.set()
+
+    def close(self) -> None:
+        """Admit no more groups. Waiting groups fail with ``ShuttingDown`` at once."""
+        self._closed = True
+        self._changed.set()
+
+    def _wait_s(self, tokens: int) -> float:
+        if self._closed:
+            raise ShuttingDown()
+        if self._tokens and self._tokens + tokens > self._max_tokens():
+            return MAX_WAIT_S
+        try:
+            self._batcher.check_admission(tokens, timeout_s=math.inf)
+        except Overloaded as error:
+            return min(max(error.retry_after_s or MAX_WAIT_S, MIN_WAIT_S), MAX_WAIT_S)
+        return 0.0

@@ -17,22 +17,9 @@ from typing import Protocol
 
 from sentiment_service.engine.batching.fair_queue import Batch, BatchReport
 
-# Seconds in which a runner rests after a failure. Without them, a fault that comes back at once
-# would keep a CPU and the log busy.
-PAUSE_S = 0.5
-
 # After this many failures per runner, with no batch done in between, the runners count as unable to
 # answer.
 HOPELESS_AFTER = 3
-
-# Seconds between two looks at the runners.
-LOOK_S = 0.5
-
-# A batch counts as hung when it takes this many times the predicted time ...
-STUCK_FACTOR = 20
-# ... and at least this many seconds. Before the first batch there is no prediction. A small batch
-# takes milliseconds, and on a busy machine twenty times as long is nothing unusual.
-STUCK_LEAST_S = 5.0
 
 # How much nicer the runners are than the event loop, which needs little time, but at once: it
 # answers probes, and feeds the runners. With as many runners as CPUs, it would wait for a CPU for
@@ -40,6 +27,26 @@ STUCK_LEAST_S = 5.0
 NICE = 5
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How runners are watched.
+
+    A runner that failed rests for ``pause_s``: a fault that comes back at once would keep a CPU and
+    the log busy. Every ``look_s``, all are looked at. A batch counts as hung when it takes
+    ``stuck_factor`` times the predicted time, and at least ``stuck_s``. Before the first batch,
+    there is no prediction. A small batch takes milliseconds, and on a busy machine twenty times as
+    long is nothing unusual.
+    """
+
+    pause_s: float = 0.5
+    look_s: float = 0.5
+    stuck_factor: float = 20
+    stuck_s: float = 5.0
+
+
+WATCH = Watch()
 
 
 class BatchObserver(Protocol):
@@ -92,8 +99,10 @@ class Runners:
         serve: Callable[[Runner], None],
         on_failure: Callable[[Batch], None],
         observer: BatchObserver,
+        watch: Watch | None = None,
     ) -> None:
         self._serve = serve
+        self._watch = watch or WATCH
         self._on_failure = on_failure
         self._observer = observer
         self._loop = asyncio.get_running_loop()
@@ -122,7 +131,7 @@ class Runners:
 
     def start(self) -> None:
         """Start the threads and look at them regularly. Called on the event loop."""
-        self._look_again = self._loop.call_later(LOOK_S, self._look)
+        self._look_again = self._loop.call_later(self._watch.look_s, self._look)
         self._start_threads()
 
     async def join(self, timeout_s: float) -> None:
@@ -148,14 +157,13 @@ class Runners:
 
     def _look(self) -> None:
         """Find out which runners hang, have failed or have recovered."""
-        self._look_again = self._loop.call_later(LOOK_S, self._look)
+        self._look_again = self._loop.call_later(self._watch.look_s, self._look)
         for runner in self.all:
             self._look_at(runner)
             self._note_failure(runner)  # if there was no memory to tell the event loop
         self._start_threads()
 
     def _run(self, runner: Runner) -> None:
-        """What each thread runs, from its start to its end."""
         if sys.platform == "linux":  # elsewhere, the whole process would be nicer
             with suppress(OSError):  # a sandbox may forbid it
                 os.nice(NICE)
@@ -166,11 +174,12 @@ class Runners:
             except BaseException:  # even SystemExit: the thread must go on
                 runner.idle, runner.failed = False, True
                 with suppress(BaseException):  # perhaps out of memory
-                    logger.exception("%s failed; it goes on in %g s", runner.name, PAUSE_S)
+                    pause_s = self._watch.pause_s
+                    logger.exception("%s failed; it goes on in %g s", runner.name, pause_s)
                     self._loop.call_soon_threadsafe(self._note_failure, runner)
-                time.sleep(PAUSE_S)
+                time.sleep(self._watch.pause_s)
                 while runner.failed:  # until the event loop has noticed it
-                    time.sleep(PAUSE_S)
+                    time.sleep(self._watch.pause_s)
                 runner.idle = True
         runner.idle = False
         with suppress(RuntimeError):  # the loop is closed
@@ -195,8 +204,8 @@ class Runners:
         # Looks are counted, not seconds: time in which the whole process stood still does not
         # count for the batch.
         runner.looks += 1
-        seconds = runner.looks * LOOK_S
-        limit = max(STUCK_LEAST_S, STUCK_FACTOR * runner.expected_s)
+        seconds = runner.looks * self._watch.look_s
+        limit = max(self._watch.stuck_s, self._watch.stuck_factor * runner.expected_s)
         if not runner.stuck and seconds > limit:
             runner.stuck = True
             self._count_stuck(1)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
-from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.engine.options import Preprocessing
 from sentiment_service.errors import UserError, first_line
 
 # Since 2, int8 weights are within -64...64, so that no CPU's products saturate.
@@ -36,8 +36,6 @@ class Parity(_Record):
 
 
 class BeforeAfter(_Record):
-    """A figure of the scores without and with calibration."""
-
     before: float = Field(description="without calibration")
     after: float = Field(description="with calibration")
 
@@ -59,7 +57,6 @@ class Calibration(_Record):
     log_loss: BeforeAfter = Field(description="mean log loss in nats")
 
     def line(self) -> str:
-        """The temperature and what it changed, in one line for a terminal."""
         return (
             f"temperature {self.temperature:.4f}; ECE {self.ece.before:.4f} → "
             f"{self.ece.after:.4f}, log loss {self.log_loss.before:.4f} → "
@@ -166,12 +163,7 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path) -> "Bundle":
-        """Read the manifest and check the side files.
-
-        Raises:
-            UserError: the path is not a bundle, its format is too new or its content is not
-                valid, or a file is missing or changed.
-        """
+        """Read the manifest and check the side files."""
         manifest, digest = _read_manifest(path)
         for name in SIDE_FILES:
             if name not in manifest.files:
@@ -194,12 +186,7 @@ class Bundle:
         return cls(path, manifest, config, digest)
 
     def variant_path(self, precision: Precision) -> Path:
-        """Check the digest of a variant's ONNX file and of its weights, and return its path.
-
-        Raises:
-            UserError: the bundle has no such variant, its int8 is of an earlier format, or its file
-                is missing or changed.
-        """
+        """Check the digest of a variant's ONNX file and of its weights, and return its path."""
         variant = self.manifest.variants.get(precision)
         if variant is None:
             held = ", ".join(sorted(self.manifest.variants))
@@ -224,7 +211,6 @@ def bundles_to_use(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 as lower-case hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,9 +1,222 @@
-"""Where a model computes: on the CPU, or on one or several GPUs, with ONNX Runtime's options."""
+"""Where a model computes: on the CPU, or on one or several GPUs, with ONNX Runtime's options.
 
-from dataclasses import dataclass
+ONNX Runtime serves on the CPU without an error if CUDA cannot be used. So the service asks NVIDIA's
+driver itself, through its library, and names the cause and the cure.
+"""
 
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, cuda_state
-from sentiment_service.errors import UserError
+import contextlib
+import ctypes
+import io
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from sentiment_service.errors import UserError, first_line
+
+CUDA = "CUDAExecutionProvider"
+# The driver's own library. The name is the same in every version.
+LIBCUDA = "libcuda.so.1"
+
+_CONTAINER = (
+    "a container needs nvidia-container-toolkit on the host and the option --gpus all (Kubernetes: "
+    "the limit nvidia.com/gpu)"
+)
+# The compute capabilities that the wheels of onnxruntime-gpu have machine code for, by version. It
+# runs on later minor versions, too. The wheels have no PTX, which a driver compiles for other GPUs.
+MACHINE_CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+_CAPABILITY = (75, 76)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGpu:
+    """A GPU that CUDA can see. Its number is its place in ``CudaState.gpus``.
+
+    ``capability`` is its compute capability, (major, minor).
+    """
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+
+    def __str__(self) -> str:
+        major, minor = self.capability
+        gib = self.memory_bytes / 2**30
+        return f"{self.name}, {gib:.0f} GiB, compute capability {major}.{minor}"
+
+    @property
+    def problem(self) -> str:
+        """Why ONNX Runtime cannot compute on it; empty if it can, or if that is not known."""
+        known = MACHINE_CODE.get(ort.__version__.rpartition(".")[0])
+        major, minor = self.capability
+        if known is None or any(major == code[0] and minor >= code[1] for code in known):
+            return ""
+        accepted = ", ".join(f"{code[0]}.{code[1]}" for code in known)
+        return (
+            f"{self.name} has compute capability {major}.{minor}, and onnxruntime-gpu "
+            f"{ort.__version__} has machine code for {accepted} only"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CudaState:
+    """What was found for CUDA. If it cannot be used, ``problem`` says why and ``cure`` what helps.
+
+    ``driver`` is the version of NVIDIA's driver, such as ``580.82.07``. ``driver_cuda`` is the
+    newest CUDA that it supports, and ``runtime_cuda`` the one that ONNX Runtime was built for.
+    Each is empty if it is not known.
+    """
+
+    driver: str = ""
+    driver_cuda: str = ""
+    runtime_cuda: str = ""
+    gpus: tuple[CudaGpu, ...] = ()
+    problem: str = ""
+    cure: str = ""
+
+    @property
+    def refusal(self) -> str:
+        """The problem and its cure in one line; empty if there is no problem."""
+        return f"{self.problem}; {self.cure}" if self.problem else ""
+
+
+# What cuInit may return, and the cause and cure (CUDA driver API, CUresult).
+_INIT_ERRORS = {
+    34: CudaState(
+        problem=f"the {LIBCUDA} that was found is a stub for linking programs",
+        cure="remove the directory with the stubs from LD_LIBRARY_PATH",
+    ),
+    100: CudaState(
+        problem="the NVIDIA driver shows no GPU",
+        cure=f"look at nvidia-smi and at CUDA_VISIBLE_DEVICES; {_CONTAINER}",
+    ),
+    802: CudaState(
+        problem="the GPUs are not ready",
+        cure="start the driver's services, such as nvidia-fabricmanager",
+    ),
+    803: CudaState(
+        problem="the NVIDIA driver's library and its kernel module have different versions",
+        cure="restart the machine, so that it loads the module of the installed driver",
+    ),
+}
+
+
+def cuda_state(
+    library: str = LIBCUDA,
+    root: Path = Path("/"),
+    runtime: Any = ort,
+    path: Sequence[str] | None = None,
+) -> CudaState:
+    """Ask the driver's ``library`` for its GPUs, and find out what is missing for CUDA.
+
+    ``root`` is the directory that holds ``proc`` and ``sys``, ``runtime`` the module of ONNX
+    Runtime, and ``path`` where Python finds packages.
+    """
+    # ONNX Runtime has this attribute if it was built for CUDA.
+    built_for = str(getattr(runtime, "cuda_version", ""))
+    answer = _ask_driver(library, root)
+    state = replace(answer, driver=_driver_version(root), runtime_cuda=built_for)
+    problem, cure = state.problem, state.cure
+    if CUDA not in runtime.get_available_providers():
+        problem = "the installed package onnxruntime is the one for CPUs"
+        cure = "install the extra 'gpu' in place of 'cpu' (in a clone: make install HARDWARE=gpu)"
+    elif not problem and _major(state.driver_cuda) < _major(state.runtime_cuda):
+        problem = (
+            f"the NVIDIA driver supports CUDA {state.driver_cuda}, but "
+            f"onnxruntime-gpu {ort.__version__} needs CUDA {state.runtime_cuda}"
+        )
+        cure = "install a newer driver"
+    elif not problem and all(gpu.problem for gpu in state.gpus):
+        problem, cure = state.gpus[0].problem, "use another GPU"
+    elif not problem and (
+        missing := _missing_libraries(runtime, tuple(sys.path if path is None else path))
+    ):
+        problem = f"these libraries of CUDA cannot be loaded: {', '.join(missing)}"
+        cure = "install the extra 'gpu', which brings them (in a clone: make install HARDWARE=gpu)"
+    return replace(state, problem=problem, cure=cure)
+
+
+def _ask_driver(library: str, root: Path) -> CudaState:
+    """The newest CUDA that the driver supports and its GPUs, or why it cannot be used."""
+    try:
+        cuda = ctypes.CDLL(library)
+    except OSError as error:
+        return _no_library(error, library, root)
+    if code := cuda.cuInit(0):
+        unknown = f"the NVIDIA driver does not start (cuInit: error {code})"
+        return _INIT_ERRORS.get(
+            code, CudaState(problem=unknown, cure="check that nvidia-smi works")
+        )
+    number, count = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    if not count.value:
+        return _INIT_ERRORS[100]
+    version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    gpus = tuple(_gpu(cuda, index) for index in range(count.value))
+    return CudaState(driver_cuda=version, gpus=gpus)
+
+
+def _gpu(cuda: ctypes.CDLL, index: int) -> CudaGpu:
+    device, memory = ctypes.c_int(), ctypes.c_size_t()
+    name = ctypes.create_string_buffer(256)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetName(name, len(name), device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    for value, attribute in zip((major, minor), _CAPABILITY, strict=True):
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    return CudaGpu(name.value.decode(errors="replace"), memory.value, (major.value, minor.value))
+
+
+def _no_library(error: OSError, library: str, root: Path) -> CudaState:
+    if "No such file" not in str(error):
+        problem = f"the NVIDIA driver cannot be loaded ({first_line(error)})"
+        return CudaState(problem=problem, cure="install it again")
+    if (root / "proc/driver/nvidia").is_dir():
+        # The host's kernel has the driver, and shows it in /proc to containers as well.
+        problem = f"this machine has an NVIDIA driver, but {library} is not found"
+        return CudaState(problem=problem, cure=_CONTAINER)
+    problem = f"no NVIDIA driver is found ({library})"
+    return CudaState(problem=problem, cure=f"install the driver; {_CONTAINER}")
+
+
+def _driver_version(root: Path) -> str:
+    try:
+        return (root / "sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0] or 0)
+
+
+@cache
+def _missing_libraries(runtime: Any, path: tuple[str, ...]) -> tuple[str, ...]:
+    """Load the libraries of the packages nvidia-*, and return the names of those that are missing.
+
+    ONNX Runtime finds them by itself only if they are on the system's search path, or if the
+    packages are installed beside its own. They may be elsewhere: ``pip install --target`` puts
+    packages beside those of the machine.
+    """
+    places = [str(lib) for entry in path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
+    with contextlib.redirect_stdout(io.StringIO()) as output:  # it prints what it cannot load
+        for place in places:
+            runtime.preload_dlls(directory=place)
+        # A library that is loaded by now is found by its name, wherever it is.
+        output.truncate(output.seek(0))
+        runtime.preload_dlls()
+    # What has a path was tried by its name as well.
+    names = re.findall(r"^Failed to load ([^\s/]+):", output.getvalue(), re.MULTILINE)
+    return tuple(dict.fromkeys(names))
+
 
 CPU = "CPUExecutionProvider"
 
@@ -50,16 +263,10 @@ class Device:
 
     @property
     def provider(self) -> str:
-        """ONNX Runtime's name for the kind of device."""
         return CUDA if self.gpus else CPU
 
     def check(self) -> None:
-        """Return if the device is there.
-
-        Raises:
-            UserError: CUDA cannot be used, it shows no GPU with one of the numbers, or ONNX
-                Runtime does not support that GPU.
-        """
+        """Raise ``UserError`` if CUDA, or one of the GPUs, is not there or cannot be used."""
         if not self.gpus:
             return
         state = cuda_state()

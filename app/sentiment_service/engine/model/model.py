@@ -16,15 +16,61 @@ from typing_extensions import TypedDict
 from sentiment_service.engine.model.bundle import Bundle, Precision, is_sentiment
 from sentiment_service.engine.model.device import CPU, Device
 from sentiment_service.engine.model.sessions import Replicas, device_error, flat_feeds, open_session
+from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.input_tokenizer import (
     EncodedSentence,
     EncodedText,
     InputTokenizer,
 )
-from sentiment_service.engine.text.options import TextOptions
 from sentiment_service.engine.text.text_tokenizer import ID_BYTES, Encoding
 from sentiment_service.errors import InferenceFailed, InvalidRequest, ServiceError, UserError
 from sentiment_service.results import FailedSentence, Outcome, Prediction, Sentence, item
+
+# The largest difference of a logit that is allowed, for logits of up to USUAL_LOGIT.
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-3, "fp16": 0.1, "int8": 0.5}
+# Rounding grows with the logits. The tolerance holds for logits of up to this size, as they are
+# usual, and grows in proportion for larger ones.
+USUAL_LOGIT = 3.0
+# A text is decided if its best logit exceeds the second best by more than this. Where it is not,
+# rounding may change the label.
+DECIDED_BY = 0.1
+# What is computed in both ways.
+TEXTS = (
+    "ok",
+    "I love this!",
+    "worst service ever",
+    "The meeting is at 3pm.",
+    "meh",
+    "Not bad at all, honestly better than I expected 😀",
+    "@user thanks for nothing, my order never arrived http",
+    "Qué día tan bonito, me encanta esta ciudad ❤️",
+    "Das Essen war kalt und der Kellner unfreundlich.",
+    "Le train part à huit heures de la gare du Nord.",
+    "O jogo foi horrível, perdemos tudo outra vez",
+    "Che bello rivedervi tutti domani!",
+    "यह फिल्म बहुत अच्छी थी",
+    "الخدمة سيئة جدا ولن أعود",
+    "So the update broke my phone twice in one week. Great job. Really. 👏👏",
+    "Tickets for the Friday show go on sale tomorrow morning at nine, doors open at seven.",
+    "I waited forty minutes on the phone only to be told that I had the wrong department.",
+    "Drove up the coast, windows down, swam until sunset: not been this happy for a long time",
+    "The committee publishes its report on the second of May; copies can be had by letter.",
+)
+
+
+def tolerance(precision: Precision, expected: NDArray[np.float32]) -> float:
+    """The largest difference from the logits ``expected`` that is allowed for this precision."""
+    return TOLERANCE[precision] * max(1.0, float(np.abs(expected).max()) / USUAL_LOGIT)
+
+
+def decided(expected: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which rows of logits [texts, labels] are decided; with one label, all are."""
+    ordered = np.sort(expected, axis=1)
+    enough: NDArray[np.bool_] = (
+        ordered[:, -1] - ordered[:, :-1].max(1, initial=-np.inf) > DECIDED_BY
+    )
+    return enough
+
 
 # A failed inference raises an error. By default ONNX Runtime also writes the error to standard
 # error, outside the service's log and without its format. If nothing reads standard error any
@@ -69,12 +115,6 @@ class Model:
         gpu_memory_mb: int,
         name: str | None,
     ) -> None:
-        """Open the sessions.
-
-        Raises:
-            UserError: a file is damaged, the variant is not in the bundle, its output does not fit
-                the labels, or a session cannot be opened.
-        """
         self._file = bundle.variant_path(precision)
         manifest = bundle.manifest
         self.name = name or manifest.name
@@ -130,7 +170,6 @@ class Model:
 
     @property
     def short_digest(self) -> str:
-        """As much of the digest as people compare."""
         return f"digest {self.digest[:12]}"
 
     @property
@@ -152,11 +191,7 @@ class Model:
         return other
 
     def use_threads(self, threads: int) -> None:
-        """Open the sessions, with ``threads`` intra-op threads per batch.
-
-        Raises:
-            UserError: a session cannot be opened.
-        """
+        """Open the sessions, with ``threads`` intra-op threads per batch."""
         self.threads = threads
         sessions = [
             open_session(self._file, provider, threads=threads) for provider in self._providers
@@ -165,11 +200,7 @@ class Model:
         self._replicas = Replicas(sessions) if len(sessions) > 1 else None
 
     def check(self, options: TextOptions) -> None:
-        """Refuse options that have no meaning for the model.
-
-        Raises:
-            InvalidRequest: there is a threshold, and each text has one label.
-        """
+        """Raise ``InvalidRequest`` if an option has no meaning for the model."""
         if options.threshold is not None and not self.multi_label:
             raise InvalidRequest(
                 f"threshold is for multi-label models; {self.name} gives each text one label"

@@ -146,10 +146,8 @@ def flat_feeds(
     }
 
 
-# A session copies a batch's inputs to its GPU and the logits back. Buffers of our own, bound to the
-# session, would save little: the ids of 32,768 tokens are 0.3 MB. ONNX Runtime computes calls at
-# the same time on separate streams (its PR #13495), so two threads keep a GPU busy: while one waits
-# for its batch, the other prepares and copies the next.
+# ONNX Runtime computes calls at the same time on separate streams (its PR #13495), so two threads
+# keep a GPU busy: while one waits for its batch, the other prepares and copies the next.
 
 # What ONNX Runtime writes to standard error, in colours, would stand between the lines of the
 # service's log. Its errors are raised as well.
@@ -161,12 +159,7 @@ SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]
 
 
 def open_session(path: Path, provider: Provider, *, threads: int) -> ort.InferenceSession:
-    """Open a session with ``threads`` intra-op threads (0: one per core).
-
-    Raises:
-        UserError: the file cannot be loaded, or the provider cannot be used (``DeviceLost``: not
-            in this process).
-    """
+    """Open a session with ``threads`` intra-op threads (0: one per core)."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     # A spinning thread takes the core that the event loop needs.

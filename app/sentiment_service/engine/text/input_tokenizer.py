@@ -10,9 +10,14 @@ from typing import cast
 
 from tokenizers import Tokenizer
 
-from sentiment_service.engine.text.options import DEFAULTS, Preprocessing, TextOptions
-from sentiment_service.engine.text.pairs import PairTokenizer, Text, TextPair
-from sentiment_service.engine.text.text_tokenizer import Encoding, TextTokenizer
+from sentiment_service.engine.options import DEFAULTS, Preprocessing, TextOptions
+from sentiment_service.engine.text.text_tokenizer import (
+    Encoding,
+    PairTokenizer,
+    Text,
+    TextPair,
+    TextTokenizer,
+)
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, TextTooLong, UserError
 from sentiment_service.results import TextWarning
 
@@ -93,11 +98,7 @@ class InputTokenizer:
         model: str,
         language: str | None,
     ) -> None:
-        """Read ``tokenizer.json``. ``language`` is a BCP 47 tag, if the model has one language.
-
-        Raises:
-            UserError: the library cannot read it.
-        """
+        """Read ``tokenizer.json``. ``language`` is a BCP 47 tag, if the model has one language."""
         self._model = model
         # Of other languages, nothing can be said cheaply.
         self._is_english = language is not None and language.partition("-")[0] == "en"
@@ -116,13 +117,7 @@ class InputTokenizer:
             )
 
     def encode(self, text: Text) -> Encoding:
-        """Tokenise one text or pair, keeping at most ``max_tokens`` tokens of it.
-
-        Raises:
-            EmptyText: the text has nothing to classify.
-            InvalidRequest: the text is not well-formed Unicode or contains a NUL character, or it
-                is a pair and the model takes single texts.
-        """
+        """Tokenise one text or pair, or raise the error that says why it cannot be."""
         (outcome,) = self.encode_batch([text])
         if isinstance(outcome, ServiceError):
             raise outcome
@@ -150,10 +145,10 @@ class InputTokenizer:
     def encode_batch(
         self, texts: Sequence[Text | ServiceError], *, max_chars: float = math.inf
     ) -> list[Encoding | ServiceError]:
-        """Tokenise many texts. A text's error, which ``encode`` would raise, takes its place.
+        """Tokenise many texts, keeping at most ``max_tokens`` tokens of each.
 
-        A text of more than ``max_chars`` characters gets ``TextTooLong``. Other threads can run
-        meanwhile, because the library releases Python's global lock.
+        If a text cannot be tokenised, the error takes its place. Other threads can run meanwhile,
+        because the library releases Python's global lock.
         """
         faults = [
             text if isinstance(text, ServiceError) else self._fault(text, max_chars)
@@ -210,7 +205,10 @@ class InputTokenizer:
         warnings: tuple[TextWarning, ...] = ()
         if self._is_english and looks_foreign(text if isinstance(text, str) else text.text):
             warnings = ("other_language",)
-        if self.texts.unknown_share(encoding) > MOST_UNKNOWN:
+        # The first is quickly found, and nearly never true.
+        if self.texts.unknown in encoding.packed_ids and (
+            self.texts.unknown_share(encoding) > MOST_UNKNOWN
+        ):
             warnings += ("unknown_tokens",)
         return EncodedText(encoding, options, windows, (), warnings)
 
@@ -245,21 +243,14 @@ def looks_foreign(text: str) -> bool:
 
 
 def normaliser(preprocessing: Preprocessing) -> Callable[[str], str]:
-    """The normalisation that the bundle's manifest names."""
-    # Most are imported here because their patterns and tables take longer to load than all of this
-    # package.
-    match preprocessing:
-        case "tweet":
-            return normalise_tweet
-        case "bertweet":
-            from sentiment_service.engine.text.bertweet import normalise_bertweet as normalise
-        case "tweet_topic":
-            from sentiment_service.engine.text.tweet_topic import normalise_tweet_topic as normalise
-        case "robertuito":
-            from sentiment_service.engine.text.robertuito import normalise_robertuito as normalise
-        case "none":
-            return str
-    return normalise
+    if preprocessing == "tweet":
+        return normalise_tweet
+    if preprocessing == "none":
+        return str
+    # Its patterns and tables take longer to load than all of this package.
+    from sentiment_service.engine.text.tweets import NORMALISERS
+
+    return NORMALISERS[preprocessing]
 
 
 def _fault(text: str, name: str) -> EmptyText | InvalidRequest | None:

@@ -1,9 +1,8 @@
-"""Tokenises single texts; the ids of words that came before are remembered.
+"""Tokenises texts and pairs; the ids of words that came before are remembered.
 
 The tokenizers of BERT, RoBERTa, XLM-RoBERTa and BERTweet cut a text into words first, and then
 each word into tokens. So the ids of a text are the ids of its words, one after the other. To look
-them up takes a fraction of the time that the tokenizer needs for the text. ``pairs.py`` tokenises
-pairs of texts.
+them up takes a fraction of the time that the tokenizer needs for the text.
 """
 
 import json
@@ -11,8 +10,10 @@ import os
 import re
 import unicodedata
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
 
 import tokenizers
 from tokenizers import Tokenizer
@@ -25,7 +26,6 @@ ID_BYTES = 4
 
 
 def packed(ids: Sequence[int]) -> bytes:
-    """The token ids as the bytes of int32."""
     return array("i", ids).tobytes()
 
 
@@ -57,7 +57,6 @@ class Encoding:
 
     @property
     def ids(self) -> list[int]:
-        """The token ids."""
         return memoryview(self.packed_ids).cast("i").tolist()
 
     @property
@@ -126,7 +125,7 @@ class TextTokenizer:
         self._repeated = self._special + stride  # tokens of a window that are not new
         known = map(tokenizer.token_to_id, ("[UNK]", "<unk>"))
         self._unknown_id: int | None = next((token for token in known if token is not None), None)
-        self._unknown = b"" if self._unknown_id is None else packed([self._unknown_id])
+        self.unknown = b"" if self._unknown_id is None else packed([self._unknown_id])
         self._words = WordCache(tokenizer, max_tokens=max_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[Encoding | EmptyText]:
@@ -148,7 +147,7 @@ class TextTokenizer:
 
     def unknown_share(self, encoding: Encoding) -> float:
         """The share of tokens that stand for what the model does not know, special ones apart."""
-        if self._unknown_id is None or self._unknown not in encoding.packed_ids:  # nearly always
+        if self._unknown_id is None:
             return 0.0
         return encoding.ids.count(self._unknown_id) / max(1, len(encoding) - self._special)
 
@@ -172,9 +171,12 @@ class WordCache:
     May be used from several threads.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_tokens: int, max_words: int = MAX_WORDS
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
+        self._max_words = max_words
         self._cut = _pattern(tokenizer, max_tokens)
         self._ids: dict[str, bytes] = {}  # packed
         self._dependent: set[str] = set()  # words whose ids depend on the words beside them
@@ -221,7 +223,7 @@ class WordCache:
         return ids if special < len(ids) <= self._max_tokens * ID_BYTES else None
 
     def _learn(self, words: Sequence[str]) -> None:
-        if len(self._ids) + len(self._dependent) + len(words) > MAX_WORDS:
+        if len(self._ids) + len(self._dependent) + len(words) > self._max_words:
             self._ids.clear()
             self._dependent.clear()
         learnt = dict(zip(words, self._tokenised(words), strict=True))
@@ -287,3 +289,101 @@ def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:
         case {"type": "Split", "pattern": {"Regex": pattern}} if pattern == BERTWEET_WORD:
             return _SPACED
     return None
+
+
+T = TypeVar("T")
+Offset = tuple[int, int]  # the first character of a token, and the character after the last
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts that the model reads as one, such as ``[CLS] text [SEP] text_pair [SEP]``."""
+
+    text: str
+    text_pair: str
+
+    def __len__(self) -> int:
+        return len(self.text) + len(self.text_pair)
+
+    def map(self, change: Callable[[str], str]) -> "TextPair":
+        return TextPair(change(self.text), change(self.text_pair))
+
+
+# What one prediction is made for.
+Text = str | TextPair
+
+
+class PairTokenizer:
+    """Tokenises pairs, and cuts off what is longer than ``max_tokens``, on the tokenizer's side.
+
+    The tokenizer cuts texts into windows as for ``TextTokenizer``. It is not asked for whole pairs,
+    because it would combine each window of the one text with each of the other: 1.6 GB for two
+    texts of 9,000 exclamation marks. ``has_types`` says whether the model reads token types.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_tokens: int, stride: int, has_types: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stride = stride
+        self._sample: tokenizers.Encoding = tokenizer.encode("a", "a")
+        origin: list[int | None] = self._sample.sequence_ids  # None for special tokens
+        last_of_first = len(origin) - origin[::-1].index(0)
+        last_of_second = len(origin) - origin[::-1].index(1)
+        self._before = slice(origin.index(0))
+        self._between = slice(last_of_first, origin.index(1))
+        self._after = slice(last_of_second, None)
+        self._special = origin.count(None)
+        self._room = max_tokens - self._special
+        self._from_left = tokenizer.truncation["direction"] == "left"
+        self._has_types = has_types and self._sample.type_ids[origin.index(1)] == 1
+
+    def encode(self, pair: TextPair) -> Encoding:
+        texts = [pair.text, pair.text_pair]
+        parts = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        first, second = map(self._length, parts)
+        kept = longest_first(first, second, self._room)
+        ids = self._joined(self._sample.ids, [part.ids for part in parts], kept)
+        typed = kept[1] + len(self._sample.ids[self._after]) if self._has_types else 0
+        tokens = first + second + self._special
+        return Encoding(packed(ids), tokens, typed=typed, truncated=tokens > len(ids))
+
+    def offsets(self, pair: TextPair) -> tuple[list[Offset], list[int | None]]:
+        """For each id of ``encode``: its characters, and in which text they are.
+
+        The second list has 0 for ``text``, 1 for ``text_pair``, and None for special tokens, whose
+        offset is (0, 0).
+        """
+        texts = [pair.text, pair.text_pair]
+        parts = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        first, second = map(self._length, parts)
+        kept = longest_first(first, second, self._room)
+        offsets = self._joined(self._sample.offsets, [part.offsets for part in parts], kept)
+        origins = [[0] * first, [1] * second]
+        return offsets, self._joined(self._sample.sequence_ids, origins, kept)
+
+    def _length(self, part: tokenizers.Encoding) -> int:
+        return len(part.ids) + sum(len(more.ids) - self._stride for more in part.overflowing)
+
+    def _joined(
+        self, sample: Sequence[T], parts: Sequence[Sequence[T]], kept: tuple[int, int]
+    ) -> list[T]:
+        """The kept values of both parts, with the sample's values of the special tokens."""
+        first, second = (
+            part[len(part) - count :] if self._from_left else part[:count]
+            for part, count in zip(parts, kept, strict=True)
+        )
+        before, between, after = (sample[n] for n in (self._before, self._between, self._after))
+        return [*chain(before, first, between, second, after)]
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens to keep of two texts, so that ``room`` is enough for both.
+
+    The rule is transformers' ``longest_first``, as its fast tokenizers apply it: tokens are taken
+    from the longer text until both are equally long, then from both.
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (room - shorter, shorter) if first > second else (shorter, room - shorter)

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 from sentiment_service.engine.batching.batcher import MicroBatcher
-from sentiment_service.engine.batching.budget import TokenBudget
-from sentiment_service.engine.batching.fair_queue import Answer, BatchReport, FairQueue
+from sentiment_service.engine.batching.fair_queue import Answer, BatchReport, FairQueue, TokenBudget
+from sentiment_service.engine.batching.runners import Watch
 from sentiment_service.errors import DeviceLost, OutOfMemory, ServiceError
 
 from tests.support.batching import Hooks
@@ -200,8 +200,6 @@ class Record:
         self._running: dict[threading.Thread, Batch] = {}
         self.simulation = Simulation(eager=scenario.eager, work_first=scenario.work_first)
         with (
-            patch("sentiment_service.engine.batching.runners.LOOK_S", LOOKS_EVERY_S),
-            patch("sentiment_service.engine.batching.runners.STUCK_LEAST_S", HANGS_AFTER_S),
             patch("sentiment_service.engine.batching.batcher.FairQueue", lambda: self.queue),
             patch("sentiment_service.engine.batching.batcher.BatchReport", self._report),
         ):
@@ -247,6 +245,7 @@ class Record:
             runners=scenario.runners,
             budget=self.budget,
             max_queue_tokens=scenario.max_queue_tokens,
+            watch=Watch(look_s=LOOKS_EVERY_S, stuck_s=HANGS_AFTER_S),
         )
         self._batcher = batcher
         self.simulation.before_advance = self._pause

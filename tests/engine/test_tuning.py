@@ -3,39 +3,40 @@
 import json
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from threading import Event, Semaphore
+from threading import Event
 from time import sleep
-from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
 import platformdirs
 import pytest
-from sentiment_service.atomic_files import FileLock
-from sentiment_service.engine import loading
-from sentiment_service.engine.config import EngineConfig
-from sentiment_service.engine.machine import host
-from sentiment_service.engine.machine.gpu import CUDA, CudaGpu, CudaState
+from sentiment_service.engine import host, loading
 from sentiment_service.engine.model import device
-from sentiment_service.engine.model.device import CPU, Device
+from sentiment_service.engine.model.device import CPU, CUDA, CudaGpu, CudaState, Device
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.text.text_tokenizer import Encoding
-from sentiment_service.engine.tuning import costs
-from sentiment_service.engine.tuning import plan as tuning
-from sentiment_service.engine.tuning.costs import BATCHES, CUDA_BATCHES, TEXT_TOKENS, Cost
-from sentiment_service.engine.tuning.plan import (
+from sentiment_service.engine.tuning import (
+    BATCHES,
+    CUDA_BATCHES,
     CUDA_MAX_PADDING,
     LEAST_QUEUE_TOKENS,
+    TEXT_TOKENS,
+    UNKNOWN_SPREAD,
+    Cost,
     ServingPlan,
+    _key,
     choose,
+    measure,
     queue_tokens,
     tune,
 )
-from sentiment_service.errors import UserError
+from sentiment_service.errors import OutOfMemory, UserError
 from sentiment_service.settings.settings import Settings
 from sentiment_service.workers.worker_process import take_share
 
@@ -58,17 +59,22 @@ def config(tmp_path: Path) -> EngineConfig:
     return Settings(cache_dir=tmp_path / "cache" / "sentiment").engine_config()
 
 
+def inferring(model: Model, before: Callable[[Model, int], object]) -> None:
+    """Call ``before`` with each batch's model and size. Copies with other threads do so, too."""
+
+    class Watched(Model):
+        def infer(self, encodings: Sequence[Encoding]) -> Any:
+            before(self, len(encodings))
+            return super().infer(encodings)
+
+    model.__class__ = Watched
+
+
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def batches(model: Model) -> list[int]:
     """The sizes of the batches that infer gets."""
     seen: list[int] = []
-    infer = Model.infer
-
-    def counted(model: Model, encodings: Sequence[Encoding]) -> Any:
-        seen.append(len(encodings))
-        return infer(model, encodings)
-
-    monkeypatch.setattr(Model, "infer", counted)
+    inferring(model, lambda _, texts: seen.append(texts))
     return seen
 
 
@@ -164,24 +170,21 @@ def test_texts_of_any_lengths_fit_together_where_padding_is_not_computed(
 
 
 def test_loading_the_kernels_of_a_size_does_not_end_the_search(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    model: Model,
 ) -> None:
-    """On a GPU, the first batch of a size takes 300 ms, and all sizes are measured all the same."""
-    clock = SimpleNamespace(now=0.0)
+    """On a GPU, the first batch of a size takes long, and all sizes are measured all the same."""
     known: set[int] = set()
 
-    def infer(model: Model, encodings: Sequence[Encoding]) -> list[Any]:
-        clock.now += 0.002 if len(encodings) in known else 0.3
-        known.add(len(encodings))
-        return []
+    class Gpu(Model):
+        def infer(self, encodings: Sequence[Encoding]) -> list[Any]:
+            sleep(0.002 if len(encodings) in known else 0.3)
+            known.add(len(encodings))
+            return []
 
-    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(Model, "infer", infer)
-    model.provider = CUDA
-    tune(model, config, cpus=2)
-    (cost,) = _costs(config)
-    assert [*map(int, cost["seconds"])] == [*CUDA_BATCHES]
-    assert max(cost["seconds"].values()) < 0.1
+    model.__class__, model.provider = Gpu, CUDA
+    (cost,) = measure(model, [(1, 1)])
+    assert [*cost.seconds] == [*CUDA_BATCHES]
+    assert max(cost.seconds.values()) < 0.1
 
 
 @pytest.mark.parametrize("provider", [CPU, CUDA])
@@ -189,59 +192,49 @@ def test_a_list_that_ended_early_is_kept(
     model: Model,
     config: EngineConfig,
     batches: list[int],
-    monkeypatch: pytest.MonkeyPatch,
     provider: str,
 ) -> None:
     """A slow GPU, or one with little memory, never gets to the largest size: not every start."""
-    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
     model.provider = provider
-    tune(model, config, cpus=2)
+    tune(model, config, cpus=2, measure=partial(measure, seconds=0.0))
     batches.clear()
     tune(model, config, cpus=2)
     assert not batches
 
 
-def test_one_process_measures_a_gpu_and_the_others_read(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_measures_a_gpu_and_the_others_read(model: Model, config: EngineConfig) -> None:
     """A second start waits while the first measures, and then takes what that has kept."""
-    measuring, go_on, asked = Event(), Event(), Semaphore(0)
-
-    def lock(path: Path, *, wait: bool) -> FileLock:
-        asked.release()
-        return FileLock(path, wait=wait)
+    measuring, go_on = Event(), Event()
 
     def slow(*_: object) -> list[Cost]:
         measuring.set()
         assert go_on.wait(60)
         return [Cost(2, 1, {1: 0.001}, alone=0.001)]
 
-    monkeypatch.setattr(tuning, "measure", slow)
-    monkeypatch.setattr(tuning, "FileLock", lock)
     model.provider = CUDA
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(tune, model, config, 2)
+        first = pool.submit(tune, model, config, 2, slow)
         assert measuring.wait(60)
-        monkeypatch.setattr(tuning, "measure", lambda *_: pytest.fail("measured twice"))
-        second = pool.submit(tune, model, config, 2)
-        both = [asked.acquire(timeout=60) for _ in range(2)]
+        second = pool.submit(tune, model, config, 2, lambda *_: pytest.fail("measured twice"))
+        with pytest.raises(TimeoutError):
+            second.result(0.3)
         go_on.set()
-    assert both == [True, True]
     assert "measured in" in first.result().reason
     assert "measured earlier" in second.result().reason
 
 
-def test_a_budget_that_is_set_leaves_a_gpu_its_queue(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def costing(texts_per_second: float) -> Callable[..., list[Cost]]:
+    """A measurement that finds this speed."""
+    return lambda *_: [Cost(2, 1, {64: 128 / texts_per_second}, alone=0.01)]
+
+
+def test_a_budget_that_is_set_leaves_a_gpu_its_queue(model: Model, config: EngineConfig) -> None:
     """With ``--max-batch-tokens``, a GPU's queue still holds a second; workers on it share that."""
-    monkeypatch.setattr(tuning, "measure", lambda *_: [Cost(2, 1, {64: 128 / 36_000}, alone=0.01)])
-    monkeypatch.setattr(tuning, "available_memory", lambda: 64 * 2**30)
     model.provider = CUDA
-    plan = tune(model, replace(config, max_batch_tokens=4096), cpus=2)
-    assert (plan.budget.tokens, plan.max_queue_tokens) == (4096, 1_152_000)
+    plan = tune(model, replace(config, max_batch_tokens=4096), 2, costing(9_000))
+    assert (plan.budget.tokens, plan.max_queue_tokens) == (4096, 288_000)
     shared = replace(config, max_batch_tokens=4096, gpu_workers=4)
-    assert tune(model, shared, cpus=2).max_queue_tokens == 1_152_000 // 4
+    assert tune(model, shared, 2, costing(9_000)).max_queue_tokens == 288_000 // 4
 
 
 @pytest.mark.parametrize(
@@ -255,17 +248,14 @@ def test_the_queue_holds_a_second(texts_per_second: int, memory_gb: int, tokens:
     assert queue_tokens(cost, memory_gb * 2**30) == tokens
 
 
-def test_workers_share_the_memory_for_queues(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The queues of four workers together take no more than that of one process."""
-    monkeypatch.setattr(tuning, "measure", lambda *_: [Cost(2, 1, {64: 128 / 36_000}, alone=0.01)])
-    monkeypatch.setattr(tuning, "available_memory", lambda: 8 * 2**30)
+def test_workers_share_the_memory_for_queues(model: Model, tmp_path: Path) -> None:
+    """The queues of two workers together take no more than that of one process."""
     settings = Settings(cache_dir=tmp_path)
     one, *_ = take_share(settings, 0, 1)
-    worker, *_ = take_share(settings, 0, 4)
-    assert tune(model, one.engine_config(), cpus=2).max_queue_tokens == 894_784
-    assert tune(model, worker.engine_config(), cpus=2).max_queue_tokens == 894_784 // 4
+    worker, *_ = take_share(settings, 0, 2)
+    whole = tune(model, one.engine_config(), 2, costing(1e9)).max_queue_tokens
+    half = tune(model, worker.engine_config(), 2, costing(1e9)).max_queue_tokens
+    assert half == max(LEAST_QUEUE_TOKENS, whole // 2)
 
 
 def test_a_queue_that_is_set_is_kept(model: Model, config: EngineConfig) -> None:
@@ -281,63 +271,51 @@ def test_another_gpu_is_measured_again(
     model: Model, config: EngineConfig, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured on one GPU, with one limit of memory, is not used on another."""
-    for module in (costs, tuning):
-        monkeypatch.setattr(module, "CUDA_BATCHES", (1,))
+    quick = partial(measure, seconds=0.0)
     model.provider, model.device = CUDA, Device((0,))
     for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
         gpu = CudaGpu(name, 1 << 30, (9, 0))
         monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
         model.provider_options = {"gpu_mem_limit": limit}
-        assert tune(model, config, cpus=2).runners == 2
+        assert tune(model, config, 2, quick).runners == 2
         assert batches
         batches.clear()
-        tune(model, config, cpus=2)
+        tune(model, config, 2, quick)
         assert not batches
 
 
 def test_time_that_others_had_does_not_count(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    model: Model,
 ) -> None:
     """The cost of a batch on one thread is the thread's CPU time, not the elapsed time."""
-    infer = Model.infer
-
-    def interrupted(model: Model, encodings: Sequence[Encoding]) -> Any:
-        sleep(0.05)
-        return infer(model, encodings)
-
-    monkeypatch.setattr(Model, "infer", interrupted)
-    tune(model, config, cpus=1)
-    (cost,) = _costs(config)
-    assert max(cost["seconds"].values()) < 0.05
+    inferring(model, lambda *_: sleep(0.05))
+    (cost,) = measure(model, [(1, 1)])
+    assert max(cost.seconds.values()) < 0.05
 
 
 def test_few_rounds_leave_much_in_doubt(
-    model: Model, config: EngineConfig, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    model: Model, config: EngineConfig, batches: list[int]
 ) -> None:
     """A slow model is measured once, with as few texts as fit into the time.
 
     One round shows no spread, so a large spread is assumed, and the rule for noise decides.
     """
-    monkeypatch.setattr(costs, "MEASURING_SECONDS", 0.0)
-    assert tune(model, config, cpus=2).budget.tokens == TEXT_TOKENS
+    quick = partial(measure, seconds=0.0)
+    assert tune(model, config, 2, quick).budget.tokens == TEXT_TOKENS
     assert {*batches} == {1}
-    assert [cost["spread"] for cost in _costs(config)] == [costs.UNKNOWN_SPREAD] * 2
+    assert [cost["spread"] for cost in _costs(config)] == [UNKNOWN_SPREAD] * 2
 
 
-def test_ways_are_measured_in_turns(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ways_are_measured_in_turns(model: Model) -> None:
     """Each size of each way is measured once per round, so a busy neighbour affects all alike."""
     order: list[tuple[int, int]] = []
-    infer = Model.infer
 
-    def noted(model: Model, encodings: Sequence[Encoding]) -> Any:
-        order.append((model.threads, len(encodings)))
-        return infer(model, encodings)
+    def noted(model: Model, texts: int) -> None:
+        order.append((model.threads, texts))
+        sleep(0.006)  # so that each batch is computed once
 
-    monkeypatch.setattr(Model, "infer", noted)
-    monkeypatch.setattr(costs, "LEAST_SECONDS", 0.0)  # each batch once
-    tune(model, config, cpus=2)
+    inferring(model, noted)
+    measure(model, [(1, 2), (2, 1)])
     # After the first two of each size: one batch of two threads, two of one.
     rounds = order[2 * 3 * len(BATCHES) :]
     assert [threads for threads, _ in rounds[:2]] == [2, 1]  # a text alone
@@ -345,22 +323,16 @@ def test_ways_are_measured_in_turns(
     assert len(rounds) % (2 + 3 * len(BATCHES)) == 0
 
 
-def test_sizes_that_do_not_fit_into_the_memory_are_left_out(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_that_do_not_fit_into_the_memory_are_left_out(model: Model) -> None:
     """The service starts on a GPU with too little memory for the largest measured batches."""
-    infer = Model.infer
 
-    def limited(model: Model, encodings: Sequence[Encoding]) -> Any:
-        if len(encodings) > 2:
+    def limited(_: Model, texts: int) -> None:
+        if texts > 2:
             raise RuntimeError("CUDA failure 2: out of memory ; GPU=0")
-        return infer(model, encodings)
 
-    monkeypatch.setattr(Model, "infer", limited)
-    plan = tune(model, config, cpus=2)
-    assert plan.budget.tokens <= 2 * TEXT_TOKENS
-    for cost in _costs(config):
-        assert set(cost["seconds"]) == {"1", "2"}
+    inferring(model, limited)
+    for cost in measure(model, [(1, 2), (2, 1)]):
+        assert {*cost.seconds} == {1, 2}
 
 
 def test_a_failure_while_measuring_is_one_line(
@@ -382,29 +354,27 @@ def test_a_budget_lowered_for_want_of_memory_is_not_kept(
     """The summary says why the budget is lower; the next start begins with what was measured."""
     plan = tune(model, config, cpus=2)
     start = plan.budget.tokens
-    plan.budget.lower(start, "out of memory")
+    plan.budget.lower([start // 2] * 2, OutOfMemory("out of memory"))
     words = f"at most {start // 2} tokens a batch (lowered from {start}, because"
     assert words in plan.summary()
     assert tune(model, config, cpus=2).budget.tokens == start
 
 
-def test_no_more_than_two_sessions_are_open_at_once(
-    model: Model, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_than_two_sessions_are_open_at_once(model: Model) -> None:
     """At most two sessions are open at once, because each holds its own copy of the weights."""
     open_at_once: list[int] = []
-    with_threads = Model.with_threads
     alive: list[Any] = []
 
-    def counted(model: Model, threads: int) -> Model:
-        other = with_threads(model, threads)
-        if other is not model:
-            alive.append(weakref.ref(other))
-        open_at_once.append(1 + sum(one() is not None for one in alive))
-        return other
+    class Counted(Model):
+        def with_threads(self, threads: int) -> Model:
+            other = super().with_threads(threads)
+            if other is not self:
+                alive.append(weakref.ref(other))
+            open_at_once.append(1 + sum(one() is not None for one in alive))
+            return other
 
-    monkeypatch.setattr(Model, "with_threads", counted)
-    tune(model, config, cpus=8)
+    model.__class__ = Counted
+    measure(model, [(1, 8), (2, 4), (4, 2), (8, 1)])
     assert len(alive) == 3
     assert max(open_at_once) == 2
 
@@ -460,26 +430,20 @@ def test_a_damaged_cache_is_measured_anew(
     assert batches == []
 
 
-@pytest.mark.parametrize("change", ["quota", "model", "flags", "runtime"])
+@pytest.mark.parametrize("change", ["quota", "model"])
 def test_another_machine_or_model_is_measured_anew(
-    model: Model,
-    config: EngineConfig,
-    batches: list[int],
-    change: str,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Model, config: EngineConfig, batches: list[int], change: str
 ) -> None:
-    """Another quota, model, CPU or runtime is measured again."""
+    """Another quota or model is measured again. The key names the CPU and the runtime, too."""
     tune(model, config, cpus=2)
     batches.clear()
-    match change:
-        case "model":
-            model.sha256 = "another"
-        case "flags":
-            monkeypatch.setattr(tuning, "cpu_flags", lambda: host.cpu_flags() | {"newer"})
-        case "runtime":
-            monkeypatch.setattr(onnxruntime, "__version__", "1.99")
+    if change == "model":
+        model.sha256 = "another"
     tune(model, config, cpus=1 if change == "quota" else 2)
     assert batches
+    key = _key(model, 2, [(1, 2), (2, 1)])
+    assert onnxruntime.__version__ in key
+    assert host.cpu_name() in key
 
 
 def test_nothing_is_written_beside_the_bundle(model: Model, config: EngineConfig) -> None:

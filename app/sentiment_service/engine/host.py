@@ -1,4 +1,7 @@
-"""The CPUs and the memory that this process may use: affinity, and what its cgroups grant."""
+"""The CPUs and the memory that this process may use: affinity, and what its cgroups grant.
+
+``root`` is everywhere the directory that holds ``proc`` and ``sys``.
+"""
 
 import ctypes
 import os
@@ -12,8 +15,8 @@ from pathlib import Path
 def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
     """The version (1 or 2) and directory of each group that limits this process.
 
-    A parent's limit also applies to its children, so parents are included. ``root`` is the
-    directory that holds ``proc`` and ``sys``. On systems other than Linux there are no groups.
+    A parent's limit also applies to its children, so parents are included. On systems other than
+    Linux there are no groups.
     """
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
@@ -45,19 +48,13 @@ VECTOR_FLAGS = (
 
 
 def available_cpus(root: Path = Path("/")) -> float:
-    """The number of CPUs that this process may use. A cgroup quota can make it a fraction.
-
-    ``root`` is the directory that holds ``proc`` and ``sys``.
-    """
+    """The number of CPUs that this process may use. A cgroup quota can make it a fraction."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min([float(affinity or 1), *_cgroup_quotas(root)])
 
 
 def numa_nodes(root: Path = Path("/")) -> list[list[int]]:
-    """The CPUs of each NUMA node that this process may use; nodes without any are left out.
-
-    There are none where the system does not say. ``root`` is the directory that holds ``sys``.
-    """
+    """The CPUs of each NUMA node that this process may use; none where the system does not say."""
     allowed = os.sched_getaffinity(0)
     nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist"))
     cpus = [[cpu for cpu in _listed(node.read_text()) if cpu in allowed] for node in nodes]
@@ -85,7 +82,6 @@ def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int,
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system reports it."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
@@ -111,50 +107,29 @@ def _cpuinfo(name: str, root: Path = Path("/")) -> str:
     return ""
 
 
-def _cgroup_quotas(root: Path) -> list[float]:
+QUOTA_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
+
+
+def _cgroup_quotas(root: Path) -> Iterator[float]:
     """The number of CPUs that each cgroup of this process allows, where it sets a limit."""
-    readers = {1: _read_v1, 2: _read_v2}
-    quotas = (readers[version](directory) for version, directory in groups("cpu", root))
-    return [quota for quota in quotas if quota is not None]
-
-
-def _read_v2(directory: Path) -> float | None:
-    try:
-        quota, period = (directory / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _read_v1(directory: Path) -> float | None:
-    try:
-        quota = int((directory / "cpu.cfs_quota_us").read_text())
-        period = int((directory / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return quota / period if quota > 0 else None
+    for version, directory in groups("cpu", root):
+        with suppress(OSError, ValueError):  # there is no limit: no file, or it says "max" or -1
+            texts = [(directory / name).read_text() for name in QUOTA_FILES[version]]
+            quota, period = map(int, " ".join(texts).split())
+            if quota > 0:
+                yield quota / period
 
 
 LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """The memory in bytes that this process may use: the machine's, or less under a cgroup limit.
-
-    ``root`` is the directory that holds ``proc`` and ``sys``.
-    """
-    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (
-        _limit(directory / LIMIT_FILES[version]) for version, directory in groups("memory", root)
-    )
-    return min([installed, *(limit for limit in limits if limit is not None)])
-
-
-def _limit(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):  # there is no limit: no file, or the file says "max"
-        return None
+    """The memory in bytes that this process may use: the machine's, or less in a cgroup."""
+    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for version, directory in groups("memory", root):
+        with suppress(OSError, ValueError):  # there is no limit: no file, or it says "max"
+            least = min(least, int((directory / LIMIT_FILES[version]).read_text()))
+    return least
 
 
 def give_back_memory() -> None:

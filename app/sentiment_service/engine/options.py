@@ -1,4 +1,7 @@
-"""What the engine must be told. ``Settings.engine_config`` makes it of the service's settings."""
+"""How models are loaded and served, and how texts are processed.
+
+Nothing here needs a tokenizer or ONNX Runtime, so that reading settings or a manifest is quick.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,3 +32,26 @@ class EngineConfig:
     gpu_workers: int  # of them, those that share a GPU with this one, itself included
     cache_dir: Path | None  # what is measured is kept there
     retire_ms: int  # a replaced model gets this long to finish its requests
+
+
+# What a bundle does to its texts before it tokenises them.
+Preprocessing = Literal["tweet", "bertweet", "tweet_topic", "robertuito", "none"]
+Overflow = Literal["truncate", "error", "window"]
+Split = Literal["sentences"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How to process a text.
+
+    ``language`` is a BCP 47 tag. It decides which abbreviations end no sentence. ``threshold``, for
+    multi-label models, is the score from which on a text has a label; None: that of the bundle.
+    """
+
+    overflow: Overflow = "truncate"
+    split: Split | None = None
+    language: str = "en"
+    threshold: float | None = None
+
+
+DEFAULTS = TextOptions()

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from sentiment_service.engine.machine.host import (
+from sentiment_service.engine.host import (
     available_cpus,
     cpu_flags,
     numa_nodes,
