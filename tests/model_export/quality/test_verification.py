@@ -26,6 +26,10 @@ from sentiment_service.errors import InferenceFailed, UserError
 from tests.support.checkpoints import MAX_TOKENS, PRECISIONS, Exported, exported
 
 
+def _verify(model: Model, reference: Reference) -> Parity:
+    return verify(model, reference)
+
+
 Results = list[Logits | InferenceFailed]
 Change = Callable[[Sequence[Encoding], Results], Results]
 
@@ -59,7 +63,7 @@ def test_a_faithful_variant_passes(
     roberta: Exported, reference: Reference, precision: Precision
 ) -> None:
     """The figures of the manifest are its real ones, within what is allowed."""
-    parity = verify(roberta.model(precision), reference)
+    parity = _verify(roberta.model(precision), reference)
     assert 0 < parity.max_abs_logit_diff <= TOLERANCE[precision]
     assert LABEL_AGREEMENT[precision] <= parity.label_agreement <= 1
     assert parity.samples >= 40
@@ -76,12 +80,12 @@ def test_pairs_are_compared_where_the_model_takes_them(
     bundle.manifest = bundle.manifest.model_copy(update={"text_pairs": True})
     model = load_model(bundle, device="cpu", precision="fp32", threads=1)
     pairs = Reference.of_pytorch(checkpoint, model)
-    assert verify(model, pairs).samples > verify(bert.model("fp32"), alone).samples
+    assert _verify(model, pairs).samples > _verify(bert.model("fp32"), alone).samples
     model.tokenizer.pairs = PairTokenizer(
         model.tokenizer.library, max_tokens=MAX_TOKENS, stride=0, has_types=False
     )
     with pytest.raises(UserError, match="differs too much"):
-        verify(model, Reference.of_pytorch(checkpoint, model))
+        _verify(model, Reference.of_pytorch(checkpoint, model))
 
 
 def test_texts_run_from_one_word_to_beyond_the_limit(
@@ -94,7 +98,7 @@ def test_texts_run_from_one_word_to_beyond_the_limit(
         seen.append(list(encodings))
         return results
 
-    verify(_changed(roberta.model("fp32"), watched), reference)
+    _verify(_changed(roberta.model("fp32"), watched), reference)
     encodings = [encoding for batch in seen for encoding in batch]
     assert min(map(len, encodings)) <= 5
     assert max(map(len, encodings)) == MAX_TOKENS
@@ -131,7 +135,7 @@ def test_a_variant_that_departs_is_refused_by_name(
     """Logits beyond the tolerance, alone or only in batches, end the export."""
     wrong = _wrong(TOLERANCE[precision] * 2, batched_only=batched_only)
     with pytest.raises(UserError, match=f"the {precision} model differs too much .* by up"):
-        verify(_changed(roberta.model(precision), wrong), reference)
+        _verify(_changed(roberta.model(precision), wrong), reference)
 
 
 def _of_rows(change: Callable[[Logits], Logits]) -> Change:
@@ -146,7 +150,7 @@ def test_large_logits_have_a_larger_tolerance(
 ) -> None:
     """A hundred times the logits may differ by a hundred times as much, if the labels agree."""
     larger = _changed(roberta.model(precision), _of_rows(lambda row: 100 * row))
-    parity = verify(larger, replace(reference, logits=100 * reference.logits))
+    parity = _verify(larger, replace(reference, logits=100 * reference.logits))
     assert precision == "fp32" or parity.max_abs_logit_diff > TOLERANCE[precision]
 
 
@@ -160,11 +164,11 @@ def test_each_label_of_a_multi_label_model_is_a_decision(
     model = roberta.model("fp32")
     model.multi_label = True
     first_labels = _changed(model, _of_rows(lambda row: row[:labels] * signs))
-    assert verify(first_labels, fewer).label_agreement == 1.0
+    assert _verify(first_labels, fewer).label_agreement == 1.0
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
     signs[0] = -1
     with pytest.raises(UserError, match=r"label agreement 0\.\d+"):
-        verify(first_labels, fewer)
+        _verify(first_labels, fewer)
 
 
 def test_labels_that_disagree_are_refused(
@@ -173,7 +177,7 @@ def test_labels_that_disagree_are_refused(
     """Small differences do not excuse another label."""
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
     with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(at least 1\.0 is required\)"):
-        verify(_changed(roberta.model("fp32"), _wrong(100.0)), reference)
+        _verify(_changed(roberta.model("fp32"), _wrong(100.0)), reference)
 
 
 def test_logits_that_are_no_numbers_are_refused(roberta: Exported, reference: Reference) -> None:
@@ -181,4 +185,4 @@ def test_logits_that_are_no_numbers_are_refused(roberta: Exported, reference: Re
     failed = InferenceFailed("the model gave no finite logits for this text")
     model = _changed(roberta.model("fp32"), lambda _, results: [failed] * len(results))
     with pytest.raises(UserError, match=r"exported model fails on a text: .*no finite logits"):
-        verify(model, reference)
+        _verify(model, reference)

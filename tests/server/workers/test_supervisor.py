@@ -15,12 +15,8 @@ from typing import Any
 import httpx2
 import pytest
 from sentiment_service.cli.command import main
-from sentiment_service.server.workers.group_reload import GroupReload
-from sentiment_service.server.workers.supervisor import Supervisor
-from sentiment_service.server.workers.worker_process import part, take_share, worker_count
-from sentiment_service.settings.credentials import Credentials
+from sentiment_service.server.workers.worker_process import part, share_of, worker_count
 from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import WorkerPhase
 
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
@@ -43,24 +39,15 @@ def test_a_wrong_number_of_workers_is_wrong_usage(
     ("cpus", "device", "workers"),
     [(2.0, "auto", 1), (8.0, "cpu", 1), (64.0, "cpu", 8), (16.0, "cuda:0,1", 4), (0.5, "cuda", 1)],
 )
-def test_auto_follows_the_cpus(
-    monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
-) -> None:
+def test_auto_follows_the_cpus(cpus: float, device: str, workers: int) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr(
-        "sentiment_service.server.workers.worker_process.available_cpus", lambda: cpus
-    )
-    assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
+    settings = Settings.model_validate({"workers": "auto", "device": device})
+    assert worker_count(settings, cpus) == workers
 
 
-def test_more_workers_than_cpus_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_workers_than_cpus_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr(
-        "sentiment_service.server.workers.worker_process.available_cpus", lambda: 2.0
-    )
-    assert worker_count(Settings(workers=3)) == 3
+    assert worker_count(Settings(workers=3), 2.0) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
     ]
@@ -83,7 +70,6 @@ def test_gpus_and_nodes_are_dealt_out() -> None:
     ],
 )
 def test_a_share_is_cpus_and_a_node_and_gpus(
-    monkeypatch: pytest.MonkeyPatch,
     number: int,
     workers: int,
     device: str,
@@ -95,17 +81,10 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
 
     It knows how many have its GPU, itself included.
     """
-    calls: list[list[int]] = []
-    monkeypatch.setattr(
-        "sentiment_service.server.workers.worker_process.available_cpus", lambda: 8.0
-    )
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    monkeypatch.setattr("sentiment_service.server.workers.worker_process.numa_nodes", lambda: nodes)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
-    share = take_share(settings, number, workers)
-    assert share == (Settings(device=device or "cpu", workers=workers), cpus, gpu_workers)
-    assert calls == ([pinned] if pinned else [])
+    share = Settings(device=device or "cpu", workers=workers), cpus, gpu_workers
+    assert share_of(settings, number, workers, 8.0, nodes) == (share, pinned)
 
 
 @pytest.mark.parametrize(
@@ -433,25 +412,3 @@ def test_four_workers_share_connections_evenly(start: Start) -> None:
         eventually(lambda: sum(spread()) == 65)
         assert max(spread()) - min(spread()) <= 1
     process.terminate()
-
-
-def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for each set of models; if all had the same in between, that set is tried again."""
-    monkeypatch.setattr("sentiment_service.server.workers.group_reload.MIXED_S", -1.0)
-    loads = 0
-
-    def note(self: GroupReload) -> None:
-        nonlocal loads
-        loads += 1
-
-    monkeypatch.setattr(GroupReload, "reload_all", note)
-    supervisor = Supervisor(Settings(), Credentials.read(Settings()), 2, [])
-    for worker in supervisor._workers:
-        worker.status.phase_number = WorkerPhase.READY
-    expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}
-    for models, so_far in expected.items():
-        for worker, model in zip(supervisor._workers, models, strict=True):
-            worker.status.models = model
-        for _ in range(3):
-            supervisor._reloads.check_models()
-        assert loads == so_far, models

@@ -71,14 +71,14 @@ class Assignment:
         return {**os.environ, VARIABLE: json.dumps(asdict(self))}
 
 
-def worker_count(settings: Settings) -> int:
-    """The number of worker processes that these settings mean on this machine.
+def worker_count(settings: Settings, cpus: float | None = None) -> int:
+    """The number of worker processes that these settings mean on this machine, or with these CPUs.
 
     Raises:
         UserError: the system can have only one.
     """
     linux = sys.platform == "linux"
-    cpus = available_cpus()
+    cpus = cpus or available_cpus()
     if settings.workers == "auto":
         each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
         return max(1, int(cpus) // each) if linux else 1
@@ -126,17 +126,30 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
     On a machine with several NUMA nodes, the process is pinned to the CPUs of its node, so that
     its memory is near. Call it before threads are started.
     """
-    cpus = available_cpus() / workers
-    nodes = numa_nodes()
+    share, pinned = share_of(settings, number, workers, available_cpus(), numa_nodes())
+    if pinned:
+        os.sched_setaffinity(0, pinned)
+    return share
+
+
+def share_of(
+    settings: Settings, number: int, workers: int, cpus: float, nodes: Sequence[list[int]]
+) -> tuple[tuple[Settings, float, int], list[int]]:
+    """The share of a worker on a machine with these CPUs and NUMA nodes, and the CPUs to pin it to.
+
+    There are none where the nodes would not have as many workers each.
+    """
+    pinned: list[int] = []
     if len(nodes) > 1 and (workers % len(nodes) == 0 or len(nodes) % workers == 0):
-        os.sched_setaffinity(0, [cpu for node in part(nodes, number, workers) for cpu in node])
+        pinned = [cpu for node in part(nodes, number, workers) for cpu in node]
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
     if numbers:
         own = ",".join(part(gpus, number, workers))
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
     gpu_workers = len(range(number % len(gpus), workers, len(gpus)))
-    return settings.model_copy(update={"workers": workers}), cpus, gpu_workers
+    settings = settings.model_copy(update={"workers": workers})
+    return (settings, cpus / workers, gpu_workers), pinned
 
 
 def part(items: Sequence[T], number: int, workers: int) -> Sequence[T]:
@@ -177,6 +190,7 @@ class WorkerProcess:
         settings: Settings,
         on_message: Callable[["WorkerProcess", Message], None],
         on_end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number = number
         self.status = WorkerStatus(board, number)
@@ -195,6 +209,7 @@ class WorkerProcess:
         self._settings = settings
         self._on_message = on_message
         self._on_end = on_end
+        self._clock = clock
         self._kill_reason = ""
         self._control: Control | None = None  # while it has a process
         self._channels: list[Channel] = []  # while it has a process
@@ -240,7 +255,7 @@ class WorkerProcess:
                 channels = [opened.enter_context(closing(Channel())) for _ in range(self._sites)]
                 self._process = self._spawn(control, channels)
             except OSError as error:
-                self._put_off(time.monotonic())
+                self._put_off(self._clock())
                 raise UserError(
                     f"worker {self.number} cannot be started: {system_error(error)}"
                 ) from error
@@ -253,7 +268,7 @@ class WorkerProcess:
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
-        self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
+        self.started_at, self._kill_reason, self.fault = self._clock(), "", ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Hand a connection of this port over; False if the worker cannot take it now."""
@@ -277,7 +292,7 @@ class WorkerProcess:
 
     def look(self) -> None:
         """Check whether the process has ended, is ready, or is silent."""
-        now = time.monotonic()
+        now = self._clock()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.phase is WorkerPhase.READY:
