@@ -834,20 +834,15 @@ def test_a_service_gives_the_same_file(bundle: Path, tmp_path: Path) -> None:
         assert line == "positive\t0.9756\tlove\nerror\tempty_text\t\n"
 
 
-def test_a_service_that_requires_a_key(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_service_that_requires_a_key(bundle: Path) -> None:
     """SENTIMENT_API_KEY is the key. A missing or bad key is a one-line error without the key."""
     with Process("--model", str(bundle), "--api-keys", "k3y-of-test") as service:
-        monkeypatch.setenv("SENTIMENT_API_KEY", "k3y-of-test")
-        assert main(["classify", "--url", service.url, "love"]) == 0
-        capsys.readouterr()
+        known = environment(SENTIMENT_API_KEY="k3y-of-test")
+        assert _classify("--url", service.url, "love", env=known).returncode == 0
         for key in ("", "another", "no\nkey"):
-            monkeypatch.setenv("SENTIMENT_API_KEY", key)
-            assert main(["classify", "--url", service.url, "love"]) == 1
-            out, said = capsys.readouterr()
-            assert out == ""
-            (line,) = said.splitlines()
+            done = _classify("--url", service.url, "love", env=environment(SENTIMENT_API_KEY=key))
+            assert (done.returncode, done.stdout) == (1, "")
+            (line,) = done.stderr.splitlines()
             assert ("api_key" if "\n" in key else "401 unauthorized") in line
             assert not key or key not in line
 
