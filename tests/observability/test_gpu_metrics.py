@@ -137,9 +137,9 @@ async def _two_scrapes(nvml: ModuleType) -> None:
 
 def test_without_a_driver_there_are_no_series(scraped: TestClient, nvml: ModuleType) -> None:
     """NVML is not asked again, and the scrape succeeds."""
-    nvml.no_driver = True
+    nvml.has_driver.clear()
     assert _gpus(scraped) == {}
-    nvml.no_driver = False
+    nvml.has_driver.set()
     assert _gpus(scraped) == {}
 
 

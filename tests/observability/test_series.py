@@ -19,10 +19,10 @@ TRACE = {"trace_id": "0af7651916cd43dd8448eb211c80319c"}
 @pytest.fixture
 def no_creation_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """prometheus_client exports no times of creation, and the clock stands still."""
-    prometheus_client.disable_created_metrics()
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.25)
     yield
-    prometheus_client.enable_created_metrics()
+    prometheus_client.enable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
