@@ -50,6 +50,7 @@ HTTP_2 = (400, "bad_request", "HTTP/2 is not supported")
 HOST = (400, "bad_request", "exactly one Host")
 LINE_ENDS = (400, "bad_request", "CR LF")
 CODING = (400, "bad_request", "")
+# The recorded answers have many more; here each kind also comes behind another request.
 REFUSED = {
     "a large head at once": ([HEAD + b"x: " + b"a" * 3_000 + b"\r\n\r\n"], TOO_LARGE),
     "a header that does not end": ([HEAD, b"x: " + b"a" * 1_500, b"a" * 1_500], TOO_LARGE),
@@ -57,15 +58,10 @@ REFUSED = {
     "a long path": ([b"GET /" + b"a" * 3_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], TOO_LARGE),
     "a path that does not end": ([b"GET /" + b"a" * 3_000], TOO_LARGE),
     "TLS": ([b"\x16\x03\x01 garbage\r\n\r\n"], NO_HTTP),
-    "HTTP/2 begins": ([b"PRI * HTTP/2.0\r\n\r\n"], HTTP_2),
-    "HTTP/2": ([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], HTTP_2),
     "HTTP/2 in pieces": ([b"PRI * HTTP/2.0\r\n", b"\r\n", b"SM\r\n\r\n"], HTTP_2),
     "no host": ([b"GET /health/live HTTP/1.1\r\n\r\n"], HOST),
-    "two hosts": ([b"GET /health/live HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n"], HOST),
     "two hosts, 1.0": ([b"GET /health/live HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n"], HOST),
     "bare line feeds": ([b"GET /health/live HTTP/1.1\nhost: x\n\n"], LINE_ENDS),
-    "HTTP/0.9": ([b"GET /health/live\n"], LINE_ENDS),
-    "gzip, chunked": ([_coding(b"gzip, chunked")], CODING),
     "gzip": ([_coding(b"gzip")], CODING),
     "gzip and chunked": ([_coding(b"gzip\r\ntransfer-encoding: chunked")], CODING),
     "a bad chunk": ([CHUNKED + b'5\r\n{"inp\r\nnonsense\r\n'], NO_HTTP),
