@@ -73,6 +73,15 @@ def service(bundle: Path) -> Iterator[Process]:
         yield process
 
 
+@pytest.fixture(scope="module")
+def service_of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A service whose model takes pairs of texts."""
+    bundle = make_bundle(tmp_path_factory.mktemp("pairs") / "pairs")
+    write_manifest(bundle, text_pairs=True)
+    with Process("--model", str(bundle)) as process:
+        yield process
+
+
 class Server:
     """Gives the answers of its script first, then correct ones. ``seen`` has the requests.
 
@@ -157,14 +166,11 @@ def test_a_text_that_fails_is_an_error(service: Process, classify: Call) -> None
     assert raised.value.request_id in str(raised.value)
 
 
-def test_pairs_of_texts(tmp_path: Path, classify: Call) -> None:
+def test_pairs_of_texts(service_of_pairs: Process, classify: Call) -> None:
     """An object with text and text_pair is one text, alone and in a list."""
-    bundle = make_bundle(tmp_path / "pairs")
-    write_manifest(bundle, text_pairs=True)
     pair = {"text": "love it", "text_pair": "worst"}
-    with Process("--model", str(bundle)) as process:
-        alone = classify(process.url, pair, {})
-        love, listed = classify(process.url, ["love", pair], {})
+    alone = classify(service_of_pairs.url, pair, {})
+    love, listed = classify(service_of_pairs.url, ["love", pair], {})
     assert alone == listed
     assert (alone.tokens, alone.logits["negative"]) == (6, 3.0)
     assert love.label == "positive"
