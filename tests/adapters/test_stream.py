@@ -22,7 +22,7 @@ from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
 from sentiment_service.engine.text.options import DEFAULTS
 from sentiment_service.errors import Overloaded, PayloadTooLarge
-from sentiment_service.http.decoding import decoder
+from sentiment_service.http.body import decoder
 from sentiment_service.http.exchange import HttpExchange
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board

@@ -11,7 +11,6 @@ import httpx2
 import pytest
 from sentiment_service.errors import UserError
 from sentiment_service.requests.limits import PathSet
-from sentiment_service.server.addresses import bind
 from sentiment_service.server.arrivals import (
     MOST_ADDRESSES,
     STARTS_AT_ONCE,
@@ -20,6 +19,7 @@ from sentiment_service.server.arrivals import (
     Turns,
 )
 from sentiment_service.server.connection import Connection
+from sentiment_service.server.process import bind
 
 from benchmarks.service import free_port
 from tests.conftest import Start

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from sentiment_service.atomic_files import FileLock, sync
 from sentiment_service.errors import CannotContinue, UserError
-from sentiment_service.files.report import Tally
-from sentiment_service.files.result_columns import ResultItem
+from sentiment_service.files.results import ResultItem, Tally
 from sentiment_service.files.table import Chunk, Output
 
 logger = logging.getLogger(__name__)

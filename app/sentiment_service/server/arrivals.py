@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sentiment_service.requests.limits import PathSet
-from sentiment_service.server.addresses import cannot_listen, take_no_handshake
 from sentiment_service.server.connection import Buffers, Connection, TlsConnection
+from sentiment_service.server.process import cannot_listen, take_no_handshake
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.

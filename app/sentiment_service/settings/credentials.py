@@ -45,11 +45,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, settings: Settings) -> Self:
-        """What the settings and their files say now.
-
-        Raises:
-            UnusableFile: one cannot be read, has no keys, or does not suit another.
-        """
+        """What the settings and their files say now."""
         for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
             if getattr(settings, name) and not getattr(settings, other):
                 why = f"a certificate and its key need each other: give {flag(other)}, too"
@@ -72,18 +68,13 @@ class Credentials(msgspec.Struct, frozen=True):
         return msgspec.json.decode(content, type=cls)
 
     def to_descriptor(self) -> int:
-        """A file in memory with all of this, for ``of_descriptor``."""
         descriptor = os.memfd_create("credentials")
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(msgspec.json.encode(self))
         return descriptor
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """What a server needs for TLS, 1.2 or newer.
-
-        Raises:
-            UnusableFile: certificate and private key cannot be used.
-        """
+        """What a server needs for TLS, 1.2 or newer."""
         if self.certificate is None or self.private_key is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

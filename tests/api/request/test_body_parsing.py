@@ -19,11 +19,13 @@ from sentiment_service.errors import (
     PayloadTooLarge,
 )
 from sentiment_service.http.body import (
+    FIRST_BYTES,
     INLINE_BYTES,
+    UNSUSPICIOUS_BYTES,
+    decoder,
     read_body,
     read_bytes,
 )
-from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
 from sentiment_service.http.exchange import HttpRequest
 from sentiment_service.requests.exchange import Arrival
 from sentiment_service.requests.limits import InflightBytes
@@ -116,20 +118,6 @@ def test_a_long_body_has_the_time_of_its_request(worker: StepThread) -> None:
     content = b'{"numbers": [1]}' + b" " * INLINE_BYTES
     with pytest.raises(DeadlineExceeded):
         _run(read_body(Body(content, worker=worker, deadline=0.0).request, Sum))
-
-
-def _all(stream: Decoder, data: bytes) -> bytes:
-    content = b"".join(stream.decode(data))
-    stream.end()
-    return content
-
-
-PACKED = {
-    "gzip": gzip.compress(b"love it"),
-    " X-GZIP ": gzip.compress(b"love it"),
-    "deflate": zlib.compress(b"love it"),
-    "br": brotli.compress(b"love it"),
-}
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])

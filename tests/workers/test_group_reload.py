@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
-from sentiment_service.server.workers.channels import Done, Fault, Message, Reload, Reloaded
-from sentiment_service.server.workers.group_reload import LATE, GroupReload
-from sentiment_service.server.workers.worker_process import WorkerProcess
 from sentiment_service.shared_memory import WorkerPhase
+from sentiment_service.workers.channels import Done, Fault, Message, Reload, Reloaded
+from sentiment_service.workers.supervisor import LATE, GroupReload
+from sentiment_service.workers.worker_process import WorkerProcess
 
 
 class FakeWorker:
@@ -16,8 +15,6 @@ class FakeWorker:
 
     def __init__(self, phase: WorkerPhase) -> None:
         self.phase = phase
-        self.rank = (False, phase)
-        self.status = SimpleNamespace(models=1)
         self.fault = ""
         self.messages: list[Any] = []
 
@@ -34,10 +31,10 @@ class FakeWorker:
 class Reloads:
     """The reloads of two fake workers; another one, which stops, asks for them."""
 
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, loading_s: float = 30.0) -> None:
         self.workers = [FakeWorker(WorkerPhase.READY) for _ in range(2)]
         self.asker = FakeWorker(WorkerPhase.STOPPING)
-        self.group = GroupReload(cast(list[WorkerProcess], self.workers), **limits)
+        self.group = GroupReload(cast(list[WorkerProcess], self.workers), loading_s=loading_s)
 
     async def meanwhile(self, happening: Awaitable[None]) -> None:
         """Carry out reloads while something happens."""
@@ -132,19 +129,6 @@ def test_workers_that_all_hang_at_a_reload_go_on() -> None:
             assert (worker.kinds, worker.fault) == (["prepare", "drop"], "")
 
     asyncio.run(reloads.meanwhile(happen()))
-
-
-def test_models_that_still_differ_are_not_loaded_again() -> None:
-    """Once for each set of models; if all had the same in between, that set is tried again."""
-    reloads = Reloads(mixed_s=-1.0)
-    expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}
-    for models, so_far in expected.items():
-        for worker, model in zip(reloads.workers, models, strict=True):
-            worker.status.models = model
-        for _ in range(3):
-            reloads.group.check_models()
-        asked = [kind for worker in reloads.workers for kind in worker.kinds]
-        assert asked == ["hangup"] * so_far, models
 
 
 async def until(condition: Callable[[], bool]) -> None:
