@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -229,9 +230,9 @@ def test_the_progress_bar(
 ) -> None:
     """It counts the texts of a long list, on a terminal and in a notebook only."""
     monkeypatch.setattr("sentiment_service.python.BAR_AFTER_S", 0.0)
-    monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setitem(sys.modules, module, sys.modules["os"])
-    classifier.classify(["love", None] * 2_000)
+    with redirect_stderr(stderr):
+        classifier.classify(["love", None] * 2_000)
     assert ("/4000" in stderr.getvalue()) is shown
 
 

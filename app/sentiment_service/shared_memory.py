@@ -14,7 +14,7 @@ import mmap
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import TypeAlias
@@ -162,9 +162,17 @@ class MovingWindow:
     hits waits longer by the same time.
     """
 
-    def __init__(self, most: int, seconds: float, parts: Sequence[memoryview]) -> None:
-        self._most = most
-        self._seconds = seconds
+    def __init__(
+        self,
+        most: int,
+        seconds: float,
+        parts: Sequence[memoryview],
+        *,
+        keys: int = KEYS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most, self._seconds = most, seconds
+        self._keys, self._clock = keys, clock
         self._shared = SharedHits(parts)
         # The times of accepted hits, in order, by the digest of the key. The key that was accepted
         # last is at the end.
@@ -179,7 +187,7 @@ class MovingWindow:
     def hit(self, key: str) -> float:
         """Count a hit and return 0. After too many, return the seconds until the next may come."""
         self.catch_up()
-        name, now = digest(key), time.monotonic()
+        name, now = digest(key), self._clock()
         wait_s = self._wait_s(name, now)
         if not wait_s:
             self._count(name, now)
@@ -191,7 +199,7 @@ class MovingWindow:
         # A worker that was stopped between a hit and its report reports it late.
         hits.append(max(at, hits[-1]) if hits else at)
         self._hits.move_to_end(key)
-        if len(self._hits) > KEYS:
+        if len(self._hits) > self._keys:
             self._hits.popitem(last=False)
 
     def _wait_s(self, key: bytes, now: float) -> float:

@@ -20,7 +20,6 @@ from tests.support.tiny_bundle import make_bundle
 
 OUTPUTS = ["label", "score", "logits", "scores", "polarity"]
 LOGITS = [[-1, 0, 4], [4, 0.5, -1]]  # of "love" and "worst été"
-FLAT = [-1, 0, 4, 4, 0.5, -1]
 
 
 @pytest.fixture(scope="module")
@@ -146,28 +145,16 @@ def test_the_client_shows_what_was_wrong(client: triton.InferenceServerClient) -
             client.infer("tiny", [love], outputs=[output])
 
 
-def _binary(url: str, binary: bytes, *, shape: int = 1, **changes: Any) -> httpx2.Response:
-    """Post a binary tensor with these changes."""
-    tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [shape]}
-    tensor |= {"parameters": {"binary_data_size": len(binary)}} | changes
-    document = json.dumps({"inputs": [tensor]}).encode()
-    headers = {"inference-header-content-length": str(len(document))}
-    return httpx2.post(f"{url}/v2/models/tiny/infer", content=document + binary, headers=headers)
-
-
-def test_a_binary_tensor_by_hand(url: str) -> None:
-    """A text is a length of four bytes, little-endian, and UTF-8; the default answer is JSON."""
-    texts = [text.encode() for text in ("love", "worst été")]
-    binary = b"".join(struct.pack("<I", len(text)) + text for text in texts)
-    label, _, logits, *_ = _binary(url, binary, shape=2).json()["outputs"]
-    assert label["data"] == ["positive", "negative"]
-    assert logits["data"] == FLAT
-
-
 @pytest.mark.parametrize("changes", [{"parameters": {}}, {"data": ["a"]}])
 def test_texts_are_in_the_json_or_behind_it(url: str, changes: Any) -> None:
     """Bytes without a size, and texts in both places, are refused."""
-    answer = _binary(url, struct.pack("<I", 4) + b"love", **changes)
+    binary = struct.pack("<I", 4) + b"love"
+    tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [1]}
+    tensor |= {"parameters": {"binary_data_size": len(binary)}} | changes
+    document = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"inference-header-content-length": str(len(document))}
+    path = f"{url}/v2/models/tiny/infer"
+    answer = httpx2.post(path, content=document + binary, headers=headers)
     assert answer.status_code == 422
     assert "in data, or behind the JSON" in answer.json()["error"]
 

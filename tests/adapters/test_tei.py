@@ -2,19 +2,11 @@
 
 import json
 import subprocess
-from typing import Any, NoReturn
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import pytest
-from fastapi.testclient import TestClient
-from sentiment_service.errors import (
-    DeadlineExceeded,
-    InferenceFailed,
-    OutOfMemory,
-    Overloaded,
-    ServiceError,
-)
-
-from tests.support.serving import installed
+from tests.conftest import Serve
+from tests.support.serving import Gate, eventually, installed, metric
 
 
 def _labels(answer: Any) -> Any:
@@ -38,28 +30,23 @@ def test_curl_as_documented(url: str) -> None:
     assert _labels(batch)[1] == ["negative", "neutral", "positive"]
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (InferenceFailed("no finite logits"), 500, "Backend"),
-        (DeadlineExceeded("too late"), 504, "Backend"),
-        (OutOfMemory("too large"), 507, "Backend"),
-        (Overloaded("full", reason="queue_full", retry_after_s=1.0), 429, "Overloaded"),
-    ],
-)
 def test_an_error_has_the_type_that_tei_gives_it(
-    client: TestClient,
-    monkeypatch: pytest.MonkeyPatch,
-    error: ServiceError,
-    status: int,
-    kind: str,
+    serve: Serve, gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     """``error_type`` stands beside our members; one who shall come again learns when."""
+    client = serve(runners=1, max_queue_tokens=12)
 
-    async def fail(*_: object, **__: object) -> NoReturn:
-        raise error
+    def ask(text: str, **headers: str) -> tuple[int, str, str, bool]:
+        answer = client.post("/predict", json={"inputs": text}, headers=headers)
+        said = answer.json()
+        retries = "retry-after" in answer.headers
+        return answer.status_code, said["error_type"], said["code"], retries
 
-    monkeypatch.setattr("sentiment_service.engine.classifier.Classifier.classify", fail)
-    answer = client.post("/predict", json={"inputs": "love"})
-    assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
-    assert (answer.json()["code"], "retry-after" in answer.headers) == (error.code, status == 429)
+    assert ask("nan") == (500, "Backend", "inference_failed", False)
+    gate.close()
+    late = ask("love", **{"x-request-timeout-ms": "100"})
+    assert late == (504, "Backend", "deadline_exceeded", False)
+    for _ in range(2):
+        pool.submit(client.post, "/classify", json={"inputs": ["worst", "worst"]})
+    eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
+    assert ask("love") == (429, "Overloaded", "overloaded", True)

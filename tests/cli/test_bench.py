@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from sentiment_service.cli import bench, load_generator
+from sentiment_service.cli import bench
 from sentiment_service.cli.bench import Measurement, Step
 from sentiment_service.cli.bench_service import Target
 from sentiment_service.cli.command import main
@@ -143,8 +143,10 @@ def _statuses(*statuses: int) -> Answer:
     return answer
 
 
-def _measurement(url: str, goal_ms: float = 1_000, seconds: float = 0.5) -> Measurement:
-    return Measurement(Target(url), ['{"inputs": "love"}'], 1, goal_ms, seconds)
+def _measurement(
+    target: Target, goal_ms: float = 1_000, seconds: float = 0.5, **more: Any
+) -> Measurement:
+    return Measurement(target, ['{"inputs": "love"}'], 1, goal_ms, seconds, **more)
 
 
 def _step(rate: float, fault: str = "", **more: Any) -> Step:
@@ -191,16 +193,15 @@ def test_a_stall_is_in_the_latency_of_all_who_waited() -> None:
     assert len(waited) > outcome.ok() / 5
 
 
-def test_the_wait_for_a_connection_is_in_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_connection_is_in_the_latency() -> None:
     """Where no connection is free and no more may be opened, a latency begins when it was due."""
     one = (
         "from sentiment_service.cli import load_generator as g; "
         "g.MAX_CONNECTIONS = 1; main = g.main"
     )
-    monkeypatch.setattr("sentiment_service.cli.load_generator.COMMAND", child_command(one))
     with fake_service(one_by_one(0.05)) as url:
         load = Target(url).load(["{}"], 0.5, rate=50.0)
-        outcome = run(replace(load, connections=1, warm_up_seconds=0))
+        outcome = run(replace(load, connections=1, warm_up_seconds=0), child_command(one))
     assert outcome.percentile_ms(100) >= 400  # it answers 20 of the 50 a second
 
 
@@ -248,18 +249,22 @@ def test_the_capacity_of_a_real_server_is_not_overrated(
 def test_answers_that_are_not_200_are_no_throughput() -> None:
     """However fast they come, the rate is too high, and the line says how many they were."""
     with fake_service(_statuses(*[200] * 60, 429)) as url:
-        step = _measurement(url).step(100.0)
+        step = _measurement(Target(url)).step(100.0)
     assert step.fault.endswith(" 429")
     assert " of " in step.fault
     assert not step.client_late
 
 
-def test_many_answers_do_not_block_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_answers_do_not_block_the_load() -> None:
     """Their latencies are more than a pipe holds, and the metrics are looked at meanwhile."""
     seen = dict.fromkeys(("queue_wait_seconds", "texts_total", "process_cpu_seconds_total"), 1.0)
-    monkeypatch.setattr(Target, "metrics", lambda target: seen)
+
+    class Metered(Target):
+        def metrics(self) -> dict[str, float]:
+            return seen
+
     with fake_service(_statuses(200)) as url:
-        step = _measurement(url, seconds=4.0).step(600.0)
+        step = _measurement(Metered(url), seconds=4.0).step(600.0)
     assert step.answered > 0
     assert step.wait_ms == 1_000.0
 
@@ -288,17 +293,15 @@ class _Sent:
     [(0.09, ""), (0.28, "this client was late to send by 250 ms"), (2.0, "too slow")],
     ids=["in time", "client", "service"],
 )
-def test_a_weak_client_is_not_taken_for_a_slow_service(
-    latency_s: float, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weak_client_is_not_taken_for_a_slow_service(latency_s: float, fault: str) -> None:
     """If the step failed because this client was late, it says so, and not that it was too slow.
 
     It is good if answers were in time all the same, and the service's fault if they would have been
     too late without the client's part.
     """
     outcome = Outcome(1.0, {"200": [latency_s] * 100}, [0.25] * 100)
-    monkeypatch.setattr(bench, "Generator", _Sent(outcome))
-    step = _measurement("http://127.0.0.1:9", goal_ms=100).step(100.0)
+    target = Target("http://127.0.0.1:9")
+    step = _measurement(target, goal_ms=100, generator=_Sent(outcome)).step(100.0)
     assert (step.fault, step.client_late) == (fault, fault.startswith("this client"))
 
 
@@ -472,14 +475,12 @@ def test_answers_that_announce_another_are_not_counted() -> None:
     assert outcome.ok() > 0
 
 
-def test_the_outcome_may_come_with_the_word_that_it_is_connected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_outcome_may_come_with_the_word_that_it_is_connected() -> None:
     """Both are read in one piece where this process was late to look; nothing is lost."""
     told = json.dumps(asdict(Outcome(1.0, {"200": [0.1]}, [0.0])))
     write = f"import os; os.write(1, b'\\n' + {told.encode()!r})"
-    monkeypatch.setattr(load_generator, "COMMAND", (sys.executable, "-c", write))
-    with Generator(Load("http://127.0.0.1:9/", ["{}"], 1, 1.0)) as generator:
+    load = Load("http://127.0.0.1:9/", ["{}"], 1, 1.0)
+    with Generator(load, (sys.executable, "-c", write)) as generator:
         assert generator.outcome().ok() == 1
 
 
@@ -497,7 +498,7 @@ def test_a_service_that_cannot_be_reached_is_one_line(capsys: pytest.CaptureFixt
 def test_a_service_that_has_gone_ends_the_search() -> None:
     """A step that reaches nobody is an error with the URL."""
     with fake_service(_statuses(200)) as url:
-        measurement = _measurement(url)
+        measurement = _measurement(Target(url))
     with pytest.raises(UserError, match=f"{url}/classify cannot be reached"):
         measurement.step(100.0)
 

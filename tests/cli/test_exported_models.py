@@ -24,6 +24,7 @@ from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import load_settings
 
 from tests.support.checkpoints import Exported, configure, exported
+from tests.support.exporter import replace_exporter
 from tests.support.model_export.hub import Hub
 from tests.support.serving import COMMAND, ROOT, environment, eventually
 
@@ -215,7 +216,7 @@ def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A quick sentiment-export, and the cache directory to use."""
-    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", FAKE])
+    replace_exporter(tmp_path, FAKE, monkeypatch)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
 
@@ -269,16 +270,18 @@ def test_a_repository_may_have_any_name(fake: Path) -> None:
 
 
 def test_an_export_that_is_killed_is_called_that(
-    fake: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the signal, and for SIGKILL what it mostly means."""
     kill = "import os; print('almost done', flush=True); os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", kill])
+    replace_exporter(tmp_path, kill, monkeypatch)
     with pytest.raises(UserError, match="killed by SIGKILL; is there too little memory"):
         _used(fake, "acme/tiny")
 
 
-def test_a_full_cache_names_its_option(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cache_names_its_option(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The exporter says that the disk is full; what helps is --cache-dir, not its --output."""
     full = f"""
 import errno, pathlib, sys
@@ -290,7 +293,7 @@ try:
 except UserError as error:
     sys.exit(f"sentiment-export: {{error}}")
 """
-    monkeypatch.setattr(exported_models, "COMMAND", [sys.executable, "-c", full])
+    replace_exporter(tmp_path, full, monkeypatch)
     with pytest.raises(UserError, match="free some space there, or give a --cache-dir on another"):
         _used(fake, "acme/tiny")
 

@@ -104,10 +104,9 @@ def test_the_health_check_knows_the_flags_of_the_service(
 ) -> None:
     """The flags are those of the container's first process; they win over variables."""
     words = [*first, "serve", "--model", "x", *flag.replace("PORT", str(served.port)).split()]
-    monkeypatch.setattr(health_check, "COMMAND", tmp_path / "cmdline")
     (tmp_path / "cmdline").write_text("\0".join(words) + "\0", encoding="utf-8")
     monkeypatch.setenv("SENTIMENT_PORT", "1")
-    assert health_check.main() == 0
+    assert health_check.main(tmp_path / "cmdline") == 0
 
 
 def test_the_log_says_which_port_and_model_and_why(served: Process) -> None:

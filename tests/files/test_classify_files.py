@@ -187,24 +187,30 @@ def test_a_csv_file_to_a_csv_file(bundle: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
-def test_a_compressed_file_to_tsv(bundle: Path, tmp_path: Path) -> None:
+def test_a_compressed_file_to_tsv(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`.gz` behind the ending of a text format is read; the output is not compressed."""
     source, target = tmp_path / "in.csv.gz", tmp_path / "out.tsv"
     source.write_bytes(gzip.compress(_csv(tmp_path / "in.csv", 3).read_bytes()))
-    assert _classify(*_files(source, target, bundle)).returncode == 0
+    assert main(["classify", *_files(source, target, bundle)]) == 0
     header, first, *_ = target.read_text().splitlines()
     assert header.split("\t")[:3] == ["id", "text", "label"]
     assert first.split("\t")[:3] == ["0", "love", "positive"]
-    refused = _classify(*_files(source, tmp_path / "out.csv.gz", bundle))
-    assert (refused.returncode, "out.csv.gz must end in one of" in refused.stderr) == (2, True)
+    assert main(["classify", *_files(source, tmp_path / "out.csv.gz", bundle)]) == 2
+    assert "out.csv.gz must end in one of" in capsys.readouterr().err
 
 
-def test_a_file_to_standard_output(bundle: Path, tmp_path: Path) -> None:
+def test_a_file_to_standard_output(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A file gives the same lines as texts given as arguments; --json prints the results."""
     (tmp_path / "in.jsonl").write_text('{"tweet": "love"}\nnothing\n')
-    options = ("--model", bundle, "--input", tmp_path / "in.jsonl", "--column", "tweet")
-    assert _classify(*options).stdout == "positive\t0.9756\tlove\nerror\tinvalid_request\t\n"
-    first, second = map(json.loads, _classify(*options, "--json").stdout.splitlines())
+    options = ["--model", str(bundle), "--input", str(tmp_path / "in.jsonl"), "--column", "tweet"]
+    assert main(["classify", *options]) == 0
+    assert capfd.readouterr().out == "positive\t0.9756\tlove\nerror\tinvalid_request\t\n"
+    assert main(["classify", *options, "--json"]) == 0
+    first, second = map(json.loads, capfd.readouterr().out.splitlines())
     members = {"label", "score", "scores", "logits", "tokens", "truncated", "polarity"}
     assert set(first) == members
     assert second["error"]["message"] == "line 2 is not a JSON object"
@@ -389,7 +395,11 @@ def test_without_pyarrow(
 
 @pytest.mark.parametrize("kind", ["file", "texts"])
 def test_an_output_that_exists_is_kept(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
 ) -> None:
     """Only --overwrite replaces it. With --resume, a finished one is said to be complete."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -397,23 +407,21 @@ def test_an_output_that_exists_is_kept(
     target = tmp_path / "out.csv"
     target.write_text("precious\n")
     source = ["--input=~/in.csv"] if kind == "file" else ["love"]
-    options = ["--model", str(bundle), *source, "--output=~/out.csv"]
-    refused = _classify(*options)
-    assert refused.returncode == 1
-    assert refused.stderr == (
+    options = ["classify", "--model", str(bundle), *source, "--output=~/out.csv"]
+    assert main(options) == 1
+    assert capsys.readouterr().err == (
         f"sentiment: {target} exists; add --overwrite to replace it, or give another --output\n"
     )
     if kind == "file":
-        complete = _classify(*options, "--resume")
-        assert complete.returncode == 0
-        assert complete.stderr == f"sentiment: {target} is complete; nothing is left to do\n"
+        assert main([*options, "--resume"]) == 0
+        said = capsys.readouterr().err
+        assert said == f"sentiment: {target} is complete; nothing is left to do\n"
         later = target.stat().st_mtime + 10
         os.utime(tmp_path / "in.csv", (later, later))
-        changed = _classify(*options, "--resume")
-        assert changed.returncode == 1
-        assert f"in.csv is newer than the complete {target}" in changed.stderr
+        assert main([*options, "--resume"]) == 1
+        assert f"in.csv is newer than the complete {target}" in capsys.readouterr().err
     assert target.read_text() == "precious\n"
-    assert _classify(*options, "--overwrite").returncode == 0
+    assert main([*options, "--overwrite"]) == 0
     assert "precious" not in target.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 

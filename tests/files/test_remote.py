@@ -24,13 +24,15 @@ class FakeService:
     """Answers with ``model`` and ``labels``, except where a step of ``script`` is left.
 
     A step is an answer, or an error to raise. Several threads ask, so ``script`` must not be a
-    generator. ``classified`` counts the requests with texts.
+    generator. ``classified`` counts the requests with texts, and ``change`` gets the results of
+    each before they are sent.
     """
 
     def __init__(self) -> None:
         self.model, self.labels = dict(MODEL), list(LABELS)
         self.script: Iterator[httpx.Response | Exception] = iter(())
         self.classified = 0
+        self.change: Callable[[list[dict[str, Any]]], None] = lambda _: None
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         """The answer to the request."""
@@ -49,6 +51,7 @@ class FakeService:
         scores = dict.fromkeys(self.labels, 0.5)
         result = {"label": self.labels[0], "score": 0.5, "scores": scores, "logits": scores}
         results = [{**result, "tokens": 3, "truncated": False} for _ in texts]
+        self.change(results)
         return {"model": self.model, "labels": self.labels, "results": results}
 
 
@@ -106,20 +109,17 @@ def test_a_service_that_is_away_or_busy(
 
 @pytest.mark.parametrize("code", ["deadline_exceeded", "not_ready", "shutting_down"])
 def test_a_text_whose_error_passes_is_sent_again(
-    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+    service: FakeService, tmp_path: Path, code: str
 ) -> None:
     """Only that text, until it has a result: such an error is no row of the output."""
     asked: list[int] = []
-    answer = FakeService.answer
+    late = {"error": {"code": code, "message": "later"}}
 
-    def hurried(service: FakeService, texts: list[str]) -> dict[str, Any]:
-        asked.append(len(texts))
-        document = answer(service, texts)
-        late = {"error": {"code": code, "message": "later"}}
-        document["results"][10:] = [late for _ in texts[10:]]
-        return document
+    def hurried(results: list[dict[str, Any]]) -> None:
+        asked.append(len(results))
+        results[10:] = [late] * len(results[10:])
 
-    monkeypatch.setattr(FakeService, "answer", hurried)
+    service.change = hurried
     assert _classify(tmp_path) == 0
     assert _rows(tmp_path) == 400
     assert {32, 22, 12, 2} <= {*asked}
@@ -132,16 +132,16 @@ def test_a_text_that_is_never_in_time_ends_the_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """After a minute without any result the run fails; --resume goes on where it was."""
-    answer = FakeService.answer
     late = {"error": {"code": "deadline_exceeded", "message": "it took too long"}}
 
-    def silent(service: FakeService, texts: list[str]) -> dict[str, Any]:
-        return answer(service, texts) | {"results": [late for _ in texts]}
+    def silent(results: list[dict[str, Any]]) -> None:
+        results[:] = [late] * len(results)
 
+    service.change = silent
     with monkeypatch.context() as patch:
-        patch.setattr(FakeService, "answer", silent)
         patch.setattr(remote, "PATIENCE_S", 0.01)
         assert _classify(tmp_path) == 1
+    service.change = lambda _: None
     assert "it took too long" in capsys.readouterr().err
     assert _classify(tmp_path, "--resume") == 0
     assert _rows(tmp_path) == 400
@@ -163,22 +163,17 @@ def test_why_the_run_waits_is_shown_once(
 
 
 def test_a_model_that_changes_during_a_run(
-    service: FakeService,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    service: FakeService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run stops with the first model's results, and --resume continues with that model only."""
-    answer = FakeService.answer
 
-    def reload(service: FakeService, texts: list[str]) -> dict[str, Any]:
+    def reload(_: list[dict[str, Any]]) -> None:
         if service.classified >= 10:
             service.model["digest"] = "def"
-        return answer(service, texts)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeService, "answer", reload)
-        assert _classify(tmp_path) == 1
+    service.change = reload
+    assert _classify(tmp_path) == 1
+    service.change = lambda _: None
     (line,) = capsys.readouterr().err.splitlines()
     assert "the service now serves tiny (digest def, revision None, int8, labels" in line
     assert line.endswith(f" rows are in {tmp_path}/out.csv.partial")

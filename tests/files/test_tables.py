@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files import table as tables
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table, output_format
 from sentiment_service.files.results import ResultColumns, ResultItem
-from sentiment_service.files.table import Table
+from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table
 from sentiment_service.files.text_files import START_BYTES
 
 COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
@@ -749,12 +748,9 @@ def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:
     assert (second["label"], second["scores"], second["predicted_label"]) == (1, 2, "good")
 
 
-def test_chunks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_bounded(tmp_path: Path) -> None:
     """A chunk ends at a number of rows or characters."""
-    monkeypatch.setattr(tables, "CHUNK_CHARS", 100)
-    rows = ["x" * 30] * 8 + ["x"] * 5_000
+    rows = ["x" * (CHUNK_CHARS // 3)] * 8 + ["x"] * (CHUNK_ROWS + 1)
     table = _Input(_file(tmp_path, "a.txt", "\n".join(rows).encode()))
     sizes = [len(chunk.texts) for chunk in table.table().chunks()]
-    assert sizes[:2] == [4, 4]
-    assert sum(sizes) == 5_008
-    assert max(sizes) <= 100
+    assert sizes == [4, 4, CHUNK_ROWS, 1]

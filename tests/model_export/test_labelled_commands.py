@@ -1,7 +1,6 @@
 """``sentiment-export evaluate`` and ``calibrate``: their options, output and refusals."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import fromstring
@@ -10,9 +9,9 @@ import pytest
 from sentiment_export.cli import main
 from sentiment_export.quality.labelled import Example, Labels
 from sentiment_export.quality.scores import TEXTS_SHOWN, changes, comparison, score
-from sentiment_service import exported_models
 from sentiment_service.engine.model.bundle import Bundle
 
+from tests.support.exporter import replace_exporter
 from tests.support.tiny_bundle import LABELS, make_bundle
 
 # The model says positive, negative, neutral, positive.
@@ -161,8 +160,7 @@ def test_a_checkpoint_is_exported_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And kept in the cache directory, as for the service; so is a hub id."""
-    command = (sys.executable, "-c", COPY.format(str(bundle)))
-    monkeypatch.setattr(exported_models, "COMMAND", command)
+    replace_exporter(tmp_path, COPY.format(str(bundle)), monkeypatch)
     words = ["evaluate", "acme/tiny", str(reviews), *NAMED, "--cache-dir", str(tmp_path / "cache")]
     for said in ("exporting acme/tiny; this is done once\n", ""):
         assert main(words) == 0

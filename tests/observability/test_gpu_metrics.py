@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sentiment_service.observability import metrics
 
 from tests.conftest import Serve
+from tests.support.serving import eventually
 
 FAKE = Path(__file__).parents[1] / "support/machines/fake_nvml"
 GIB = 2**30
@@ -96,17 +97,15 @@ def test_what_nvml_may_not_say_has_no_series(scraped: TestClient, nvml: ModuleTy
 
 
 def test_a_gpu_that_does_not_answer_does_not_hold_up_the_scrape(
-    scraped: TestClient, nvml: ModuleType, monkeypatch: pytest.MonkeyPatch
+    scraped: TestClient, nvml: ModuleType
 ) -> None:
     """Scrapes succeed with up 0 and share one waiting thread; afterwards it is up again."""
     _gpus(scraped)
     nvml.answers.clear()
-    monkeypatch.setattr(metrics, "WAIT_S", 0.01)
     assert [_gpus(scraped) for _ in range(3)] == [{"up": {"0": 0, "1": 0}}] * 3
     assert [thread.name for thread in threading.enumerate()].count("nvml") == 1
-    monkeypatch.setattr(metrics, "WAIT_S", 30)
     nvml.answers.set()
-    assert _gpus(scraped)["up"] == {"0": 1, "1": 1}
+    eventually(lambda: _gpus(scraped)["up"] == {"0": 1, "1": 1})
 
 
 def test_a_second_scrape_does_not_block_the_first(nvml: ModuleType) -> None:
@@ -138,9 +137,9 @@ async def _two_scrapes(nvml: ModuleType) -> None:
 
 def test_without_a_driver_there_are_no_series(scraped: TestClient, nvml: ModuleType) -> None:
     """NVML is not asked again, and the scrape succeeds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nvml, "no_driver", True)
-        assert _gpus(scraped) == {}
+    nvml.has_driver.clear()
+    assert _gpus(scraped) == {}
+    nvml.has_driver.set()
     assert _gpus(scraped) == {}
 
 

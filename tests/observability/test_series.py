@@ -1,6 +1,7 @@
 """Counters and histograms without locks: what a scrape shows of them."""
 
 import time
+from collections.abc import Iterator
 
 import prometheus_client
 import pytest
@@ -16,10 +17,12 @@ TRACE = {"trace_id": "0af7651916cd43dd8448eb211c80319c"}
 
 
 @pytest.fixture
-def no_creation_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_creation_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """prometheus_client exports no times of creation, and the clock stands still."""
-    monkeypatch.setattr(prometheus_client.metrics, "_use_created", False)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.25)
+    yield
+    prometheus_client.enable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])

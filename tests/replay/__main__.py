@@ -15,6 +15,7 @@ servers that were started like this:
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.replay.comparison import differences
@@ -22,7 +23,7 @@ from tests.replay.corpus import CORPUS, GUARDED, GUARDED_FLAGS, RawRequest
 from tests.replay.recording import Recording, read, recorded, write
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     guarded = " ".join(["sentiment serve", *GUARDED_FLAGS])
     parser = argparse.ArgumentParser(
@@ -38,7 +39,7 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="compare two servers or recordings")
     comparing.add_argument("before", metavar="BEFORE")
     comparing.add_argument("after", metavar="AFTER")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     requests = GUARDED if options.guarded else CORPUS
     if options.command == "record":
         write(options.file, recorded(options.url, requests))

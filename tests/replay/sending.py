@@ -32,7 +32,9 @@ class RawAnswer:
         return next((value for known, value in self.headers if known.lower() == name), "")
 
 
-def send(url: str, request: RawRequest) -> tuple[list[RawAnswer], str]:
+def send(
+    url: str, request: RawRequest, *, timeout_s: float = TIMEOUT_S
+) -> tuple[list[RawAnswer], str]:
     """Send the request on a new connection, and read the answers until the connection closes.
 
     Returns:
@@ -40,7 +42,7 @@ def send(url: str, request: RawRequest) -> tuple[list[RawAnswer], str]:
         what went wrong.
     """
     address = urlsplit(url)
-    with socket.create_connection((address.hostname, address.port), TIMEOUT_S) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout_s) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader = _Reader(connection, head_only=request.data.startswith(b"HEAD "))
         try:
@@ -54,7 +56,7 @@ def send(url: str, request: RawRequest) -> tuple[list[RawAnswer], str]:
                 pass
             outcome = "closed"
         except TimeoutError:
-            outcome = f"silent for {TIMEOUT_S:g} s"
+            outcome = f"silent for {timeout_s:g} s"
     answers = reader.answers
     if answers and answers[-1].header("x-request-id") == PROBE_ID.decode():
         answers.pop()

@@ -1,7 +1,6 @@
 """The replay finds every change of an answer, and tolerates only what it says."""
 
 import socket
-import sys
 import threading
 from pathlib import Path
 
@@ -79,16 +78,13 @@ def test_a_request_that_only_one_recording_has_is_found() -> None:
     assert found == "a\n  is only in the second"
 
 
-def test_the_command_compares_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 0 for the same answers and 1 for others, which are printed."""
     before, after = tmp_path / "before", tmp_path / "after"
     write(before, {"a": _record(), "b": _record()})
     write(after, {"a": _record(), "b": _record(BODY.replace("0.95", "0.90"))})
     for other, code in ((before, 0), (after, 1)):
-        monkeypatch.setattr(sys, "argv", ["replay", "compare", str(before), str(other)])
-        assert main() == code
+        assert main(["compare", str(before), str(other)]) == code
     assert "b\n  body:" in capsys.readouterr().out
 
 
@@ -138,9 +134,8 @@ def test_all_that_a_server_sends_is_read(
     assert connection == outcome
 
 
-def test_a_silent_server_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_noted() -> None:
     """A server that does not answer holds up the replay for a limited time only."""
-    monkeypatch.setattr("tests.replay.sending.TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert send(url, request("a", "GET /")) == ([], "silent for 0.1 s")
+        assert send(url, request("a", "GET /"), timeout_s=0.1) == ([], "silent for 0.1 s")

@@ -77,29 +77,32 @@ def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
     assert asyncio.run(run()) == [b"hello"] * CONNECTIONS
 
 
-def test_without_file_descriptors_it_waits_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_file_descriptors_it_waits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Connections wait in the kernel and are accepted when file descriptors are free again."""
-    monkeypatch.setattr("sentiment_service.server.arrivals.PAUSE_S", 0.05)
-    full = True
+    full, tried, accepted = True, asyncio.Event(), asyncio.Event()
 
     class Site(socket.socket):
         def accept(self) -> tuple[socket.socket, object]:
             if full:
+                tried.set()
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
+
+    class Noting(asyncio.Protocol):
+        def connection_made(self, _: asyncio.BaseTransport) -> None:
+            accepted.set()
 
     async def run() -> int:
         nonlocal full
         site = Site()
         site.bind(("127.0.0.1", 0))
         site.setblocking(False)
-        listener = Listener(site, asyncio.Protocol)
+        listener = Listener(site, Noting)
         with socket.create_connection(site.getsockname(), timeout=30):
-            await asyncio.sleep(0.12)
-            full = False
-            await asyncio.sleep(0.2)
+            async with asyncio.timeout(30):
+                await tried.wait()
+                full = False
+                await accepted.wait()
         await listener.close()
         return listener.arrivals.accepted
 

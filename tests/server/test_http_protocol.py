@@ -50,6 +50,7 @@ HTTP_2 = (400, "bad_request", "HTTP/2 is not supported")
 HOST = (400, "bad_request", "exactly one Host")
 LINE_ENDS = (400, "bad_request", "CR LF")
 CODING = (400, "bad_request", "")
+# The recorded answers have many more; here each kind also comes behind another request.
 REFUSED = {
     "a large head at once": ([HEAD + b"x: " + b"a" * 3_000 + b"\r\n\r\n"], TOO_LARGE),
     "a header that does not end": ([HEAD, b"x: " + b"a" * 1_500, b"a" * 1_500], TOO_LARGE),
@@ -57,15 +58,10 @@ REFUSED = {
     "a long path": ([b"GET /" + b"a" * 3_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], TOO_LARGE),
     "a path that does not end": ([b"GET /" + b"a" * 3_000], TOO_LARGE),
     "TLS": ([b"\x16\x03\x01 garbage\r\n\r\n"], NO_HTTP),
-    "HTTP/2 begins": ([b"PRI * HTTP/2.0\r\n\r\n"], HTTP_2),
-    "HTTP/2": ([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], HTTP_2),
     "HTTP/2 in pieces": ([b"PRI * HTTP/2.0\r\n", b"\r\n", b"SM\r\n\r\n"], HTTP_2),
     "no host": ([b"GET /health/live HTTP/1.1\r\n\r\n"], HOST),
-    "two hosts": ([b"GET /health/live HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n"], HOST),
     "two hosts, 1.0": ([b"GET /health/live HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n"], HOST),
     "bare line feeds": ([b"GET /health/live HTTP/1.1\nhost: x\n\n"], LINE_ENDS),
-    "HTTP/0.9": ([b"GET /health/live\n"], LINE_ENDS),
-    "gzip, chunked": ([_coding(b"gzip, chunked")], CODING),
     "gzip": ([_coding(b"gzip")], CODING),
     "gzip and chunked": ([_coding(b"gzip\r\ntransfer-encoding: chunked")], CODING),
     "a bad chunk": ([CHUNKED + b'5\r\n{"inp\r\nnonsense\r\n'], NO_HTTP),
@@ -105,14 +101,6 @@ def test_a_head_within_the_limit_may_come_byte_by_byte(process: Process) -> None
     """A head within the size limit is accepted, even if it arrives byte by byte."""
     parts = [REQUEST[n : n + 1] for n in range(len(REQUEST))]
     assert statuses(exchange(process.port, *parts)) == [200]
-
-
-def test_white_space_around_a_header_s_value_is_not_part_of_it(process: Process) -> None:
-    """Spaces and tabs before and behind a value are ignored (RFC 9110, section 5.5)."""
-    odd = (b"x-request-id:\t own \t", b"x-request-timeout-ms: 5000 \t", CLOSE)
-    answer = exchange(process.port, post(BODY, *odd))
-    assert statuses(answer) == [200]
-    assert b"\r\nx-request-id: own\r\n" in answer
 
 
 @pytest.mark.parametrize("cuts", [[], [60, 130]], ids=["at once", "in pieces"])
@@ -247,16 +235,6 @@ def test_a_connection_without_requests_ends(listen: Listen, sent: bytes) -> None
                         return
                 connection.sendall(b"\r" if sent else b"")
             pytest.fail("the connection is still open")
-
-
-@pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics", "/", "/models"])
-def test_head_is_answered_like_get_without_a_body(process: Process, path: str) -> None:
-    """HEAD is answered like GET without a body; load balancers use it for probes."""
-    answer = exchange(
-        process.port, b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path.encode()
-    )
-    assert statuses(answer) == [200]
-    assert answer.endswith(b"\r\n\r\n")
 
 
 def test_an_end_of_a_line_may_come_between_requests(process: Process) -> None:

@@ -96,10 +96,8 @@ def test_the_port_of_the_metrics_has_no_tls(start: Start, tmp_path: Path) -> Non
     scraped = run_program("curl", "-sS", f"http://127.0.0.1:{metrics}/metrics").stdout
     assert "sentiment_model_ready" in scraped
     words = ["sentiment", "serve", "--port", str(port_of(process.url)), *tls]
-    with pytest.MonkeyPatch.context() as patch:
-        (tmp_path / "cmdline").write_text("\0".join(words) + "\0", encoding="utf-8")
-        patch.setattr(health_check, "COMMAND", tmp_path / "cmdline")
-        assert health_check.main() == 0
+    (tmp_path / "cmdline").write_text("\0".join(words) + "\0", encoding="utf-8")
+    assert health_check.main(tmp_path / "cmdline") == 0
 
 
 def test_wrong_files_end_the_start(tmp_path: Path) -> None:

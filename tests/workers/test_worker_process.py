@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board, WorkerPhase
-from sentiment_service.workers import worker_process
 from sentiment_service.workers.worker_process import (
     LEAST_PAUSE_S,
     MOST_PAUSE_S,
@@ -19,15 +18,16 @@ from sentiment_service.workers.worker_process import (
 class Lives:
     """The processes of a worker, one after another, on a clock of their own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
         self._code: int | None = None
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(worker_process, "time", clock)
-        process = SimpleNamespace(pid=1, poll=lambda: self._code)
-        monkeypatch.setattr(WorkerProcess, "_spawn", lambda *_: process)
-        self._worker = WorkerProcess(
-            0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing
+
+        class Spawned(WorkerProcess):
+            def _spawn(own, *_: Any) -> Any:  # noqa: N805 - self is the other one
+                return SimpleNamespace(pid=1, poll=lambda: self._code)
+
+        self._worker = Spawned(
+            0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing, lambda: self.now
         )
 
     def pause_after(self, *, ready_s: float | None) -> float:
@@ -49,13 +49,11 @@ def _nothing(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("ready_s", [None, 0.0, STEADY_S / 2])
-def test_pauses_double_while_processes_die_young(
-    monkeypatch: pytest.MonkeyPatch, ready_s: float | None
-) -> None:
+def test_pauses_double_while_processes_die_young(ready_s: float | None) -> None:
     """Whether it was ready or not, up to a longest pause; a process that lasts ends that."""
 
     async def happen() -> None:
-        lives = Lives(monkeypatch)
+        lives = Lives()
         pauses = [lives.pause_after(ready_s=ready_s) for _ in range(8)]
         doubled = [LEAST_PAUSE_S * 2**n for n in range(8)]
         assert pauses == [min(pause, MOST_PAUSE_S) for pause in doubled]

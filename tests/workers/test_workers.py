@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,13 +13,14 @@ from typing import Any
 import grpc
 import httpx2
 import pytest
-from sentiment_service import exported_models
 from sentiment_service.engine.model.bundle import MANIFEST, sha256
+from sentiment_service.exported_models import with_bundles
 from sentiment_service.settings.sources import load_settings
 
 from benchmarks.service import free_port
 from checks.support.load import constant_load
 from tests.conftest import FLAGS
+from tests.support.exporter import replace_exporter
 from tests.support.raw_http import HEALTH, connect, post, read_answer
 from tests.support.reloads import release, reload, revision_of
 from tests.support.serving import COMMAND, Process, eventually, installed, metric
@@ -162,12 +162,10 @@ def exported(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     (checkpoint / "config.json").write_text("{}")
     (checkpoint / "model.safetensors").touch()
 
-    def export(words: list[str], target: Path, *rest: object) -> None:
-        shutil.copytree(bundle, target)
-
-    monkeypatch.setattr(exported_models, "export_once", export)
+    copy = "import shutil, sys; shutil.copytree({!r}, sys.argv[sys.argv.index('--output') + 1])"
+    replace_exporter(tmp_path, copy.format(str(bundle)), monkeypatch)
     paths = {"model": checkpoint, "cache_dir": tmp_path / "cache"}
-    exported_models.with_bundles(load_settings({name: str(path) for name, path in paths.items()}))
+    with_bundles(load_settings({name: str(path) for name, path in paths.items()}))
     return paths
 
 

@@ -25,7 +25,7 @@ from pydantic_core import to_json
 
 from sentiment_service.atomic_files import write_text_atomically
 from sentiment_service.cli.bench_service import Target, own_service
-from sentiment_service.cli.load_generator import Generator, Outcome, run, tweets
+from sentiment_service.cli.load_generator import Generator, Load, Outcome, run, tweets
 from sentiment_service.errors import UserError
 from sentiment_service.files.formats import open_table
 from sentiment_service.files.table import check_is_file
@@ -277,10 +277,17 @@ class Measurement:
     """Requests of ``texts`` texts each, to a service that shall answer within ``goal_ms``."""
 
     def __init__(
-        self, target: Target, bodies: Sequence[str], texts: int, goal_ms: float, seconds: float
+        self,
+        target: Target,
+        bodies: Sequence[str],
+        texts: int,
+        goal_ms: float,
+        seconds: float,
+        generator: Callable[[Load], Generator] = Generator,
     ) -> None:
         self._target, self._bodies, self._texts = target, bodies, texts
         self._goal_ms, self._seconds = goal_ms, seconds
+        self._generator = generator
         self._late_ms = max(LATE_MS, goal_ms * LATE_SHARE)
 
     def start(self) -> float:
@@ -299,7 +306,7 @@ class Measurement:
         """Send requests at this rate and see what comes of it."""
         load = self._target.load(self._bodies, self._seconds, rate)
         before, waits = self._target.metrics(), []
-        with Generator(load) as generator:
+        with self._generator(load) as generator:
             end = time.monotonic() + load.warm_up_seconds + load.seconds
             while before and time.monotonic() < end:
                 time.sleep(SAMPLE_S)

@@ -16,9 +16,9 @@ TIMEOUT_S = 4
 LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
-def main() -> int:
+def main(command: Path = COMMAND) -> int:
     """Ask the service where its flags, the environment or the platform say that it listens."""
-    settings = load_settings(_flags(COMMAND.read_text(encoding="utf-8", errors="replace")))
+    settings = load_settings(_flags(command.read_text(encoding="utf-8", errors="replace")))
     host = LOCAL.get(settings.host, settings.host)
     # Not urllib, which would use a proxy that is set in the environment.
     service = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)

@@ -141,8 +141,8 @@ class Outcome:
 class Generator:
     """Running load processes, from the beginning of their warm-up; leaving the block kills them."""
 
-    def __init__(self, load: Load) -> None:
-        self._processes = [_started(share) for share in load.shares()]
+    def __init__(self, load: Load, command: Sequence[str] = COMMAND) -> None:
+        self._processes = [_started(share, command) for share in load.shares()]
         for process in self._processes:
             assert process.stdout is not None  # noqa: S101
             # It is connected; or it has failed, which outcome() says. The pipe has no buffer here,
@@ -168,16 +168,16 @@ class Generator:
         return outcome
 
 
-def _started(load: Load) -> "subprocess.Popen[bytes]":
+def _started(load: Load, command: Sequence[str]) -> "subprocess.Popen[bytes]":
     with tempfile.TemporaryFile() as given:
         given.write(json.dumps(asdict(load)).encode())
         given.seek(0)
         pipe = subprocess.PIPE
-        return subprocess.Popen(COMMAND, bufsize=0, stdin=given, stdout=pipe, stderr=pipe)  # noqa: S603
+        return subprocess.Popen(command, bufsize=0, stdin=given, stdout=pipe, stderr=pipe)  # noqa: S603
 
 
-def run(load: Load) -> Outcome:
-    with Generator(load) as generator:
+def run(load: Load, command: Sequence[str] = COMMAND) -> Outcome:
+    with Generator(load, command) as generator:
         return generator.outcome()
 
 

@@ -160,14 +160,14 @@ class _Writer(QueueListener):
             self._told = dropped
 
 
-def _write(line: bytes) -> bool:
+def _write(line: bytes, to: int = STANDARD_ERROR) -> bool:
     """Write the line and wait until it is taken; False if standard error is closed."""
     try:
         while line:
             try:
-                line = line[os.write(STANDARD_ERROR, line) :]
+                line = line[os.write(to, line) :]
             except BlockingIOError:  # another process made the file non-blocking
-                select.select([], [STANDARD_ERROR], [])
+                select.select([], [to], [])
     except OSError:
         return False
     return True

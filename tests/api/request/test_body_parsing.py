@@ -2,9 +2,7 @@
 
 import asyncio
 import gzip
-import json
 import math
-import threading
 import zlib
 from collections.abc import Coroutine, Iterable, Iterator
 from types import SimpleNamespace
@@ -19,16 +17,12 @@ from sentiment_service.errors import (
     DeadlineExceeded,
     InvalidRequest,
     PayloadTooLarge,
-    UnsupportedMediaType,
 )
 from sentiment_service.http.body import (
     FIRST_BYTES,
     INLINE_BYTES,
     UNSUSPICIOUS_BYTES,
-    Decoder,
     decoder,
-    media_type,
-    parse,
     read_body,
     read_bytes,
 )
@@ -119,130 +113,11 @@ def test_a_body_that_ends_early_or_is_empty_is_told_apart() -> None:
         _run(read_bytes(Body(b"").request, empty="send lines"))
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (b"application/json", "application/json"),
-        (b" Application/JSON ; charset=utf-8", "application/json"),
-        (b"application/problem+json", "application/problem+json"),
-        (b"", ""),
-    ],
-)
-def test_the_media_type_is_without_parameters(value: bytes, found: str) -> None:
-    """It is in lower case. Of several headers, the first counts."""
-    headers = ((b"content-type", value), (b"content-type", b"text/plain"))
-    assert media_type(Body(b"", headers=headers).request, b"content-type") == found
-
-
-@pytest.mark.parametrize(
-    "kind", [b"text/json", b"application/jsonl", b"json", b"", b"application/"]
-)
-def test_only_json_is_read_as_json(kind: bytes) -> None:
-    """Another media type is refused, whatever the body holds; a form of JSON is none of these."""
-    form = Body(b'{"numbers": [1]}', headers=((b"content-type", b"application/x+json"),))
-    assert _run(read_body(form.request, Sum)).numbers == [1]
-    body = Body(b'{"numbers": [1]}', headers=((b"content-type", kind),))
-    with pytest.raises(UnsupportedMediaType):
-        _run(read_body(body.request, Sum))
-
-
-def test_long_bodies_are_parsed_on_the_workers_thread(
-    worker: StepThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Short ones are parsed on the event loop. Both are validated in the same way."""
-    threads: list[str] = []
-    decode = json.JSONDecoder.decode
-
-    class Noting:
-        def decode(self, content: bytes) -> Any:
-            threads.append(threading.current_thread().name)
-            return decode(json.JSONDecoder(), content.decode())
-
-    monkeypatch.setattr("sentiment_service.http.body.FAST_DECODER", Noting())
-    for spaces in (0, INLINE_BYTES):
-        content = b'{"numbers": [1, 2]}' + b" " * spaces
-        assert _run(read_body(Body(content, worker=worker).request, Sum)).numbers == [1, 2]
-        wrong = b'{"numbers": 1}' + b" " * spaces
-        with pytest.raises(InvalidRequest, match="numbers"):
-            _run(read_body(Body(wrong, worker=worker).request, Sum))
-    assert threads == [threading.current_thread().name] * 2 + ["tokenizer"] * 2
-
-
 def test_a_long_body_has_the_time_of_its_request(worker: StepThread) -> None:
     """After the deadline, it is not parsed."""
     content = b'{"numbers": [1]}' + b" " * INLINE_BYTES
     with pytest.raises(DeadlineExceeded):
         _run(read_body(Body(content, worker=worker, deadline=0.0).request, Sum))
-
-
-@pytest.mark.parametrize(
-    ("content", "value"),
-    [
-        (b"null", None),
-        (b' {"a": [1, 2.5, "x", true]} ', {"a": [1, 2.5, "x", True]}),
-        # Half a surrogate pair: its text fails, later and alone.
-        (b'"\\ud83d"', "\ud83d"),
-        (b'"\xed\xa0\xbd"', "\ud83d"),
-        ('{"a": "é"}'.encode("utf-16"), {"a": "é"}),
-        ('{"a": "é"}'.encode("utf-8-sig"), {"a": "é"}),
-    ],
-)
-def test_documents_of_any_type_and_encoding(content: bytes, value: object) -> None:
-    """What JSON allows is parsed, in each encoding of Unicode."""
-    assert parse(content, "the body") == value
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"a": }', "line 3 is not valid JSON: Expecting value at character 6"),
-        (b'{"a": 1} x', "line 3 is not valid JSON: Extra data at character 9"),
-        (b"NaN", "not JSON"),
-        (b"[-Infinity]", "not JSON"),
-        (b"1e999", "not JSON"),
-        (b'"\xff"', "not JSON in UTF-8"),
-        (b"[" * 100_000, "deeply nested|Expecting value"),
-    ],
-)
-def test_the_error_names_the_document_and_the_fault(content: bytes, message: str) -> None:
-    """What is no JSON is refused, without a word of the content."""
-    with pytest.raises(InvalidRequest, match=message):
-        parse(content, "line 3")
-
-
-def _all(stream: Decoder, data: bytes) -> bytes:
-    content = b"".join(stream.decode(data))
-    stream.end()
-    return content
-
-
-PACKED = {
-    "gzip": gzip.compress(b"love it"),
-    " X-GZIP ": gzip.compress(b"love it"),
-    "deflate": zlib.compress(b"love it"),
-    "br": brotli.compress(b"love it"),
-}
-
-
-@pytest.mark.parametrize("encoding", PACKED)
-def test_damaged_bodies_are_refused(encoding: str) -> None:
-    """A body without its end, with bytes after it, or of another encoding is not valid."""
-    packed = PACKED[encoding]
-    assert _all(decoder(encoding), packed) == b"love it"
-    assert _all(decoder(encoding), b"") == b""
-    for wrong in (packed[:-1], packed + b"x", b"love it, which is not compressed"):
-        with pytest.raises(InvalidRequest):
-            _all(decoder(encoding), wrong)
-    headers = (JSON, (b"content-encoding", encoding.encode()))
-    with pytest.raises(InvalidRequest, match="incomplete"):
-        _run(read_bytes(Body(packed[:-1], headers=headers).request))
-
-
-def test_unknown_encodings_are_refused() -> None:
-    """The error lists those that are known. No encoding is none."""
-    with pytest.raises(UnsupportedMediaType, match="gzip, br or deflate"):
-        decoder("zstd")
-    assert _all(decoder(""), b"love") == _all(decoder("identity"), b"love") == b"love"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])

@@ -1,7 +1,5 @@
 """Limits of several workers: they hold for the service, whichever worker gets a request."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -21,14 +19,13 @@ HITS = st.lists(
 def test_windows_of_workers_are_one_window(hits: list[tuple[int, str, float]], most: int) -> None:
     """Hits one after another get the same answers, whichever of three workers each comes to."""
     now = 100.0
-    clock = SimpleNamespace(monotonic=lambda: now)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_memory, "time", clock)
-        one = MovingWindow(most, 10, Board.alone().parts("hits"))
-        workers = [MovingWindow(most, 10, board.parts("hits")) for board in boards(3)]
-        for worker, key, passed_s in hits:
-            now += passed_s
-            assert workers[worker].hit(key) == one.hit(key)
+    one, *workers = (
+        MovingWindow(most, 10, board.parts("hits"), clock=lambda: now)
+        for board in (Board.alone(), *boards(3))
+    )
+    for worker, key, passed_s in hits:
+        now += passed_s
+        assert workers[worker].hit(key) == one.hit(key)
 
 
 def test_a_successor_knows_the_hits_before_it() -> None:
@@ -63,12 +60,11 @@ def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> 
         assert [*kept] == [*seen][-10:]
 
 
-def test_a_late_report_keeps_the_order_of_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_report_keeps_the_order_of_hits() -> None:
     """A worker that stood still between a hit and its report does not hide later hits."""
     now = 100.0
-    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=lambda: now))
     first, second = boards(2)
-    window = MovingWindow(2, 10, first.parts("hits"))
+    window = MovingWindow(2, 10, first.parts("hits"), clock=lambda: now)
     assert window.hit("key") == 0
     shared_memory.SharedHits(second.parts("hits")).write(91.0, shared_memory.digest("key"))
     now = 102.0

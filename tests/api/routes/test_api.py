@@ -178,16 +178,3 @@ def test_a_fault_in_a_route_is_a_problem_too(
     assert "division" not in answer.text
     assert "find-me" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_null_in_a_list_fails_alone(client: TestClient) -> None:
-    """A missing value has an error in its place; another type names the place that is wrong."""
-    answer = client.post("/classify", json={"inputs": ["good", None, "bad"]})
-    assert answer.status_code == 200
-    good, missing, bad = answer.json()["results"]
-    assert good["label"]
-    assert bad["label"]
-    assert missing["error"]["code"] == "empty_text"
-    refused = client.post("/classify", json={"inputs": ["good", None, 5]})
-    assert refused.status_code == 422
-    assert "the item at place 2" in refused.json()["detail"]

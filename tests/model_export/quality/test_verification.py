@@ -1,12 +1,13 @@
 """Verification: exported variants are compared with the PyTorch checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.quality.verification import (
     LABEL_AGREEMENT,
     LONGEST,
@@ -23,25 +24,44 @@ from sentiment_service.errors import InferenceFailed, UserError
 from tests.support.checkpoints import MAX_TOKENS, PRECISIONS, Exported, exported
 
 
-def _verify(model: Model, checkpoint: Checkpoint) -> Parity:
-    return verify(model, Reference.of_pytorch(checkpoint, model))
+def _verify(model: Model, reference: Reference) -> Parity:
+    return verify(model, reference)
 
 
-Infer = list[Logits | InferenceFailed]
+Results = list[Logits | InferenceFailed]
+Change = Callable[[Sequence[Encoding], Results], Results]
+
+
+class _Changed:
+    """A model whose results are changed before they are returned."""
+
+    def __init__(self, model: Model, change: Change) -> None:
+        self._model, self._change = model, change
+
+    def infer(self, encodings: Sequence[Encoding]) -> Results:
+        """The changed results."""
+        return self._change(encodings, self._model.infer(encodings))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _changed(model: Model, change: Change) -> Model:
+    return cast(Model, _Changed(model, change))
 
 
 @pytest.fixture(scope="module")
-def checkpoint(roberta: Exported) -> Checkpoint:
-    """The reference."""
-    return load_checkpoint(roberta.source)
+def reference(roberta: Exported) -> Reference:
+    """The checkpoint's logits in PyTorch."""
+    return Reference.of_pytorch(load_checkpoint(roberta.source), roberta.model("fp32"))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_faithful_variant_passes(
-    roberta: Exported, checkpoint: Checkpoint, precision: Precision
+    roberta: Exported, reference: Reference, precision: Precision
 ) -> None:
     """The figures of the manifest are its real ones, within what is allowed."""
-    parity = _verify(roberta.model(precision), checkpoint)
+    parity = _verify(roberta.model(precision), reference)
     assert 0 < parity.max_abs_logit_diff <= TOLERANCE[precision]
     assert LABEL_AGREEMENT[precision] <= parity.label_agreement <= 1
     assert parity.samples >= 40
@@ -53,30 +73,30 @@ def test_pairs_are_compared_where_the_model_takes_them(
     """Pairs add to the samples; a model that forgets their token types is refused."""
     bert = exported(tmp_path_factory.getbasetemp(), "bert")
     checkpoint = load_checkpoint(bert.source)
+    alone = Reference.of_pytorch(checkpoint, bert.model("fp32"))
     bundle = Bundle.open(bert.bundle)
     bundle.manifest = bundle.manifest.model_copy(update={"text_pairs": True})
     model = load_model(bundle, device="cpu", precision="fp32", threads=1)
-    assert _verify(model, checkpoint).samples > _verify(bert.model("fp32"), checkpoint).samples
+    pairs = Reference.of_pytorch(checkpoint, model)
+    assert _verify(model, pairs).samples > _verify(bert.model("fp32"), alone).samples
     model.tokenizer.pairs = PairTokenizer(
         model.tokenizer.library, max_tokens=MAX_TOKENS, stride=0, has_types=False
     )
     with pytest.raises(UserError, match="differs too much"):
-        _verify(model, checkpoint)
+        _verify(model, Reference.of_pytorch(checkpoint, model))
 
 
 def test_texts_run_from_one_word_to_beyond_the_limit(
-    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    roberta: Exported, reference: Reference
 ) -> None:
     """Alone and in padded batches, the shortest and the longest possible are among them."""
     seen: list[list[Encoding]] = []
-    infer = Model.infer
 
-    def watched(model: Model, encodings: Sequence[Encoding]) -> Infer:
+    def watched(encodings: Sequence[Encoding], results: Results) -> Results:
         seen.append(list(encodings))
-        return infer(model, encodings)
+        return results
 
-    monkeypatch.setattr(Model, "infer", watched)
-    _verify(roberta.model("fp32"), checkpoint)
+    _verify(_changed(roberta.model("fp32"), watched), reference)
     encodings = [encoding for batch in seen for encoding in batch]
     assert min(map(len, encodings)) <= 5
     assert max(map(len, encodings)) == MAX_TOKENS
@@ -94,11 +114,8 @@ def test_very_long_texts_are_cut_to_what_memory_allows() -> None:
     assert lengths >= {3, 4, 8, 16, 32, 64, 128, 1023}
 
 
-def _wrong(change: float, *, batched_only: bool = False) -> object:
-    infer = Model.infer
-
-    def wrong(model: Model, encodings: Sequence[Encoding]) -> Infer:
-        results = infer(model, encodings)
+def _wrong(change: float, *, batched_only: bool = False) -> Change:
+    def wrong(encodings: Sequence[Encoding], results: Results) -> Results:
         if batched_only and len(encodings) == 1:
             return results
         last = results[-1]
@@ -111,76 +128,59 @@ def _wrong(change: float, *, batched_only: bool = False) -> object:
 @pytest.mark.parametrize("batched_only", [False, True])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_variant_that_departs_is_refused_by_name(
-    roberta: Exported,
-    checkpoint: Checkpoint,
-    monkeypatch: pytest.MonkeyPatch,
-    precision: Precision,
-    batched_only: bool,
+    roberta: Exported, reference: Reference, precision: Precision, batched_only: bool
 ) -> None:
     """Logits beyond the tolerance, alone or only in batches, end the export."""
-    model = roberta.model(precision)
-    monkeypatch.setattr(Model, "infer", _wrong(TOLERANCE[precision] * 2, batched_only=batched_only))
+    wrong = _wrong(TOLERANCE[precision] * 2, batched_only=batched_only)
     with pytest.raises(UserError, match=f"the {precision} model differs too much .* by up"):
-        _verify(model, checkpoint)
+        _verify(_changed(roberta.model(precision), wrong), reference)
+
+
+def _of_rows(change: Callable[[Logits], Logits]) -> Change:
+    return lambda _, results: [
+        change(row) for row in results if not isinstance(row, InferenceFailed)
+    ]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_large_logits_have_a_larger_tolerance(
-    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, precision: Precision
+    roberta: Exported, reference: Reference, precision: Precision
 ) -> None:
     """A hundred times the logits may differ by a hundred times as much, if the labels agree."""
-    logits, infer = Checkpoint.logits, Model.infer
-    monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: 100 * logits(self, ids))
-
-    def larger(model: Model, encodings: Sequence[Encoding]) -> Infer:
-        rows = infer(model, encodings)
-        return [100 * row for row in rows if not isinstance(row, InferenceFailed)]
-
-    monkeypatch.setattr(Model, "infer", larger)
-    parity = _verify(roberta.model(precision), checkpoint)
+    larger = _changed(roberta.model(precision), _of_rows(lambda row: 100 * row))
+    parity = _verify(larger, replace(reference, logits=100 * reference.logits))
     assert precision == "fp32" or parity.max_abs_logit_diff > TOLERANCE[precision]
 
 
 @pytest.mark.parametrize("labels", [1, 3])
 def test_each_label_of_a_multi_label_model_is_a_decision(
-    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, labels: int
+    roberta: Exported, reference: Reference, monkeypatch: pytest.MonkeyPatch, labels: int
 ) -> None:
     """Each label counts, as being over 0.5 or not: the best one, any other, or the only one."""
-    logits, infer = Checkpoint.logits, Model.infer
-    monkeypatch.setattr(Checkpoint, "logits", lambda self, ids: logits(self, ids)[:labels])
     signs = np.ones(labels, np.float32)
-
-    def first_labels(model: Model, encodings: Sequence[Encoding]) -> Infer:
-        rows = infer(model, encodings)
-        return [row[:labels] * signs for row in rows if not isinstance(row, InferenceFailed)]
-
-    monkeypatch.setattr(Model, "infer", first_labels)
+    fewer = replace(reference, logits=reference.logits[:, :labels])
     model = roberta.model("fp32")
     model.multi_label = True
-    assert _verify(model, checkpoint).label_agreement == 1.0
+    first_labels = _changed(model, _of_rows(lambda row: row[:labels] * signs))
+    assert _verify(first_labels, fewer).label_agreement == 1.0
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
     signs[0] = -1
     with pytest.raises(UserError, match=r"label agreement 0\.\d+"):
-        _verify(model, checkpoint)
+        _verify(first_labels, fewer)
 
 
 def test_labels_that_disagree_are_refused(
-    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    roberta: Exported, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small differences do not excuse another label."""
     monkeypatch.setitem(TOLERANCE, "fp32", 1e6)
-    model = roberta.model("fp32")
-    monkeypatch.setattr(Model, "infer", _wrong(100.0))
     with pytest.raises(UserError, match=r"label agreement 0\.\d+ .*\(at least 1\.0 is required\)"):
-        _verify(model, checkpoint)
+        _verify(_changed(roberta.model("fp32"), _wrong(100.0)), reference)
 
 
-def test_logits_that_are_no_numbers_are_refused(
-    roberta: Exported, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_that_are_no_numbers_are_refused(roberta: Exported, reference: Reference) -> None:
     """A text that the served model fails on is no parity."""
     failed = InferenceFailed("the model gave no finite logits for this text")
-    model = roberta.model("fp32")
-    monkeypatch.setattr(Model, "infer", lambda model, encodings: [failed] * len(encodings))
+    model = _changed(roberta.model("fp32"), lambda _, results: [failed] * len(results))
     with pytest.raises(UserError, match=r"exported model fails on a text: .*no finite logits"):
-        _verify(model, checkpoint)
+        _verify(model, reference)

@@ -12,7 +12,8 @@ GIB = 2**30
 lost: set[int] = set()
 divided: set[int] = set()  # GPUs in MIG mode; the container has the second part of each
 hidden: set[int] = set()  # of the divided ones, those whose parts are not there
-no_driver = False
+has_driver = threading.Event()
+has_driver.set()
 answers = threading.Event()  # while it is not set, no call returns
 answers.set()
 
@@ -34,7 +35,7 @@ NVML_DEVICE_MIG_ENABLE = 1
 
 def nvmlInit() -> None:  # noqa: N802
     """Fail without a driver."""
-    if no_driver:
+    if not has_driver.is_set():
         raise NVMLError("Driver Not Loaded")
 
 
