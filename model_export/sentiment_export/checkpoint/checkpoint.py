@@ -18,10 +18,10 @@ from sentiment_service.errors import UserError, first_line
 from sentiment_service.settings.checkpoint_options import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES, class_name
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised, class_name
 from sentiment_export.checkpoint.config import check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.family import Encoder, NotInFamily, is_known_unused
+from sentiment_export.checkpoint.family import Encoder, is_known_unused
 from sentiment_export.checkpoint.labels import MULTI_LABEL
 from sentiment_export.checkpoint.layout import choose_local_files, shards
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
@@ -175,7 +175,7 @@ class Described:
         """
         try:
             encoder = Encoder.of(config, labels)
-        except NotInFamily:
+        except NotRecognised:
             import torch
 
             with torch.device("meta"):  # its weights use no memory
