@@ -48,6 +48,12 @@ class CheckpointOptions(BaseModel):
         "positions for",
     )
 
+    onnx: str = Field(
+        default="",
+        description="for a directory or repository with ONNX graphs: which file to export, such as "
+        "onnx/model_quantized.onnx, also where there are weights [default: the fp32 one]",
+    )
+
     def checkpoint_flags(self) -> list[str]:
         """The options that differ from their defaults, as flags of a command line."""
         words: list[str] = []
@@ -61,6 +67,8 @@ class CheckpointOptions(BaseModel):
             words.append("--text-pairs")
         if self.max_tokens:
             words += ["--max-tokens", str(self.max_tokens)]
+        if self.onnx:
+            words += ["--onnx", self.onnx]
         return words
 
     def refuse_bundle(self, name: str) -> None:

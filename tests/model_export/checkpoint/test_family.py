@@ -95,13 +95,13 @@ def test_a_bad_entry_is_named(entries: dict[str, Any], says: str) -> None:
         (("classifier.bias", (4,)), r"classifier.bias is \[4\] in f, but .* for \[3\]"),
         (
             ("bert.encoder.layer.12.output.dense.bias", (768,)),
-            "layer.12.output.dense.bias, which the model",
+            "dense.bias, which the model",
         ),
         (("bert.encoder.layer.0.attention.self.rotary.weight", (9,)), "rotary.weight, which"),
         (("classifier.scale", (3,)), "classifier.scale, which is not a weight of the classifier"),
         (
             ("bert.embeddings.extra_embeddings.weight", (2, 768)),
-            "extra_embeddings.weight, which is",
+            "extra_embeddings.weight, which",
         ),
     ],
 )
