@@ -186,8 +186,20 @@ class _Checks:
             self.reference = Reference.of_source(self.source.session, model)
         elif self.reference is None:
             self.reference = Reference.of_pytorch(self.checkpoint, model)
-        kept = self.source is not None and self.source.kept
-        return verify(model, self.reference, coarse=bool(kept) and model.precision == "int8")
+        if self.source is None:
+            return verify(model, self.reference)
+        masked = self.source.is_masked
+        try:
+            # Whoever quantized the graph has chosen how coarse it is.
+            kept = bool(self.source.kept) and masked and model.precision == "int8"
+            return verify(model, self.reference, coarse=kept)
+        except DiffersTooMuch as error:
+            if masked:
+                raise
+            raise UserError(
+                "the graph takes no attention_mask, and padding changes its logits: export it "
+                f"again with one ({error})"
+            ) from error
 
 
 def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:

@@ -18,6 +18,7 @@ from sentiment_service.errors import UserError, first_line
 
 from sentiment_export.checkpoint.source import origin
 
+PRODUCER = "sentiment-export"  # what our own graphs name as their maker
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOGITS = "logits"
 # What models give that classify nothing.
@@ -52,6 +53,11 @@ class GraphFile:
                 other inputs than texts of any number and length.
         """
         model = read_model(path)
+        if model.producer_name == PRODUCER:
+            raise UserError(
+                f"{path} is the graph of a bundle, which lacks its manifest.json: copy the bundle "
+                "again, or give the checkpoint that it was made from"
+            )
         for used in model.opset_import:
             if not used.domain and used.version > onnx_opset_version():
                 raise UserError(

@@ -23,9 +23,7 @@ from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.graph.builder import LARGEST_FILE, LEAST_OUTSIDE, OPSET, external_data
 from sentiment_export.graph.variants import ExportedGraphs, fold_constants
 
-NO_ONNX_IR = (
-    "it is kept as it is: int8 and fp16 need onnx-ir, which the extra `onnx` installs"
-)
+NO_ONNX_IR = "it is kept as it is: int8 and fp16 need onnx-ir, which the extra `onnx` installs"
 OTHER_OPERATORS = "it is kept as it is: other variants need a graph in ONNX's plain operators"
 
 
@@ -58,13 +56,13 @@ class SourceGraphs:
         self.kept = self._why_kept()
 
     @property
-    def precision(self) -> Precision:
-        """What the source computes in."""
-        return self._file.precision
+    def is_masked(self) -> bool:
+        """Whether the graph is told which tokens are padding."""
+        return "attention_mask" in [node.name for node in self.session.get_inputs()]
 
     def possible(self, wanted: Sequence[Precision]) -> Sequence[Precision]:
         """Those of the ``wanted`` variants that there can be; if the graph is kept, its own."""
-        return (self.precision,) if self.kept else wanted
+        return (self._file.precision,) if self.kept else wanted
 
     def write(self, precision: Precision, target: Path) -> list[str]:
         """Write a variant; see ``Graphs``."""
@@ -75,8 +73,8 @@ class SourceGraphs:
         return [f"as it is in {self._file.path.name}"]
 
     def _why_kept(self) -> str:
-        if self.precision != "fp32":
-            return f"it is in {self.precision} already, and kept as it is"
+        if self._file.precision != "fp32":
+            return f"it is in {self._file.precision} already, and kept as it is"
         if not self._file.is_plain:
             return OTHER_OPERATORS
         if not find_spec("onnx_ir"):
