@@ -112,9 +112,7 @@ pipeline_tag: text-classification
 INVARIANT = """\
 On an x86 CPU, the logits of a text are the same to the last bit in every batch, except in fp16. On
 a GPU, this has not been measured; `make gpu-check` in a clone of sentiment-service measures it."""
-VARIES = (
-    "The logits of a text can change with the other texts of its batch: the source's graph does so."
-)
+VARIES = "The logits of a text can change with the other texts of its batch, as in the source."
 REFERENCES: dict[ReferenceKind | None, str] = {
     "fp32": "the fp32 graph",
     "onnx": "the source's graph",

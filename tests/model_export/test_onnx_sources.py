@@ -24,6 +24,7 @@ from tests.support.model_export.plain_graph import (
     plain_bert,
     quantize,
     save,
+    weights_outside,
 )
 from tests.support.tiny_bundle import load
 
@@ -130,21 +131,10 @@ def test_a_graph_of_other_operators_stays_as_it_is(source: Path, tmp_path: Path)
 def test_weights_in_another_file_are_read(source: Path, tmp_path: Path) -> None:
     """As large graphs have them: ``model.onnx_data`` beside the graph."""
     plain = _export(source, tmp_path / "plain")
-    _outside(source)
+    weights_outside(source / GRAPH)
     manifest = _export(source, tmp_path / "bundle")
     assert f"{GRAPH}_data" in manifest.source.files
     assert manifest.variants["int8"].sha256 == plain.variants["int8"].sha256
-
-
-def _outside(source: Path) -> None:
-    """Move the weights to ``onnx/model.onnx_data``."""
-    onnx.save_model(
-        onnx.load_model(source / GRAPH),
-        source / GRAPH,
-        save_as_external_data=True,
-        location="model.onnx_data",
-        size_threshold=100,
-    )
 
 
 def test_weights_win_unless_a_graph_is_named(bert: Exported, source: Path, tmp_path: Path) -> None:
@@ -301,7 +291,7 @@ def _cut(source: Path) -> None:
 
 
 def _renamed_data(source: Path, location: str) -> None:
-    _outside(source)
+    weights_outside(source / GRAPH)
     model = onnx.load_model(source / GRAPH, load_external_data=False)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
@@ -311,20 +301,20 @@ def _renamed_data(source: Path, location: str) -> None:
 
 
 def _linked_data(source: Path) -> None:
-    _outside(source)
+    weights_outside(source / GRAPH)
     data = source / f"{GRAPH}_data"
     data.rename(source.parent / "elsewhere")
     data.symlink_to(source.parent / "elsewhere")
 
 
 def _short_data(source: Path) -> None:
-    _outside(source)
+    weights_outside(source / GRAPH)
     data = source / f"{GRAPH}_data"
     data.write_bytes(data.read_bytes()[:-8])
 
 
 def _shifted_data(source: Path) -> None:
-    _outside(source)
+    weights_outside(source / GRAPH)
     model = onnx.load_model(source / GRAPH, load_external_data=False)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
     next(entry for entry in tensor.external_data if entry.key == "length").value = "4"

@@ -41,6 +41,13 @@ def save(model: ModelProto, target: Path) -> Path:
     return target
 
 
+def weights_outside(graph: Path) -> None:
+    """Move the weights of a graph to a file beside it, as large graphs have them."""
+    data = f"{graph.name}_data"
+    model = onnx.load_model(graph)
+    onnx.save_model(model, graph, save_as_external_data=True, location=data, size_threshold=100)
+
+
 def quantize(source: Path, target: Path) -> Path:
     """Write ONNX Runtime's dynamic int8 of a graph, which has one scale for all of a batch."""
     quantize_dynamic(source, target, weight_type=QuantType.QInt8)
