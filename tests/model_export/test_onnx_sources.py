@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.cli import main
 from sentiment_export.export import export
-from sentiment_service.engine.model.bundle import Bundle, Manifest
+from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
 from sentiment_service.errors import UserError
 from sentiment_service.settings.checkpoint_options import CheckpointOptions
 
@@ -50,7 +50,8 @@ def _export(source: Path, output: Path, onnx: str = "", **options: Any) -> Manif
 
 def _logits(bundle: Path, precision: Any) -> np.ndarray:
     model = load(bundle, precision)
-    return np.stack([*model.infer([model.tokenizer.encode(text) for text in CORPUS])])
+    rows: list[Any] = [*model.infer([model.tokenizer.encode(text) for text in CORPUS])]
+    return np.stack(rows)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", GRAPH], ids=["Optimum", "onnx-community"])
@@ -66,8 +67,9 @@ def test_an_fp32_graph_gives_the_answers_of_its_checkpoint(
     assert (manifest.reference, [*manifest.variants]) == ("onnx", ["fp32", "int8"])
     assert not {"torch", "transformers", "optimum-onnx"} & manifest.created_with.keys()
     assert set(manifest.source.files) >= {name, "config.json", "vocab.txt"}
-    for precision, tolerance in (("fp32", 1e-4), ("int8", 0.5)):
-        variant = manifest.variants[precision]  # type: ignore[index]
+    tolerances: dict[Precision, float] = {"fp32": 1e-4, "int8": 0.5}
+    for precision, tolerance in tolerances.items():
+        variant = manifest.variants[precision]
         assert variant.parity is not None
         assert variant.parity.max_abs_logit_diff < tolerance
         assert "padding left out" in variant.passes

@@ -201,7 +201,8 @@ def _bytes_of(tensor: TensorProto) -> int:
     """The size of a weight by its shape; 0 where a value is no whole number of bytes."""
     if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
         return 0
-    return prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    size: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return prod(tensor.dims) * size
 
 
 def _check_inputs(path: Path, inputs: list[ValueInfoProto]) -> None:
@@ -230,7 +231,9 @@ def _check_inputs(path: Path, inputs: list[ValueInfoProto]) -> None:
 def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
     """The output that has the logits."""
     names = [one.name for one in graph.output]
-    output = next((one for one in graph.output if one.name == LOGITS), graph.output[0])
+    output: ValueInfoProto = next(
+        (one for one in graph.output if one.name == LOGITS), graph.output[0]
+    )
     rank = len(output.type.tensor_type.shape.dim)
     if output.name != LOGITS and (len(names) > 1 or output.name in FEATURES):
         raise UserError(
