@@ -202,7 +202,7 @@ def _bytes_of(tensor: TensorProto) -> int:
     if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
         return 0
     size: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return prod(tensor.dims) * size
+    return int(prod(tensor.dims)) * size
 
 
 def _check_inputs(path: Path, inputs: list[ValueInfoProto]) -> None:
