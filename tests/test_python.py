@@ -24,8 +24,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
 from sentiment_service.python import _prediction
 from sentiment_service.results import Prediction as AnsweredPrediction
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
-from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.settings import CheckpointOptions, Settings
 
 from tests.support.serving import Gate, environment, run_program
 from tests.support.tiny_bundle import LABELS

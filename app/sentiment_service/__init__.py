@@ -51,6 +51,6 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     except ModuleNotFoundError as error:
-        from sentiment_service.extras import missing_extra
+        from sentiment_service.installation import missing_extra
 
         raise ModuleNotFoundError(str(missing_extra(error)), name=error.name) from error

@@ -169,5 +169,4 @@ class FileLock:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Release the lock, unless a child process holds it."""
         self._file.close()

@@ -1,7 +1,13 @@
 """The errors that users see: HTTP problems, and one-line errors of the commands."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, get_args
+import json
+import math
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar, Literal, get_args
+
+PROBLEM = "application/problem+json"  # RFC 9457
+Headers = list[tuple[bytes, bytes]]
 
 # The seconds that a client is told to wait if nothing says how long it should.
 RETRY_AFTER_S = 1.0
@@ -94,7 +100,7 @@ class ServiceError(Exception):
 
     @classmethod
     def document(cls, detail: str, request_id: str) -> dict[str, str | int]:
-        """The JSON document of an answer to this kind of error, in the format of RFC 9457."""
+        """What the answer to a request with this kind of error says."""
         return {
             "type": f"urn:sentiment:{cls.code}",
             "title": cls.title,
@@ -104,6 +110,27 @@ class ServiceError(Exception):
             "error": detail,
             "request_id": request_id,
         }
+
+    def headers(self) -> dict[str, str]:
+        """What the headers of its answer say of it."""
+        if self.retry_after_s is None:
+            return {}
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+
+    def answer(self, request_id: str, /, **members: Any) -> tuple[Headers, bytes]:
+        """Headers and body of its answer. ``members`` are the fields that a protocol adds."""
+        document = {**self.document(self.detail, request_id), **members}
+        body = json.dumps(document).encode()
+        headers = self.headers() | {"content-length": str(len(body)), "content-type": PROBLEM}
+        return [(name.encode(), value.encode()) for name, value in headers.items()], body
+
+    def last_answer(self, request_id: str, default_headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Its answer in HTTP/1.1, which says that the connection closes."""
+        headers, body = self.answer(request_id)
+        own = [(b"x-request-id", request_id.encode()), (b"connection", b"close")]
+        lines = [b"%b: %b\r\n" % header for header in (*default_headers, *headers, *own)]
+        start = f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n".encode()
+        return b"".join([start, *lines, b"\r\n", body])
 
 
 class BadRequest(ServiceError):
@@ -116,6 +143,9 @@ class BadRequest(ServiceError):
 class Unauthorized(ServiceError):
     status, code, title = 401, "unauthorized", "Unauthorized"
     ends_texts = False
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "www-authenticate": "Bearer"}
 
 
 class NotFound(ServiceError):
@@ -137,6 +167,9 @@ class MethodNotAllowed(ServiceError):
     def __init__(self, detail: str, *, allowed: Sequence[str] = ()) -> None:
         super().__init__(detail)
         self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "allow": ", ".join(self.allowed)}
 
 
 class PayloadTooLarge(ServiceError):

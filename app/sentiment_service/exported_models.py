@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.atomic_files import FileLock
-from sentiment_service.children import child_command
 from sentiment_service.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
 from sentiment_service.errors import OTHER_DISK, UserError, first_line, system_error
+from sentiment_service.installation import child_command
 from sentiment_service.settings.settings import Settings, cache_directory
 
 # The layout of the cache. The second number counts what an export decides by itself: models that
@@ -52,10 +52,6 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
 
     What is not exported yet is exported now. ``say`` gets lines about the progress. With ``watch``,
     a thread asks the hub whether the revisions of its models have moved, and logs it.
-
-    Raises:
-        UserError: a model does not exist, or cannot be exported; there are options for a
-            checkpoint, and the models are not one checkpoint; or nothing can be refreshed.
     """
     if len(settings.model) > 1 and (flags := settings.checkpoint_flags()):
         raise UserError(f"{flags[0]} is for one model: export the others with sentiment-export")
@@ -133,12 +129,7 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
         return not held or (newest is not None and newest.revision != source.commit.revision)
 
     if needed():
-        try:
-            export_once(source.words, source.bundle, source.name, needed, say)
-        except UserError as error:
-            if source.revision and Path(source.name).parent.is_dir():  # perhaps a path was meant
-                raise UserError(f"there is no directory {source.name}; {error}") from error
-            raise
+        export_once(source.words, source.bundle, source.name, needed, say)
     else:
         for note in _manifest(source.bundle).get("notes", ()):
             if note.startswith("warning"):
@@ -169,11 +160,7 @@ def _described(commit: HubCommit) -> str:
 
 
 def _newest_commit(source: _Source) -> HubCommit:
-    """The commit of its branch or tag on the hub.
-
-    Raises:
-        UserError: the hub does not tell.
-    """
+    """The commit of its branch or tag on the hub."""
     from huggingface_hub import HfApi
 
     try:
@@ -232,9 +219,6 @@ def export_once(
 
     It writes ``bundle``, and is not run if that is not ``needed`` any more. Errors name the
     ``model``.
-
-    Raises:
-        UserError: it failed, or the cache directory cannot be written.
     """
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)

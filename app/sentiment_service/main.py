@@ -1,23 +1,38 @@
-"""Puts the service together: its settings, models, adapters and HTTP application."""
+"""Puts the service together: its settings, models, adapters, and the HTTP application with all
+routes within one envelope.
+"""
 
-from collections.abc import AsyncIterator
+import gzip
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import reduce
+from functools import cached_property, reduce
 from importlib import import_module
 from operator import or_
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.telemetry import TelemetryConfig
+from starlette.responses import RedirectResponse
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sentiment_service import errors
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
-from sentiment_service.http import metrics
-from sentiment_service.http.application import OWN_PATHS, Application, all_routes
+from sentiment_service.http import operations
+from sentiment_service.http import routes as own_routes
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute, application
+from sentiment_service.http.openapi import ERRORS, with_components
+from sentiment_service.http.routes import OWN_PATHS
+from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import EXPORTER
+from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
 from sentiment_service.requests.limits import Paths, PathSet
-from sentiment_service.requests.service import Adapter, Service
+from sentiment_service.requests.service import Adapter, Service, Worker
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import Board
 
 # The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and
 # nothing else names it.
@@ -25,53 +40,57 @@ ADAPTERS = (
     "sentiment_service.adapters.explain",
     "sentiment_service.adapters.huggingface",
     "sentiment_service.adapters.open_inference",
-    "sentiment_service.adapters.sagemaker",
     "sentiment_service.adapters.stream",
-    "sentiment_service.adapters.tei",
     "sentiment_service.adapters.tokenize",
-    "sentiment_service.adapters.v1_models",
-    "sentiment_service.adapters.vllm",
-    # The last: its paths are the user's, who gets an error if one is taken.
-    "sentiment_service.adapters.vertex",
+    "sentiment_service.adapters.v1",
+    # The last: some of its paths are the user's, who gets an error if one is taken.
+    "sentiment_service.adapters.clouds",
     "sentiment_service.adapters.grpc",
 )
+
+DESCRIPTION = """
+Errors are `application/problem+json` with a stable `code`. Each answer has the request's
+`x-request-id`, or a new one. With `x-request-timeout-ms`, a request sets a deadline of its own, if
+it is shorter than `deadline_ms` of `/info`. Bodies may be compressed (gzip, br, deflate), and so
+are long answers for clients that accept it. Routes of other servers' protocols are listed with the
+name of the protocol, which has a description of its own.
+"""
+TAGS = [
+    {"name": "classification", "description": "The service's own formats."},
+    {"name": "compatibility", "description": "The protocols of other servers."},
+    {"name": "operations", "description": "For operators: health, limits, models, metrics."},
+    {"name": "page", "description": "A page to try the service."},
+]
+# FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+TEXT_STATUSES = dict.fromkeys(error.status for error in ERRORS)
 
 
 def create_app(
     settings: Settings,
     credentials: Credentials | None = None,
     *,
-    board: Board | None = None,
-    cpus: float = 0.0,
-    gpu_workers: int = 1,
+    worker: Worker | None = None,
 ) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
-    It answers requests only while its lifespan is active. ``credentials`` are read unless given. A
-    worker of a service has its ``board``,
-    and ``cpus`` as its share of the CPUs; ``gpu_workers`` of them share a GPU with it.
-
-    Raises:
-        UserError: a bundle cannot be served, or an adapter cannot be set up.
-        ModuleNotFoundError: an extra is missing.
+    It answers requests only while its lifespan is active. ``credentials`` are read unless given.
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
     own = OWN_PATHS | Paths(open=PathSet({settings.root_path}))
     paths = reduce(or_, [adapter.paths for adapter in adapters], own)
-    service = Service(
-        settings, paths, credentials=credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
-    )
+    service = Service(settings, paths, credentials=credentials, worker=worker)
     routes = all_routes(service, adapters)
     if settings.otlp_endpoint:
         import_module(EXPORTER)
     bundles = bundles_to_use(settings.model)
-    loaded = load_all(bundles, service.config, service.cpus)
+    loaded = load_all(bundles, service.config, service.worker.cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # The first start uses the models that are loaded already. A restart loads them again.
-        models = loaded.copy() or load_all(bundles, service.config, service.cpus)
+        models = loaded.copy() or load_all(bundles, service.config, service.worker.cpus)
         loaded.clear()  # a reference here would keep a model in memory after its reload
         async with service.running(models):
             models.clear()
@@ -84,4 +103,120 @@ def create_app(
 
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
-    return Application(service, metrics.router.routes)
+    return Application(service, operations.metrics_router.routes)
+
+
+class Application(FastAPI):
+    """FastAPI's router and OpenAPI document, with our envelope in the place of its own layers."""
+
+    def __init__(self, service: Service, routes: Sequence[BaseRoute], **options: Any) -> None:
+        super().__init__(
+            telemetry=NO_TELEMETRY,
+            title="Sentiment service",
+            description=DESCRIPTION,
+            version=service.version,
+            redirect_slashes=False,
+            openapi_tags=TAGS,
+            servers=[{"url": "./"}],  # beside the document, whatever a proxy puts in front
+            openapi_url=None,  # ``openapi`` below has it, and Swagger UI
+            **options,
+        )
+        self.state.service = service
+        self.state.scrapes = operations.Scrapes(service.metrics)
+        self.router.routes.extend(routes)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, which is made at the first request for it."""
+        if self.openapi_schema is None:
+            self.openapi_schema = with_components(
+                super().openapi(), keys=self.state.service.settings.has_keys
+            )
+        return self.openapi_schema
+
+    @cached_property
+    def packed_openapi(self) -> bytes:
+        document = json.dumps(self.openapi(), separators=(",", ":"))
+        return gzip.compress(document.encode(), mtime=0)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """What each request passes before it reaches its route."""
+        service: Service = self.state.service
+        app = application(service, self.router)
+        if service.settings.root_path:
+            app = below(service.settings.root_path, app)
+        if not service.settings.cors_origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "server-timing", "retry-after", "x-model-digest"],
+        )
+
+
+def below(prefix: str, app: ASGIApp) -> ASGIApp:
+    """The application, also at the paths below ``prefix``: a proxy may pass them on as they are."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.startswith(f"{prefix}/"):
+            scope = {**scope, "path": path.removeprefix(prefix)}
+        await app(scope, receive, send)
+
+    return answer
+
+
+def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]:
+    """Our own routes and those of the adapters, with those that take texts first.
+
+    The first route that matches a path answers: one with this very path before one with a name in
+    it. Each route that takes texts gets its metric series.
+    """
+    own = [*own_routes.router.routes, *operations.router.routes, *own_routes.page_router.routes]
+    if not service.settings.metrics_port:
+        own += operations.metrics_router.routes
+    if service.settings.docs == "on":
+        own += own_routes.docs_router.routes
+    if prefix := service.settings.root_path:
+        own.append(_to_page(prefix))
+    routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
+    taken = set()
+    for route in routes:
+        if isinstance(route, Route):
+            kind = (route.path, *sorted(route.methods or ()))
+            if kind in taken:
+                raise errors.UserError(
+                    f"{route.name}: {route.path} is another route; choose another path"
+                )
+            taken.add(kind)
+    expect_requests(service.metrics, routes)
+    return sorted(routes, key=_order)
+
+
+def _to_page(prefix: str) -> Route:
+    """What leads from the prefix to the page: its links are relative to its directory."""
+
+    async def to_page(request: HttpRequest) -> Response:
+        return RedirectResponse(f"{prefix.rpartition('/')[2]}/")
+
+    return Route(prefix, to_page, methods=["GET", "POST"], include_in_schema=False)
+
+
+def _order(route: BaseRoute) -> tuple[bool, bool]:
+    return not isinstance(route, TextRoute), isinstance(route, Route) and "{" in route.path
+
+
+def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
+    """Create the metric series of requests for answers at 0, before the first request.
+
+    Alerts and dashboard read them, and a rate misses the first increase of a series that did not
+    exist before. Each route that takes texts has a series for each status that a text may get, and
+    one for clients that disconnect. The series of other routes appear with their first request.
+    """
+    for route in routes:
+        if isinstance(route, TextRoute):
+            for status in (200, errors.ClientDisconnected.status, *TEXT_STATUSES):
+                series.expect_request(route.path, "POST", status, route.operation)
+    for refusal in (errors.BadRequest, errors.HeadersTooLarge):
+        series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)

@@ -8,33 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    NoReturn,
-    Self,
-    TypedDict,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
 from sentiment_service.engine.text.options import Overflow, Preprocessing, Split, TextOptions
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
 from sentiment_service.exported_models import with_bundles
-from sentiment_service.files.frames import (
+from sentiment_service.files.local import LocalClassifier
+from sentiment_service.files.results import (
     Frame,
+    ResultColumns,
     as_pandas,
     columns_of,
+    progress_bar,
     texts_of,
     values_of,
+    with_reason,
     with_results,
 )
-from sentiment_service.files.local import LocalClassifier
-from sentiment_service.files.report import progress_bar
-from sentiment_service.files.result_columns import ResultColumns, with_reason
 from sentiment_service.files.table import split_into_chunks
 from sentiment_service.requests.validation import PAIR, ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome, item
@@ -85,17 +76,8 @@ class ItemError:
 
     code: str
     message: str
-    label: ClassVar[None] = None
-    score: ClassVar[None] = None
-    scores: ClassVar[None] = None
-    logits: ClassVar[None] = None
-    tokens: ClassVar[None] = None
-    truncated: ClassVar[None] = None
-    polarity: ClassVar[None] = None
-    labels: ClassVar[None] = None
-    windows: ClassVar[None] = None
-    warnings: ClassVar[None] = None
-    sentences: ClassVar[None] = None
+    label = score = scores = logits = tokens = truncated = None
+    polarity = labels = windows = warnings = sentences = None
 
 
 @dataclass(frozen=True, kw_only=True)

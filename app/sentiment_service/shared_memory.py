@@ -132,7 +132,6 @@ class WorkerStatus:
 
     @property
     def phase(self) -> WorkerPhase:
-        """What the worker is doing."""
         return WorkerPhase(self.phase_number or WorkerPhase.STARTING)
 
     @property
@@ -141,18 +140,15 @@ class WorkerStatus:
         return self.dealt - self.closed
 
     def begin(self, pid: int) -> None:
-        """A new process begins."""
         for index in range(2, _NUMBERS):
             self.numbers[index] = 0
         self.phase_number, self.pid = WorkerPhase.STARTING, pid
 
     def end(self) -> None:
-        """The process has ended."""
         self.phase_number, self.pid = WorkerPhase.ENDED, 0
 
 
 def statuses(board: Board) -> list[WorkerStatus]:
-    """The status of each worker of the service."""
     return [WorkerStatus(board, number) for number in range(board.workers)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx2
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-from sentiment_service.extras import EXPORT_COMMAND
+from sentiment_service.installation import EXPORT_COMMAND
 
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.service import ROOT, free_port

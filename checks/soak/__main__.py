@@ -10,6 +10,7 @@ unexplained error, if a counter fell, or if a server did not exit with 0 after S
 import argparse
 import asyncio
 import random
+import re
 import shutil
 import signal
 import sys
@@ -104,9 +105,9 @@ def _soak(
         at_rest = watch.look()
         runner.run(_end(service, traffic))
     code, _ = service.wait()
-    for line in service.log.splitlines():
-        if "Traceback" in line:
-            tally.failed("tracebacks in the log", line)
+    log = service.log
+    for found in re.finditer("Traceback", log):
+        tally.failed("tracebacks in the log", log[max(0, found.start() - 500) :])
     warm_up_s = WARM_UP * 60 * minutes
     warm = next(sample for sample in watch.samples if sample.seconds >= warm_up_s)
     slopes = {what: watch.per_hour(what, after_s=warm_up_s) for what in MEASURES}

@@ -15,11 +15,15 @@ from typing import Literal, get_args
 from sentiment_service.atomic_files import write_text_atomically
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from sentiment_service.errors import UserError, first_line, system_error
-from sentiment_service.extras import missing_extra
-from sentiment_service.files.arguments import LOCAL
-from sentiment_service.settings.flags import CommandParser, add_settings, local_path
+from sentiment_service.files.command import LOCAL
+from sentiment_service.installation import missing_extra
 from sentiment_service.settings.settings import Settings
-from sentiment_service.settings.sources import load_settings
+from sentiment_service.settings.sources import (
+    CommandParser,
+    add_settings,
+    load_settings,
+    local_path,
+)
 
 from sentiment_export.export_command import SOURCE, export_command, source
 from sentiment_export.quality.labelled import LABELLED, Columns, read_examples

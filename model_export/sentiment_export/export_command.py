@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import get_args
 
 from sentiment_service.engine.model.bundle import Precision, ReferenceKind
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
-from sentiment_service.settings.flags import (
+from sentiment_service.settings.formats import SHARE
+from sentiment_service.settings.settings import CheckpointOptions
+from sentiment_service.settings.sources import (
     CommandParser,
     add_settings,
     add_version,
     local_path,
+    nearest,
+    read_options,
 )
-from sentiment_service.settings.formats import SHARE
-from sentiment_service.settings.sources import nearest, read_options
 
 from sentiment_export.output import check_bundle_output
 from sentiment_export.quality.labelled import LABELLED, MAX_ACCURACY_LOSS, Columns, read_examples

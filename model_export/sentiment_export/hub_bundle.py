@@ -10,7 +10,7 @@ from huggingface_hub.file_download import repo_folder_name
 from sentiment_service.atomic_files import atomic_directory
 from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import AS_IT_SAYS, CheckpointOptions
+from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 from sentiment_export.checkpoint.source import FAILURES, date_of, explain, is_outage, with_retries
 from sentiment_export.output import BUNDLE_FILES, check_bundle_output, is_bundle

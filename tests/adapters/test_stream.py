@@ -17,12 +17,13 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sentiment_service.adapters.ndjson import Line, LineReader
+from sentiment_service.adapters.ndjson import MOST_INVALID, Line, LineReader, LongLine
 from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
+from sentiment_service.engine.step_thread import finish
 from sentiment_service.engine.text.options import DEFAULTS
-from sentiment_service.errors import Overloaded, PayloadTooLarge
-from sentiment_service.http.decoding import decoder
+from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from sentiment_service.http.body import decoder
 from sentiment_service.http.exchange import HttpExchange
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board
@@ -89,6 +90,7 @@ def test_what_a_line_has_beyond_the_limit_is_not_kept() -> None:
         tracemalloc.stop()
     assert peak < 1_000_000
     (line,) = reader.end()
+    assert isinstance(line, Line)
     assert isinstance(line.text, PayloadTooLarge)
 
 
@@ -105,7 +107,7 @@ def test_groups_of_lines_grow_and_stay_as_short_as_asked() -> None:
     assert _groups(b'{"text":"abc"}\n' * 3, group_bytes=0) == [1, 1, 1]
 
 
-def _read(reader: LineReader, piece: bytes) -> list[Line]:
+def _read(reader: LineReader, piece: bytes) -> list[Any]:
     return [line for lines in reader.feed(piece, lambda: 1_000) for line in lines]
 
 
@@ -192,7 +194,7 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that decompress to hundreds of times their size are cut off, and get an error line."""
-    monkeypatch.setattr("sentiment_service.http.decoding.UNSUSPICIOUS_BYTES", 50_000)
+    monkeypatch.setattr("sentiment_service.http.body.UNSUSPICIOUS_BYTES", 50_000)
     headers = {**NDJSON, "content-encoding": "br"}
     for filling in (b"\n", b"x\n", b"a"):
         packed = brotli.compress(_lines(3) + filling * 50_000_000)
@@ -201,6 +203,37 @@ def test_a_bomb_is_refused_and_holds_up_nobody(
         assert [json.loads(line)["id"] for line in lines[:3]] == [0, 1, 2]
         codes = {b"\n": "invalid_request", b"x\n": "invalid_request", b"a": "payload_too_large"}
         assert json.loads(lines[-1])["error"]["code"] == codes[filling]
+
+
+def test_long_lines_are_left_for_the_step_thread() -> None:
+    """Cutting them costs little; those that are not valid in a row end the stream all the same."""
+    reader = LineReader(200_000, _room())
+    for _ in range(MOST_INVALID + 1):
+        (line,) = _read(reader, b'{"text": "love"} %b\n' % (b"[" * 70_000))
+        assert isinstance(line, LongLine)
+        parsed = reader.parsed(finish(line.parsing()))
+        assert isinstance(parsed.text, InvalidRequest)
+        reader.answered([line])
+    with pytest.raises(InvalidRequest, match="500 lines in a row were not valid"):
+        _read(reader, b"{}\n")
+
+
+def test_long_lines_are_answered_in_their_places(client: TestClient) -> None:
+    """Among short ones, with their ids and errors; what is too deep or no object fails alone."""
+    padding = "a" * 70_000
+    lines = [
+        '{"id": 0, "text": "love"}',
+        json.dumps({"id": 1, "text": "worst", "unknown": padding}),
+        '{"id": 2, "text": "love"}',
+        json.dumps([padding]),
+        json.dumps({"id": padding, "text": "love"}),
+        "[" * 70_000,
+        json.dumps({"id": 3, "text": "worst", "unknown": padding}),
+    ]
+    answers = _post(client, "\n".join(lines))
+    assert [one["id"] for one in answers] == [0, 1, 2, None, None, None, 3]
+    labels = [one.get("label") for one in answers]
+    assert labels == ["positive", "negative", "positive", None, None, None, "negative"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from sentiment_service.adapters.grpc.messages import METHODS
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-from sentiment_service.http.application import OWN_PATHS
+from sentiment_service.http.routes import OWN_PATHS
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 

@@ -21,7 +21,6 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from sentiment_service.children import child_command
 from sentiment_service.cli import bench, load_generator
 from sentiment_service.cli.bench import Measurement, Step
 from sentiment_service.cli.bench_service import Target
@@ -35,6 +34,7 @@ from sentiment_service.cli.load_generator import (
     run,
 )
 from sentiment_service.errors import UserError
+from sentiment_service.installation import child_command
 
 from tests.support.serving import COMMAND, ROOT, children_of, environment, eventually, runs
 

@@ -14,8 +14,8 @@ from typing import IO
 
 import pytest
 from sentiment_service.cli.command import _parser, main
-from sentiment_service.settings.flags import GROUPS
 from sentiment_service.settings.settings import Settings, flag
+from sentiment_service.settings.sources import GROUPS
 
 from tests.support.serving import COMMAND, ROOT, environment, run_program, terminal
 

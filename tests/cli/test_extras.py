@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.extras import (
+from sentiment_service.installation import (
     EXPORT_COMMAND,
     EXTRAS,
     IMAGE,

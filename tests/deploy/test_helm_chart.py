@@ -7,8 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 import pytest
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
-from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.settings import CheckpointOptions, Settings
 
 from checks.deploy.chart import CASES, CHART, notes, rendered
 from checks.support.manifests import OVERLAYS, Object, load, only, render

@@ -27,13 +27,12 @@ from sentiment_service.cli.command import main
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import CannotContinue
-from sentiment_service.extras import install_command
 from sentiment_service.files import command, formats
 from sentiment_service.files import table as tables
 from sentiment_service.files.csv_table import CsvTable
-from sentiment_service.files.report import Warnings
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.results import ResultColumns, ResultItem, Warnings
 from sentiment_service.files.table import Chunk, ClassifiedChunk
+from sentiment_service.installation import install_command
 
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal

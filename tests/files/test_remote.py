@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -188,3 +189,23 @@ def test_a_model_that_changes_during_a_run(
     assert _classify(tmp_path, "--resume") == 0
     assert "of them in earlier runs" in capsys.readouterr().err
     assert _rows(tmp_path) == 400
+
+
+def test_a_complete_output_of_another_model_is_called_that(
+    service: FakeService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--resume has nothing to do only if the model and the options were the same."""
+    try:
+        os.setxattr(tmp_path, "user.sentiment.test", b"")
+    except (AttributeError, OSError):
+        pytest.skip("this file system has no extended attributes")
+    assert _classify(tmp_path) == 0
+    assert _classify(tmp_path, "--resume") == 0
+    assert "is complete; nothing is left to do" in capsys.readouterr().err
+    before = (tmp_path / "out.csv").read_bytes()
+    service.model["digest"] = "def"
+    assert _classify(tmp_path, "--resume") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is complete, but of another run: digest was 'abc' and is 'def' now; --over" in line
+    assert (tmp_path / "out.csv").read_bytes() == before
+    assert _classify(tmp_path, "--overwrite") == _classify(tmp_path, "--resume") == 0

@@ -15,7 +15,7 @@ from sentiment_service.errors import CannotContinue, ServiceError, UserError
 from sentiment_service.files import table as tables
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table, output_format
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.results import ResultColumns, ResultItem
 from sentiment_service.files.table import Table
 from sentiment_service.files.text_files import START_BYTES
 

@@ -15,7 +15,7 @@ from sentiment_export.cli import main
 from sentiment_export.export import export
 from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions
 
 from tests.support.checkpoints import CORPUS, MAX_TOKENS, Exported, configure, silent
 from tests.support.model_export.plain_graph import (

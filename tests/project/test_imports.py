@@ -45,7 +45,7 @@ def test_package_files_are_empty() -> None:
     [
         ("import sentiment_service.main, sentiment_service.cli.command", "fastapi", EXPORT_ONLY),
         ("from sentiment_service.cli.command import _parser; _parser()", "argparse", SERVING),
-        ("import sentiment_service.server.workers.supervisor", "socket", SERVING),
+        ("import sentiment_service.workers.supervisor", "socket", SERVING),
         ("import sentiment_export.export", "onnx", {"torch", "transformers", "optimum"}),
     ],
     ids=["serving", "help", "supervisor", "export"],

@@ -13,8 +13,7 @@ import pytest
 from sentiment_export.cli import main as sentiment_export
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, sha256
 from sentiment_service.errors import ServiceError
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
-from sentiment_service.settings.settings import Settings, flag
+from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
 
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub

@@ -130,3 +130,39 @@ def test_what_is_sent_ahead_waits_with_the_client(process: Process) -> None:
         sent = _send_for(2, client, HEALTH * 2_000)
         assert process.memory_bytes() - before < 2_000_000
         assert sent < 12_000_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(HEALTH, id="a probe"),
+        pytest.param(HEALTH.replace(b"/health/live", b"/models"), id="a read"),
+        pytest.param(post(b'{"inputs": "a"}', b"x: y"), id="a refusal"),
+    ],
+)
+def test_a_connection_for_each_request_gets_few_turns(process: Process, request_: bytes) -> None:
+    """What brings no work begins at a limited rate on new connections, too, but for the first."""
+    number = 300
+    with ExitStack() as stack:
+        began = time.monotonic()
+        for _ in range(number // 10):
+            clients = [stack.enter_context(connect(process.port, request_)) for _ in range(10)]
+            for client in clients:
+                assert read_answer(client)[0] in {200, 401}
+        took = time.monotonic() - began
+    assert took > (number - 100) * 0.005 / 4 * 0.9
+
+
+def test_answers_that_nobody_reads_are_bounded_together(bundle: Path) -> None:
+    """Those who have not read for the longest time are cut off; the last can read its answer."""
+    limits = ("--max-inflight-bytes", "4000000", "--max-body-bytes", "2000000")
+    texts = b",".join([b'"%b"' % (b"a " * 20_000)] * 16)
+    asked = post(b'{"inputs": [%b]}' % texts, b"connection: close")
+    asked = asked.replace(b"/classify", b"/tokenize")  # an answer of 650 kB
+    with Process("--model", str(bundle), *FLAGS, *limits) as process, ExitStack() as stack:
+        clients = []
+        for _ in range(12):
+            clients.append(stack.enter_context(connect(process.port, asked, buffer_bytes=4_096)))
+            assert clients[-1].recv(1)
+        assert len(read_all(clients[0])) < 400_000
+        assert len(read_all(clients[-1])) > 600_000

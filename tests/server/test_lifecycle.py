@@ -14,9 +14,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.cli.command import main
-from sentiment_service.server.addresses import bind
+from sentiment_service.requests.service import Service
+from sentiment_service.server.process import bind
 from sentiment_service.server.server import Server
-from sentiment_service.server.workers.member import StatusReport
 
 from tests.conftest import Listen, Start
 from tests.support.raw_http import BODY, HEAD, connect, read_all, statuses
@@ -47,18 +47,18 @@ def test_one_process_looks_at_its_status_only_for_info(
 ) -> None:
     """No other process reads it, so nothing is done for it while nobody asks."""
     ticks, looks = [], []
-    tick, look = Server.on_tick, StatusReport.write
+    tick, look = Server.on_tick, Service.show_status
 
     async def note_tick(server: Server, counter: int) -> bool:
         ticks.append(counter)
         return await tick(server, counter)
 
-    def note_look(report: StatusReport) -> None:
-        looks.append(report)
-        look(report)
+    def note_look(service: Service) -> None:
+        looks.append(service)
+        look(service)
 
     monkeypatch.setattr(Server, "on_tick", note_tick)
-    monkeypatch.setattr(StatusReport, "write", note_look)
+    monkeypatch.setattr(Service, "show_status", note_look)
     url = f"http://127.0.0.1:{listen()}"
     eventually(lambda: len(ticks) > 3)
     assert not looks

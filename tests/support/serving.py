@@ -19,7 +19,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from sentiment_service.engine.model.model import Model
-from sentiment_service.server.addresses import bind
+from sentiment_service.server.process import bind
 from sentiment_service.server.server import Server
 
 from benchmarks import service

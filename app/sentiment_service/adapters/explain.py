@@ -17,9 +17,9 @@ from typing_extensions import TypedDict
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
 from sentiment_service.http.body import read_body
-from sentiment_service.http.classify import Answered
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import ERRORS, VERSION, documented, documented_body, example
+from sentiment_service.http.routes import Answered
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import RequestBody, SingleText
 from sentiment_service.results import Outcome, Prediction
@@ -130,13 +130,7 @@ class Explanation(Classification):
 
 
 async def explain_text(classifier: Classifier, text: str, *, deadline: float) -> Explanation:
-    """Classify one text, and compute what each of its words contributes.
-
-    Raises:
-        TextTooLong: the text has too many characters or words, or its copies that each lack
-            a word have too many tokens together.
-        ServiceError: the text could not be classified, or ``Classifier.classify`` would raise it.
-    """
+    """Classify one text, and compute what each of its words contributes."""
     words = words_of(text)
     try:
         done = await classifier.classify([text, *map(without, words)], deadline=deadline)
@@ -152,12 +146,7 @@ async def explain_text(classifier: Classifier, text: str, *, deadline: float) ->
 
 
 def words_of(text: str) -> list[re.Match[str]]:
-    """The words of a text, which are separated by white space.
-
-    Raises:
-        TextTooLong: the text has too many characters or words. Their number is limited because
-            each word is one more text to classify.
-    """
+    """The words of a text, which are separated by white space."""
     if len(text) > MAX_CHARS:
         raise TextTooLong(f"the text has {len(text)} characters; at most {MAX_CHARS} are explained")
     words = [*WORD.finditer(text)]
@@ -179,11 +168,7 @@ def contributions(
     *,
     multi_label: bool,
 ) -> list[Word]:
-    """For each word: how much lower the score of the whole text's label is without it.
-
-    Raises:
-        ServiceError: a text could not be classified.
-    """
+    """For each word: how much lower the score of the whole text's label is without it."""
     # Without its only word, a text is empty and has no score. This score is used instead: the one
     # of a model that has no information.
     unknown = 0.5 if multi_label else 1 / len(whole["scores"])

@@ -42,12 +42,7 @@ class ByField:
         self._otherwise = otherwise
 
     def model_validate(self, obj: Any, /) -> BaseModel:
-        """The body in its form.
-
-        Raises:
-            ValidationError: it does not match the form.
-            InvalidRequest: it has no form.
-        """
+        """The body in its form."""
         fields = obj if isinstance(obj, dict) else ()
         known = (form for name, form in self._forms.items() if name in fields)
         form = next(known, self._otherwise)
@@ -123,11 +118,7 @@ class InstancesRequest(BaseModel):
 async def answer_instances(
     request: HttpRequest, body: InstancesRequest, *, model: str | None = None
 ) -> Response:
-    """Classify the instances. A bad text has its error in its place.
-
-    Raises:
-        ServiceError: ``model`` is not served, or the request as a whole failed.
-    """
+    """Classify the instances. A bad text has its error in its place."""
     options = (body.parameters or TextParameters()).options
     done = await request.exchange.classify(body.instances, model=model, options=options)
     return JsonAnswer({"predictions": items(done.outcomes)}, done.server_timing)
@@ -158,11 +149,7 @@ class TextClassification(BaseModel):
 async def best_labels(
     request: HttpRequest, body: TextClassification
 ) -> tuple[list[list[LabelScore]], Classification]:
-    """Classify the texts: for each text, the ``top_k`` labels with the highest scores.
-
-    Raises:
-        ServiceError: a text is bad, or the request as a whole failed.
-    """
+    """Classify the texts: for each text, the ``top_k`` labels with the highest scores."""
     parameters = body.parameters or PipelineParameters()
     done = await request.exchange.classify(as_list(body.inputs), model=None)
     predictions = every_prediction(done.outcomes)

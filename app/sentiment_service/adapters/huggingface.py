@@ -1,12 +1,30 @@
-"""POST /, compatible with Hugging Face's clients."""
+"""Hugging Face's servers: POST / for their clients, and POST /predict of text-embeddings-inference
+(TEI), which Vertex AI calls, too.
+"""
+
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Response
+from pydantic import BaseModel, PlainValidator, StrictBool
+from pydantic_core import PydanticCustomError
 
-from sentiment_service.adapters.forms import TextClassification, best_labels
+from sentiment_service import errors
+from sentiment_service.adapters.forms import (
+    ByField,
+    InstancesRequest,
+    TextClassification,
+    answer_instances,
+    best_labels,
+    ranking,
+)
+from sentiment_service.engine.text.options import TextOptions
+from sentiment_service.engine.text.pairs import Text
 from sentiment_service.http.body import read_body
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.requests.service import Adapter
+from sentiment_service.requests.validation import as_list, parse_texts, text_or_pair
+from sentiment_service.results import every_prediction
 
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
 
@@ -19,4 +37,76 @@ async def text_classification(request: HttpRequest) -> Response:
     return JsonAnswer(ranked, done.server_timing)
 
 
-ADAPTER = Adapter(router.routes)
+ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Empty"]
+_ERROR_TYPES: dict[type[errors.ServiceError], ErrorType] = {
+    errors.EmptyText: "Empty",
+    errors.Overloaded: "Overloaded",
+    errors.InferenceFailed: "Backend",
+    errors.OutOfMemory: "Backend",
+    errors.DeadlineExceeded: "Backend",
+    errors.NotReady: "Unhealthy",
+    errors.ShuttingDown: "Unhealthy",
+}
+
+
+def _parse_inputs(value: Any) -> Text | list[Text]:
+    """The texts. A batch may be a list of lists: of one text each, or of two for a pair."""
+    if not isinstance(value, list) or not any(isinstance(item, list) for item in value):
+        return parse_texts(value)
+    texts = []
+    for row in value:
+        complete = isinstance(row, list) and len(row) in (1, 2) and None not in row
+        text = text_or_pair(*row) if complete else None
+        if text is None:
+            raise PydanticCustomError(
+                "batch", "must be a list of lists of one string each, or of two for a pair"
+            )
+        texts.append(text)
+    return texts
+
+
+class PredictRequest(BaseModel):
+    """One text, or a batch of texts; other fields are ignored.
+
+    ``["a", "b"]`` and ``[["a"], ["b"]]`` are two documents each, and ``[["a", "b"]]`` is one pair.
+    ``raw_scores`` are logits. With ``truncate`` false, a text that is too long is refused.
+    """
+
+    inputs: Annotated[Text | list[Text], PlainValidator(_parse_inputs)]
+    raw_scores: StrictBool = False
+    truncate: StrictBool | None = None
+    truncation_direction: Literal["right", "Right"] = "right"
+
+
+FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
+
+
+def _error_type(kind: type[errors.ServiceError], detail: str) -> dict[str, ErrorType]:
+    return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
+
+
+class PredictRoute(TextRoute):
+    """A route whose errors have TEI's member."""
+
+    error_members = staticmethod(_error_type)
+
+
+predict_router = APIRouter(tags=["compatibility"], route_class=PredictRoute)
+
+
+@predict_router.post("/predict", operation_id="predictTei", openapi_extra=FOREIGN_BODY)
+async def predict(request: HttpRequest) -> Response:
+    """text-embeddings-inference, or with `instances` Vertex AI, often given the same path."""
+    body = await read_body(request, FORMS)
+    if isinstance(body, InstancesRequest):
+        return await answer_instances(request, body)
+    body = cast(PredictRequest, body)
+    texts = as_list(body.inputs)
+    options = TextOptions("error" if body.truncate is False else "truncate")
+    done = await request.exchange.classify(texts, model=None, options=options)
+    predictions = every_prediction(done.outcomes)
+    batch = [ranking(p["logits" if body.raw_scores else "scores"]) for p in predictions]
+    return JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], done.server_timing)
+
+
+ADAPTER = Adapter([*router.routes, *predict_router.routes], instances=frozenset({"/predict"}))

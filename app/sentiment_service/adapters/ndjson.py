@@ -7,9 +7,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.pairs import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
-from sentiment_service.http.body import parse
+from sentiment_service.http.body import INLINE_BYTES, parse
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.requests.validation import text_or_pair
 from sentiment_service.results import Outcome, item
@@ -35,6 +36,19 @@ class Line:
     reserved: int = 0  # bytes, which are released when the line is answered
 
 
+@dataclass(frozen=True, slots=True)
+class LongLine:
+    """A line that is too long to be parsed on the event loop."""
+
+    content: bytes
+    number: int
+    reserved: int
+
+    def parsing(self) -> Steps[Line]:
+        yield
+        return Line(*_parsed(self.content, self.number), self.reserved)
+
+
 class LineReader:
     """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
 
@@ -55,7 +69,7 @@ class LineReader:
         self._invalid = 0  # lines in a row until now
         self._reserved = 0  # bytes of that line, and of lines not answered yet
 
-    def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line]]:
+    def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line | LongLine]]:
         """The lines that end in this piece, in groups.
 
         ``group_bytes`` is called when a group begins. The group ends with the line that makes it
@@ -82,7 +96,7 @@ class LineReader:
         self._grow(len(rest))
         self._keep(rest)
 
-    def end(self) -> list[Line]:
+    def end(self) -> list[Line | LongLine]:
         """The last line, if the stream ended without a newline."""
         return self._line(b"")
 
@@ -100,7 +114,12 @@ class LineReader:
             )
         self._reserved += size
 
-    def answered(self, lines: Iterable[Line]) -> None:
+    def parsed(self, line: Line) -> Line:
+        """Count the line among those in a row that are not valid, or end that row."""
+        self._invalid = self._invalid + 1 if isinstance(line.text, ServiceError) else 0
+        return line
+
+    def answered(self, lines: Iterable[Line | LongLine]) -> None:
         """Release the bytes that are reserved for these lines."""
         self._give_back(sum(line.reserved for line in lines))
 
@@ -108,7 +127,7 @@ class LineReader:
         """Release all reserved bytes: no more lines will be answered."""
         self._give_back(self._reserved)
 
-    def _line(self, end: bytes) -> list[Line]:
+    def _line(self, end: bytes) -> list[Line | LongLine]:
         self._grow(len(end))
         number, error = self._number, self._error
         content, reserved = (bytes(self._kept) + end).strip(), len(self._kept)
@@ -116,10 +135,10 @@ class LineReader:
         if error is not None:
             return [Line(NO_ID, error)]
         if content:
-            line = Line(*_parsed(content, number), reserved)
             self._blank -= 1
-            self._invalid = self._invalid + 1 if isinstance(line.text, ServiceError) else 0
-            return [line]
+            if len(content) > INLINE_BYTES:
+                return [LongLine(content, number, reserved)]
+            return [self.parsed(Line(*_parsed(content, number), reserved))]
         self._blank += 1
         self._give_back(reserved)
         return []

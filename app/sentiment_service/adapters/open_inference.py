@@ -97,11 +97,6 @@ async def infer(request: HttpRequest) -> Response:
 
 
 def served(request: HttpRequest) -> Classifier:
-    """The classifier that the path names.
-
-    Raises:
-        ModelNotFound: no model has that name, or the model does not have that version.
-    """
     version = request.path_params.get("version", VERSION)
     return of_version(request.exchange.service, request.path_params["name"], version)
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from sentiment_service.adapters.forms import TextParameters
-from sentiment_service.adapters.ndjson import NO_ID, Line, LineReader, answer_line
+from sentiment_service.adapters.ndjson import NO_ID, Line, LineReader, LongLine, answer_line
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.text.options import Overflow, TextOptions
 from sentiment_service.engine.text.pairs import Text
@@ -28,8 +28,7 @@ from sentiment_service.errors import (
     TooManyTexts,
     UnsupportedMediaType,
 )
-from sentiment_service.http.body import media_type
-from sentiment_service.http.decoding import Decoder, decoder
+from sentiment_service.http.body import Decoder, decoder, media_type
 from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute
 from sentiment_service.http.openapi import ERRORS, documented, text_example
 from sentiment_service.requests.service import Adapter
@@ -224,11 +223,12 @@ class StreamedAnswers(Response):
             self._failure = error
         await self._groups.put(None)
 
-    async def _answer(self, lines: Sequence[Line], admitted: asyncio.Event) -> bytes:
+    async def _answer(self, cut: Sequence[Line | LongLine], admitted: asyncio.Event) -> bytes:
         """The answers to a group of lines, in their order: a result or an error for each.
 
         ``admitted`` is set when the group has passed the gate, or will never pass it.
         """
+        lines = [await self._parsed(line) for line in cut]
         texts = [line.text for line in lines]
         try:
             work = self._classified(texts, admitted)
@@ -244,6 +244,15 @@ class StreamedAnswers(Response):
         return b"".join(
             answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
         )
+
+    async def _parsed(self, line: Line | LongLine) -> Line:
+        if isinstance(line, Line):
+            return line
+        try:
+            parsed = await self._service.step_thread.run(line.parsing(), deadline=math.inf)
+        except ServiceError as error:
+            return Line(NO_ID, error, line.reserved)
+        return self._lines.parsed(parsed)
 
     async def _classified(
         self, texts: Sequence[Text | ServiceError], admitted: asyncio.Event
@@ -261,7 +270,7 @@ class StreamedAnswers(Response):
             second = await self._classified(texts[middle:], admitted)
             return Classification(classifier.model, first.outcomes + second.outcomes, stages={})
 
-    async def _arriving(self, receive: Receive) -> AsyncIterator[list[Line]]:
+    async def _arriving(self, receive: Receive) -> AsyncIterator[list[Line | LongLine]]:
         gate, reserved, more = self._classifier.stream_gate, 0, True
         while more:
             message = await self._message(receive)

@@ -65,12 +65,7 @@ class TextTensor(BaseModel):
     data: Annotated[list[str], PlainValidator(_data)] | None = None
 
     def texts(self, binary: bytes, max_texts: int) -> list[str]:
-        """The texts; ``binary`` is what follows the JSON.
-
-        Raises:
-            TooManyTexts: there are more than ``max_texts``.
-            InvalidRequest: they are not where the tensor says, or not as many.
-        """
+        """The texts; ``binary`` is what follows the JSON."""
         size = self.parameters.binary_data_size
         if (size is None) == (self.data is None):
             raise InvalidRequest(
@@ -139,11 +134,6 @@ class Output:
 
 
 def of_version(service: Service, name: str, version: str) -> Classifier:
-    """The classifier of a model and a version of it.
-
-    Raises:
-        ModelNotFound: no model has that name, or the model does not have that version.
-    """
     classifier = service.models.classifier(name)
     if version != VERSION:
         raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
@@ -165,11 +155,7 @@ def metadata_of(model: Model) -> dict[str, Any]:
 
 
 def asked_outputs(body: InferRequest, model: Model) -> list[RequestedOutput]:
-    """The outputs that the request names, or all that the model has.
-
-    Raises:
-        InvalidRequest: the model has no such output.
-    """
+    """The outputs that the request names, or all that the model has."""
     known = _outputs_of(model)
     if {output.name for output in body.outputs} - {output.name for output in known}:
         raise InvalidRequest("outputs: only a model of sentiment has polarity")
@@ -204,12 +190,7 @@ def pack(texts: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes, max_texts: int) -> list[str]:
-    """The texts of a tensor.
-
-    Raises:
-        TooManyTexts: there are more than ``max_texts``. The rest is not looked at.
-        InvalidRequest: a length points beyond the end of the data, or an element is not UTF-8.
-    """
+    """The texts of a tensor."""
     texts: list[str] = []
     start = 0
     while start < len(data):

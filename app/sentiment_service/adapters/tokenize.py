@@ -13,7 +13,6 @@ from sentiment_service.engine.text.pairs import Offset, PairTokenizer, Text, Tex
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT
 from sentiment_service.errors import ServiceError, TooManyTexts
 from sentiment_service.http.body import read_body
-from sentiment_service.http.classify import Answered
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import (
     EMPTY,
@@ -23,6 +22,7 @@ from sentiment_service.http.openapi import (
     documented_body,
     example,
 )
+from sentiment_service.http.routes import Answered
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import RequestBody, Texts, as_list
 from sentiment_service.results import FailedItem, item
@@ -161,9 +161,6 @@ def tokens_steps(
     """The tokens of each text, or the error that says why it cannot be classified.
 
     Each text is one step. Special tokens are left out unless ``special`` is true.
-
-    Raises:
-        TooManyTexts: all texts together have more than ``max_tokens`` tokens that the model sees.
     """
     results: list[Tokens | ServiceError] = []
     remaining = max_tokens

@@ -71,12 +71,7 @@ CEILING = 2.0  # times the goal; what is above is not drawn
 
 
 def bench(options: Namespace, own: Mapping[str, Any]) -> None:
-    """Measure the service at the URL, or one that is started with the settings ``own``.
-
-    Raises:
-        UserError: the texts or the service cannot be used, or no rate keeps the goal.
-        OSError: a file cannot be read or written.
-    """
+    """Measure the service at the URL, or one that is started with the settings ``own``."""
     if options.picture:
         import matplotlib as mpl  # before the measurement, if it is missing
 
@@ -142,12 +137,7 @@ def _say(line: str) -> None:
 
 
 def texts_of_file(path: Path, column: str) -> list[str]:
-    """The first texts of a file that are not empty.
-
-    Raises:
-        UserError: the file cannot be used, or has no such text.
-        OSError: it cannot be read.
-    """
+    """The first texts of a file that are not empty."""
     check_is_file(path)
     found = (text for chunk in open_table(path, column).chunks() for text in chunk.texts)
     given = (text for text in found if isinstance(text, str) and text.strip())
@@ -294,11 +284,7 @@ class Measurement:
         self._late_ms = max(LATE_MS, goal_ms * LATE_SHARE)
 
     def start(self) -> float:
-        """A rate at which the service is half busy, from requests that are sent one by one.
-
-        Raises:
-            UserError: even these are not answered in time.
-        """
+        """A rate at which the service is half busy, from requests that are sent one by one."""
         alone = run(self._target.load(self._bodies, LONE_S, None))
         if fault := _not_ok(alone):
             raise UserError(f"requests that are sent one by one fail: {fault}")

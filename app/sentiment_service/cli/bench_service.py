@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import httptools
 from prometheus_client.parser import text_string_to_metric_families
 
-from sentiment_service.children import child_command
 from sentiment_service.cli.load_generator import Load
 from sentiment_service.errors import UserError, first_line
+from sentiment_service.installation import child_command
 from sentiment_service.settings.settings import PREFIX
 
 ADDRESS = re.compile(r"(https?)://[\d.\[:\]]+:(\d+)")
@@ -38,11 +38,7 @@ class Server:
     """
 
     def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start it and wait for its address.
-
-        Raises:
-            RuntimeError: it ended without one; the message is what it logged.
-        """
+        """Start it and wait for its address."""
         self._process = subprocess.Popen(  # noqa: S603 - our own commands
             command, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -81,9 +77,6 @@ def own_service(settings: Mapping[str, object]) -> Server:
     """Start ``sentiment serve`` on a free port of loopback, in our environment.
 
     ``settings`` are names with values as a command line gives them.
-
-    Raises:
-        UserError: it did not start.
     """
     away = tuple(f"{PREFIX}{name}" for name in REMOTE)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(away)}
@@ -113,11 +106,6 @@ class Target:
     timeout_s: float = TIMEOUT_S
 
     def check(self, body: str) -> None:
-        """Send a body once.
-
-        Raises:
-            UserError: there is no answer, or it is not that of the service.
-        """
         try:
             status, answer = self._ask("/classify", body.encode())
         except ssl.SSLCertVerificationError as error:

@@ -9,33 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.errors import UserError, system_error
-from sentiment_service.extras import missing_extra
-from sentiment_service.files import arguments as classify_arguments
-from sentiment_service.files.arguments import LOCAL, ClassifyOptions, input_fault, url_fault
+from sentiment_service.files import command as classify_command
+from sentiment_service.files.command import LOCAL, ClassifyOptions, input_fault, url_fault
+from sentiment_service.installation import missing_extra
 from sentiment_service.observability import logs
-from sentiment_service.server.addresses import check_ports
 from sentiment_service.server.process import (
+    check_ports,
     open_standard_files,
     raise_file_limit,
     return_long_blocks,
 )
-from sentiment_service.server.workers.worker_process import Assignment, worker_count
 from sentiment_service.settings.credentials import Credentials
-from sentiment_service.settings.flags import (
+from sentiment_service.settings.formats import POSITIVE
+from sentiment_service.settings.settings import Settings
+from sentiment_service.settings.sources import (
     CommandParser,
     add_settings,
     add_settings_in_groups,
     add_version,
-)
-from sentiment_service.settings.formats import POSITIVE
-from sentiment_service.settings.settings import Settings
-from sentiment_service.settings.sources import (
     check_key_variables,
     load_settings,
     read_credentials,
     sources,
     unknown_variables,
 )
+from sentiment_service.workers.worker_process import Assignment, worker_count
 
 DESCRIPTION = """\
 Tell whether short texts are positive, neutral or negative. A model for English is
@@ -148,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="sentiment classify [OPTION]... [TEXT]...",
         help="classify texts and files of texts",
     )
-    classify_arguments.add_arguments(classify)
-    add_settings(classify, LOCAL, classify_arguments.DESCRIPTIONS)
+    classify_command.add_arguments(classify)
+    add_settings(classify, LOCAL, classify_command.DESCRIPTIONS)
 
     bench = commands.add_parser(
         "bench",
@@ -157,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         help="find out how many requests per second are answered in time",
     )
     _add_bench_arguments(bench)
-    add_settings(bench, BENCH_SETTINGS, classify_arguments.DESCRIPTIONS)
+    add_settings(bench, BENCH_SETTINGS, classify_command.DESCRIPTIONS)
 
     doctor = commands.add_parser(
         "doctor",
@@ -167,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         "for each check, 'ok' or 'PROBLEM' and what helps. The exit code is 1 if there is a "
         "problem.",
     )
-    model = {"model": classify_arguments.DESCRIPTIONS["model"]}
+    model = {"model": classify_command.DESCRIPTIONS["model"]}
     add_settings(doctor, LOCAL, model)
     return parser
 
@@ -260,14 +258,15 @@ def _serve(
             check_ports(settings)  # an export takes minutes
             settings = with_bundles(settings, watch=True)
             if (workers := worker_count(settings)) > 1:
-                from sentiment_service.server.workers import supervisor
+                from sentiment_service.workers import supervisor
 
                 return supervisor.run(settings, credentials, workers)
-        else:
-            settings = assignment.applied_to(settings)
-        from sentiment_service.server.server import run
+            from sentiment_service.server.server import run
 
-        return run(settings, credentials, assignment)
+            return run(settings, credentials)
+        from sentiment_service.workers import member
+
+        return member.run(assignment.applied_to(settings), credentials, assignment)
     except (UserError, ImportError, MemoryError, SystemError, OSError):
         raise
     except Exception:
@@ -318,7 +317,7 @@ def _counts(value: str) -> list[int]:
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
-    if fault := classify_arguments.fault(options, settings):
+    if fault := classify_command.fault(options, settings):
         _say(fault)
         return 2
     chosen = ClassifyOptions.from_arguments(options)
@@ -329,7 +328,5 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
         from sentiment_service.exported_models import with_bundles
 
         settings = with_bundles(settings, _say)
-    from sentiment_service.files import command
-
-    command.classify(chosen, settings)
+    classify_command.classify(chosen, settings)
     return 0

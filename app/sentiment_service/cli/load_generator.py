@@ -29,8 +29,8 @@ import httptools
 import numpy as np
 import uvloop
 
-from sentiment_service.children import child_command
 from sentiment_service.errors import UserError
+from sentiment_service.installation import child_command
 from sentiment_service.server.process import raise_file_limit
 
 COMMAND = child_command("from sentiment_service.cli.load_generator import main")
@@ -132,7 +132,6 @@ class Outcome:
         return float(np.percentile(latencies, percent)) * 1000 if latencies else float("nan")
 
     def add(self, other: "Outcome") -> None:
-        """Add what another process saw at the same time."""
         self.seconds = other.seconds
         self.delays += other.delays
         for status, latencies in other.latencies.items():
@@ -159,11 +158,6 @@ class Generator:
             process.communicate()
 
     def outcome(self) -> Outcome:
-        """Wait for the end and return the outcome.
-
-        Raises:
-            UserError: no connection could be opened.
-        """
         outcome = Outcome()
         for process in self._processes:
             output, errors = process.communicate()

@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.errors import InvalidRequest, UserError
-from sentiment_service.files.table import (
-    Chunk,
-    Table,
-    TextOrError,
-    check_names,
-    column_index,
-    split_into_chunks,
-)
+from sentiment_service.files.results import column_index
+from sentiment_service.files.table import Chunk, Table, TextOrError, check_names, split_into_chunks
 from sentiment_service.files.text_files import MAX_FIELD_CHARS, TextFile, inner_suffix
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -65,7 +59,7 @@ def read_rows(
     rest, number = iter(lines), 1
     waiting: deque[str] = deque()  # lines that a faulty quote had taken
     while line := waiting.popleft() if waiting else next(rest, ""):
-        row = Row(number, _split(line, separator))
+        row = Row(number, line.rstrip("\r\n").split(separator))
         if quotes and '"' in line:
             taken = [line]
             try:
@@ -81,10 +75,6 @@ def read_rows(
         number += row.lines
         if line.strip("\r\n"):
             yield row
-
-
-def _split(line: str, separator: str) -> list[str]:
-    return line.rstrip("\r\n").split(separator)
 
 
 def _taking(taken: list[str], waiting: deque[str], rest: Iterator[str]) -> Iterator[str]:

@@ -14,12 +14,7 @@ from typing import Any
 
 from sentiment_service.files.csv_table import SEPARATORS, CsvTable
 from sentiment_service.files.json_tables import JsonListTable, JsonlTable, parsed
-from sentiment_service.files.result_columns import (
-    ResultColumns,
-    ResultItem,
-    error_text,
-    free_names,
-)
+from sentiment_service.files.results import ResultColumns, ResultItem, error_text, free_names
 from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,
@@ -33,8 +28,6 @@ from sentiment_service.files.text_files import SURROGATEESCAPE_OR_REPLACE, TextF
 
 
 class TextOutput(Output):
-    """A file of text."""
-
     @abstractmethod
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         """A line for each row, with its line end."""
@@ -149,12 +142,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def open_table(path: Path, column: str) -> Table:
-    """Open a file and check its beginning. ``column`` is that of the texts.
-
-    Raises:
-        UserError: the file cannot be used.
-        OSError: it cannot be read.
-    """
+    """Open a file and check its beginning. ``column`` is that of the texts."""
     match inner_suffix(path):
         case ".txt":
             return LinesTable(path)
@@ -171,8 +159,6 @@ def open_table(path: Path, column: str) -> Table:
 
 
 class LinesTable(TextColumn):
-    """A file with a text in each line."""
-
     def __init__(self, path: Path) -> None:
         self._file = TextFile(path)
         super().__init__(self._file.lines())

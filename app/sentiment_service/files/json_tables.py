@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from sentiment_service.errors import EmptyText, InvalidRequest, UserError
+from sentiment_service.files.results import column_index
 from sentiment_service.files.table import (
     Chunk,
     Table,
     TextOrError,
     check_names,
-    column_index,
     json_text,
     split_into_chunks,
 )

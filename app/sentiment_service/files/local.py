@@ -27,8 +27,8 @@ from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning.plan import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
-from sentiment_service.files.result_columns import ResultColumns, with_reason
-from sentiment_service.files.table import READ_AHEAD_CHUNKS, Advance, Chunk, ClassifiedChunk
+from sentiment_service.files.results import Advance, ResultColumns, with_reason
+from sentiment_service.files.table import READ_AHEAD_CHUNKS, Chunk, ClassifiedChunk
 from sentiment_service.results import Outcome, item
 from sentiment_service.settings.settings import Settings
 
@@ -65,11 +65,6 @@ class LocalClassifier:
     def __init__(
         self, settings: Settings, *, measure: bool, threshold: float | None = None
     ) -> None:
-        """Load the model.
-
-        Raises:
-            UserError: the bundle or the device cannot be used.
-        """
         path = bundles_to_use(settings.model)[0]
         cpus, config = available_cpus(), settings.engine_config()
         *_, (runners, threads) = ways_to_share(
@@ -103,7 +98,7 @@ class LocalClassifier:
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda _: None,
+        advance: Advance = lambda *_: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         classified = self.outcomes(
             chunks, read_ahead=read_ahead, advance=advance, options=self._options
@@ -117,14 +112,10 @@ class LocalClassifier:
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda _: None,
+        advance: Advance = lambda *_: None,
         options: TextOptions = DEFAULTS,
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
-        """The same for Python: an error as an exception, in the place of its text.
-
-        Raises:
-            InvalidRequest: the options have no meaning for the model.
-        """
+        """The same for Python: an error as an exception, in the place of its text."""
         self._model.check(options)
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
         waiting: deque[tuple[Chunk, Callable[[], _TokenizedChunk]]] = deque()

@@ -5,15 +5,18 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from sentiment_service.atomic_files import FileLock, sync
 from sentiment_service.errors import CannotContinue, UserError
-from sentiment_service.files.report import Tally
-from sentiment_service.files.result_columns import ResultItem
+from sentiment_service.files.results import ResultItem, Tally
 from sentiment_service.files.table import Chunk, Output
+
+# An attribute of a complete file, with the identity of its run. Not all file systems have any.
+ATTRIBUTE = "user.sentiment.run"
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +94,14 @@ class OutputFile:
             UserError: there is an unfinished run: of another identity, or ``resume`` is not set.
         """
         self._output, self._resumable = output, "input" in identity
-        identity = json.loads(json.dumps({"run": "sentiment classify", **identity}))
+        identity = _as_json(identity)
+        if self.saved and (change := _change(self._identity, identity)):
+            raise UserError(
+                f"{self.partial} cannot be continued: {change}; choose another --output, or "
+                "delete the file to start anew"
+            )
+        self._identity = identity
         if self.saved:
-            self._check_same(identity)
             if not resume:
                 raise UserError(
                     f"{self.partial} holds the results of an unfinished run; add --resume to "
@@ -116,6 +124,21 @@ class OutputFile:
     def saved_rows(self) -> int:
         return sum(chunk.tally["rows"] for chunk in self.saved)
 
+    def check_complete(self, identity: dict[str, Any]) -> None:
+        """Return if the complete file is of a run with this identity, or of an unknown one.
+
+        Raises:
+            UserError: it is of another one.
+        """
+        made: dict[str, Any] = {}
+        with suppress(AttributeError, OSError):
+            made = _json_line(os.getxattr(self.target, ATTRIBUTE))
+        if made and (change := _change(made, _as_json(identity))):
+            raise UserError(
+                f"{self.target} is complete, but of another run: {change}; --overwrite classifies "
+                "again, or choose another --output"
+            )
+
     def add(self, chunk: Chunk, results: Sequence[ResultItem], tally: Tally) -> None:
         """Save a finished chunk and its counts.
 
@@ -136,6 +159,8 @@ class OutputFile:
     def finish(self) -> None:
         """Give the file its name, at which it is complete."""
         complete = self._output.finish(self.partial)
+        with suppress(AttributeError, OSError):
+            os.setxattr(complete, ATTRIBUTE, f"{json.dumps(self._identity)}\n".encode())
         sync(complete)
         complete.replace(self.target)
         if complete != self.partial:
@@ -176,18 +201,6 @@ class OutputFile:
             self.saved.append(chunk)
         return identity
 
-    def _check_same(self, identity: dict[str, Any]) -> None:
-        changes = [
-            f"{name} was {self._identity.get(name)!r} and is {identity.get(name)!r} now"
-            for name in {**identity, **self._identity}
-            if self._identity.get(name) != identity.get(name)
-        ]
-        if changes:
-            raise UserError(
-                f"{self.partial} cannot be continued: {changes[0]}; choose another --output, or "
-                "delete the file to start anew"
-            )
-
     def _keep_undamaged(self) -> None:
         """Forget the first damaged chunk and those after it."""
         start = self._file.seek(len(self._output.header))
@@ -215,6 +228,22 @@ class OutputFile:
             self._log.close()
         self._file.close()
         self._lock.close()
+
+
+def _as_json(identity: dict[str, Any]) -> dict[str, Any]:
+    """The identity of a run as it is read again: with lists in the place of tuples."""
+    whole: dict[str, Any] = json.loads(json.dumps({"run": "sentiment classify", **identity}))
+    return whole
+
+
+def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What tells two runs apart; empty if nothing does."""
+    changes = (
+        f"{name} was {before.get(name)!r} and is {now.get(name)!r} now"
+        for name in {**now, **before}
+        if before.get(name) != now.get(name)
+    )
+    return next(changes, "")
 
 
 def _json_line(line: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parquet files, and columns of Arrow. They need pyarrow, from the extra ``files``."""
+"""Parquet files. They need pyarrow, from the extra ``files``."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -7,17 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sentiment_service.errors import CannotContinue, EmptyText, UserError, first_line
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.errors import CannotContinue, UserError, first_line
+from sentiment_service.files.results import ResultColumns, ResultItem, column_index, is_text, texts
 from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,
     ClassifiedChunk,
     Output,
     Table,
-    TextOrError,
     check_names,
-    column_index,
     json_text,
 )
 from sentiment_service.files.text_files import well_formed
@@ -57,9 +55,6 @@ class ParquetTable(Table):
         """See ``Table``. Dates and times are text, and durations are numbers in their unit.
 
         Python's types for them have neither nanoseconds nor years after 9999.
-
-        Raises:
-            UserError: a column has values that cannot be written as text.
         """
         schema = pa.schema([(field.name, _writable(field.type)) for field in rows.schema])
         try:
@@ -145,30 +140,10 @@ class ParquetOutput(Output):
         ]
 
 
-def texts(column: pa.Array) -> list[TextOrError]:
-    """The texts of a column of strings; an error for a row without a text.
-
-    Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
-    """
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
-    return [
-        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
-        for raw in column.cast(pa.large_binary()).to_pylist()
-    ]
-
-
 def _opened(path: Path) -> pq.ParquetFile:
     # Spark's old timestamps (INT96) have microseconds. By default, they would be read as
     # nanoseconds, in which the year 9999 becomes 1816 without an error.
     return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds texts, or nothing at all."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
 def _writable(kind: pa.DataType) -> pa.DataType:

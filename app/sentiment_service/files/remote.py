@@ -8,14 +8,9 @@ from typing import Any
 from sentiment_client import Client, ItemError, Outcome, SentimentError
 
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files.result_columns import ResultColumns, ResultItem, with_reason
-from sentiment_service.files.table import (
-    READ_AHEAD_CHUNKS,
-    Advance,
-    Chunk,
-    ClassifiedChunk,
-    TextOrError,
-)
+from sentiment_service.files.results import Advance, ResultColumns, ResultItem, with_reason
+from sentiment_service.files.table import READ_AHEAD_CHUNKS, Chunk, ClassifiedChunk, TextOrError
+from sentiment_service.results import item
 
 BATCH_TEXTS = 32  # a service can classify so many texts within a deadline, even long ones
 CONCURRENCY = 8
@@ -29,11 +24,6 @@ class RemoteClassifier:
     """The default model of the service at a URL."""
 
     def __init__(self, url: str, api_key: str | None, *, threshold: float | None) -> None:
-        """Ask the service which model it serves.
-
-        Raises:
-            UserError: the service does not answer, or refuses the URL or the key.
-        """
         try:
             self._client = Client(
                 url,
@@ -61,7 +51,7 @@ class RemoteClassifier:
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda _: None,
+        advance: Advance = lambda *_: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         """See ``TableClassifier``. The client decides how far it reads ahead, if it may."""
         for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
@@ -87,7 +77,7 @@ def _result(text: TextOrError, outcomes: Iterator[Outcome], advance: Advance) ->
     outcome = next(outcomes) if isinstance(text, str) else text
     advance(1)
     if isinstance(outcome, ServiceError):
-        return {"error": {"code": outcome.code, "message": outcome.detail}}
+        return item(outcome)
     members = asdict(outcome)
     if isinstance(outcome, ItemError):
         return {"error": members}

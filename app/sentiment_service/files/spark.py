@@ -21,9 +21,8 @@ from sentiment_service.engine.model.bundle import (
 )
 from sentiment_service.errors import UserError
 from sentiment_service.files.local import LocalClassifier
-from sentiment_service.files.parquet import texts
-from sentiment_service.files.result_columns import ResultColumns
-from sentiment_service.files.table import CHUNK_ROWS, Chunk, column_index
+from sentiment_service.files.results import ResultColumns, column_index, texts
+from sentiment_service.files.table import CHUNK_ROWS, Chunk
 from sentiment_service.settings.settings import Settings
 
 # The directory inside of the archive that Spark copies to the nodes.

@@ -9,13 +9,13 @@ import stat
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.result_columns import ResultColumns, ResultItem
+from sentiment_service.files.results import Advance, ResultColumns, ResultItem
 from sentiment_service.files.text_files import well_formed
 
 # The kinds of files that are written, and those that are read.
@@ -113,26 +113,8 @@ def _json_value(value: Any) -> Any:
             return value
 
 
-def column_index(
-    column: str, columns: Sequence[str], path: Path | str, option: str = "--column"
-) -> int:
-    """The position of the column that ``option`` names.
-
-    Raises:
-        UserError: the table has no such column.
-    """
-    if column not in columns:
-        names = ", ".join(map(repr, columns))
-        raise UserError(f"{path} has no column {column!r}; {option} accepts one of: {names}")
-    return columns.index(column)
-
-
 def check_names(columns: Sequence[str], path: Path) -> None:
-    """Refuse two columns of the same name: the output could hold only one of them.
-
-    Raises:
-        UserError: there are such columns.
-    """
+    """Refuse two columns of the same name: the output could hold only one of them."""
     counts = Counter(map(well_formed, columns))
     twice = [repr(name) for name, count in counts.items() if count > 1]
     if twice:
@@ -143,12 +125,7 @@ def check_names(columns: Sequence[str], path: Path) -> None:
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse directories, and pipes, from which a run could not be continued.
-
-    Raises:
-        OSError: the path cannot be accessed.
-        UserError: it does not exist, or is not a regular file.
-    """
+    """Refuse directories, and pipes, from which a run could not be continued."""
     if not path.exists():
         raise UserError(f"there is no file {path}")
     if not stat.S_ISREG(path.stat().st_mode):
@@ -203,8 +180,6 @@ class Output(ABC):
 # While one chunk of a table is written, the next two are computed.
 READ_AHEAD_CHUNKS = 2
 
-Advance = Callable[[int], object]
-
 
 class TableClassifier(Protocol):
     """Classifies tables.
@@ -221,7 +196,7 @@ class TableClassifier(Protocol):
         chunks: Iterable[Chunk],
         *,
         read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda _: None,
+        advance: Advance = lambda *_: None,
     ) -> Generator[ClassifiedChunk, None, None]:
         """Classify the chunks in order.
 

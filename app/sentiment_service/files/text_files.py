@@ -51,12 +51,7 @@ class TextFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the beginning.
-
-        Raises:
-            OSError: the file cannot be read.
-            UserError: it is of another kind, or most of its text outside of ASCII is not UTF-8.
-        """
+        """Read the beginning."""
         self.path = path
         self._size = path.stat().st_size
         self._position: Callable[[], int] = int

@@ -1,4 +1,5 @@
-"""Reads a request's body: its bytes, the JSON that they hold, and what that must be.
+"""Reads a request's body: its bytes, the JSON that they hold, and what that must be. Bodies are
+decompressed in small pieces, because a few bytes can expand to gigabytes.
 
 FastAPI could do this from the route's signature. But with a small model, time on the event loop
 matters, and FastAPI's errors would have to be rewritten to be clear.
@@ -7,21 +8,18 @@ matters, and FastAPI's errors would have to be rewritten to be clear.
 import asyncio
 import json
 import math
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import brotli
 import msgspec
 from starlette.types import Message
 
-from sentiment_service.engine.step_thread import Steps
-from sentiment_service.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
-    InvalidRequest,
-    PayloadTooLarge,
-    UnsupportedMediaType,
-)
-from sentiment_service.http.decoding import decompressed
+from sentiment_service import errors
+from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.http.exchange import HttpExchange, HttpRequest
+from sentiment_service.requests.exchange import Exchange
 from sentiment_service.requests.validation import NO_OBJECT, Body, Schema, checked
 
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
@@ -53,28 +51,15 @@ STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
-    """The body, decompressed and validated as ``schema``.
-
-    Raises:
-        UnsupportedMediaType: its content-type is not JSON, or its content-encoding is unknown.
-        PayloadTooLarge, Overloaded: it has too many bytes, see ``read_bytes``.
-        InvalidRequest: it is not JSON, or does not match the schema.
-        ClientDisconnected: the client disconnected before the body was complete.
-        DeadlineExceeded, ShuttingDown: there was no time to receive, decompress or parse it.
-    """
+    """The body, decompressed and validated as ``schema``."""
     body = await read_bytes(request)
     if not _is_json(media_type(request, b"content-type")):
-        raise UnsupportedMediaType("send JSON, with content-type: application/json")
+        raise errors.UnsupportedMediaType("send JSON, with content-type: application/json")
     return await validated(request, body, schema)
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
-    """A decompressed body, parsed as JSON and validated as ``schema``.
-
-    Raises:
-        InvalidRequest: it is not JSON, or does not match the schema.
-        DeadlineExceeded, ShuttingDown: there was no time to parse it.
-    """
+    """A decompressed body, parsed as JSON and validated as ``schema``."""
     if len(body) <= INLINE_BYTES:
         return checked(parse(body, "the body"), schema)
     exchange = request.exchange
@@ -113,10 +98,10 @@ async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
         arrived = exchange.arrival.complete
         message = await (request.receive() if arrived else _receive_in_time(request))
         if message["type"] == "http.disconnect":
-            raise ClientDisconnected("while sending the body")
+            raise errors.ClientDisconnected("while sending the body")
         piece = message.get("body", b"")
         if len(received) + len(piece) > max_bytes:
-            raise PayloadTooLarge(
+            raise errors.PayloadTooLarge(
                 f"the body has more than {max_bytes} bytes, the most that is accepted"
             )
         exchange.hold(len(piece))
@@ -126,7 +111,7 @@ async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
     if encoding:
         body = await decompressed(exchange, body, encoding)
     if not body:
-        raise InvalidRequest(empty)
+        raise errors.InvalidRequest(empty)
     return body
 
 
@@ -134,7 +119,9 @@ def _check_announced(exchange: HttpExchange, max_bytes: int) -> None:
     """Refuse a body by its content-length, before it is read."""
     announced = int(exchange.headers.get(b"content-length", 0))
     if announced > max_bytes:
-        raise PayloadTooLarge(f"the body has {announced} bytes; at most {max_bytes} are accepted")
+        raise errors.PayloadTooLarge(
+            f"the body has {announced} bytes; at most {max_bytes} are accepted"
+        )
     if announced > LONG_BYTES:
         if announced > exchange.service.inflight.remaining:
             raise exchange.refuse_body()
@@ -147,7 +134,7 @@ async def _receive_in_time(request: HttpRequest) -> Message:
         async with asyncio.timeout_at(request.exchange.deadline):
             return await request.receive()
     except TimeoutError:
-        raise DeadlineExceeded("the body did not arrive within the time allowed") from None
+        raise errors.DeadlineExceeded("the body did not arrive within the time allowed") from None
 
 
 def _header(request: HttpRequest, name: bytes) -> str:
@@ -167,13 +154,9 @@ def _is_json(media_type: str) -> bool:
 
 
 def parse(content: bytes, what: str, most_signs: int = MOST_SIGNS) -> Any:
-    """The value of a JSON document, of any type. ``what`` names the document in errors.
-
-    Raises:
-        InvalidRequest: it is not JSON, or has more than ``most_signs`` between its values.
-    """
+    """The value of a JSON document, of any type. ``what`` names the document in errors."""
     if len(content) > most_signs and _has_more_signs(content, most_signs):
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{what} has more than {most_signs} brackets, commas and colons outside its texts"
         )
     try:
@@ -207,10 +190,164 @@ def _parse_slowly(content: bytes, what: str) -> Any:
         return STRICT_DECODER.decode(content.decode(json.detect_encoding(content), "surrogatepass"))
     except json.JSONDecodeError as error:
         fault = error.msg.removesuffix(" at")
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{what} is not valid JSON: {fault} at character {error.pos}"
         ) from None
     except (ValueError, RecursionError):  # invalid UTF-8 raises a ValueError, too
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"{what} is not JSON in UTF-8, or too deeply nested, or has a huge number or NaN"
         ) from None
+
+
+# Small, because a piece is split into lines at once, and lines of JSON can be a few bytes long.
+PIECE_BYTES = 16_384
+# Text compresses to a tenth of its size, and seldom to a fiftieth. A body that expands more than
+# this was made to do harm. The ratio does not matter for the first UNSUSPICIOUS_BYTES.
+MAX_RATIO = 200
+UNSUSPICIOUS_BYTES = 1_048_576
+# What decompressing takes beside the content: zlib's, and brotli's beside its window.
+ZLIB_BYTES, BROTLI_BYTES = 49_152, 3_145_728
+# What is decompressed on the event loop, then in each step on the step thread, in 1 to 5 ms.
+FIRST_BYTES, STEP_BYTES = 65_536, 1_048_576
+
+
+class Decoder:
+    """Decompresses a body while it arrives. ``name`` is its encoding in errors.
+
+    ``pieces`` returns the content of up to ``PIECE_BYTES`` of data in pieces of that size at most,
+    and ``complete`` whether the end of the body has been among them. ``window`` returns the bytes
+    of memory that this takes until then, by the first byte of the body.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pieces: Callable[[bytes], Iterator[bytes]],
+        complete: Callable[[], bool],
+        window: Callable[[int], int] = lambda first: ZLIB_BYTES,
+    ) -> None:
+        self.window = window
+        self._name = name
+        self._pieces = pieces
+        self._complete = complete
+        self._taken = self._given = 0
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """The decompressed content of ``data``, in pieces of bounded size."""
+        self._taken += len(data)
+        # In slices, because zlib and brotli copy all input that is left for each piece they return.
+        for start in range(0, len(data), PIECE_BYTES):
+            for piece in self._pieces(data[start : start + PIECE_BYTES]):
+                self._given += len(piece)
+                if self._given > max(UNSUSPICIOUS_BYTES, MAX_RATIO * self._taken):
+                    raise errors.PayloadTooLarge(
+                        f"the decompressed body is more than {MAX_RATIO} times as long as the "
+                        "compressed one"
+                    )
+                yield piece
+
+    def end(self) -> None:
+        if self._taken and not self._complete():
+            raise errors.InvalidRequest(f"the body is incomplete: its {self._name} data has no end")
+
+
+def decoder(content_encoding: str) -> Decoder:
+    match content_encoding.strip().lower():
+        case "" | "identity":
+            return Decoder("identity", lambda data: iter([data]), lambda: True, lambda first: 0)
+        case "gzip" | "x-gzip":
+            return _zlib_decoder("gzip", zlib.MAX_WBITS | 16)
+        case "deflate":
+            return _zlib_decoder("deflate", zlib.MAX_WBITS)
+        case "br":
+            return _brotli_decoder()
+    raise errors.UnsupportedMediaType("content-encoding must be gzip, br or deflate")
+
+
+async def decompressed(exchange: Exchange, body: bytes, encoding: str) -> bytes:
+    max_bytes = exchange.service.settings.max_body_bytes
+    stream = decoder(encoding)
+    content = stream.decode(body)
+    pieces: list[bytes] = []
+    size = 0
+    wanted, piece = FIRST_BYTES, finish(_read_some(content, FIRST_BYTES))
+    inflight, window = exchange.service.inflight, 0
+    try:
+        while piece:
+            size += len(piece)
+            if size > max_bytes:
+                raise errors.PayloadTooLarge(
+                    f"the decompressed body has more than {max_bytes} bytes"
+                )
+            exchange.hold(len(piece))
+            pieces.append(piece)
+            if len(piece) < wanted:  # this was the last one, nearly always the first as well
+                break
+            if not window:  # others come while this one waits for the thread
+                if not inflight.take(stream.window(body[0])):
+                    raise exchange.refuse_body()
+                window = stream.window(body[0])
+            wanted, steps = STEP_BYTES, _read_some(content, STEP_BYTES)
+            piece = await exchange.service.step_thread.run(steps, deadline=exchange.deadline)
+    finally:
+        inflight.give(window)
+    stream.end()
+    return b"".join(pieces)
+
+
+def _read_some(content: Iterator[bytes], size: int) -> Steps[bytes]:
+    """The next ``size`` bytes or a few more; at the end, what is left."""
+    pieces = []
+    for piece in content:
+        pieces.append(piece)
+        size -= len(piece)
+        if size <= 0:
+            break
+    yield
+    return b"".join(pieces)
+
+
+def _zlib_decoder(name: str, window_bits: int) -> Decoder:
+    stream = zlib.decompressobj(window_bits)
+
+    def pieces(data: bytes) -> Iterator[bytes]:
+        try:
+            while data:
+                # Only one member is accepted, because each would need a decompressor of its own.
+                if stream.eof:
+                    raise errors.InvalidRequest(
+                        f"the body has more bytes after the end of its {name} data"
+                    )
+                yield stream.decompress(data, PIECE_BYTES)
+                data = stream.unconsumed_tail or stream.unused_data
+        except zlib.error:
+            raise errors.InvalidRequest(f"the body is not valid {name}") from None
+
+    return Decoder(name, pieces, lambda: stream.eof)
+
+
+def _brotli_decoder() -> Decoder:
+    stream = brotli.Decompressor()
+
+    def pieces(data: bytes) -> Iterator[bytes]:
+        try:
+            # The decompressor may still hold output after it has taken all input.
+            while piece := stream.process(data, output_buffer_limit=PIECE_BYTES):
+                yield piece
+                data = b""
+        except brotli.error:
+            raise errors.InvalidRequest("the body is not valid brotli") from None
+
+    return Decoder("brotli", pieces, lambda: bool(stream.is_finished()), _brotli_bytes)
+
+
+def _brotli_bytes(first: int) -> int:
+    """What a body takes that begins with this byte: RFC 7932, 9.1, has the size of the window."""
+    larger, smaller = first >> 1 & 7, first >> 4 & 7
+    if not first & 1:
+        bits = 16
+    elif larger:
+        bits = 17 + larger
+    else:
+        bits = 8 + smaller if smaller else 17
+    return (1 << bits) + BROTLI_BYTES

@@ -17,9 +17,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
-from sentiment_service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
+from sentiment_service.errors import PROBLEM, BadRequest, MethodNotAllowed, NotFound, ServiceError
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
-from sentiment_service.requests.problems import problem
 from sentiment_service.requests.service import Service
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -28,7 +27,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Shorter responses are not compressed, because compression takes time on the event loop.
 COMPRESS_BYTES = 8_192
-add_compress_type("application/problem+json")
+add_compress_type(PROBLEM)
 add_compress_type("application/x-ndjson", streaming=True)
 
 
@@ -85,7 +84,9 @@ class HttpExchange(Exchange):
         members: Mapping[str, Any] = {}
         if "route" in self._scope and not isinstance(error, MethodNotAllowed):
             members = self._scope["route"].error_members(type(error), error.detail)
-        await problem(error, self.request_id, **members)(self._scope, self._receive, self.send)
+        headers, body = error.answer(self.request_id, **members)
+        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
 
     def _route(self) -> str:
         if CONTROL.search(self.path):
@@ -93,7 +94,6 @@ class HttpExchange(Exchange):
         return next((route.path for route in self._matching()), UNMATCHED)
 
     def _matching(self) -> Iterator["Route"]:
-        """The routes that have its path, whatever their methods."""
         for route in self._router.routes:
             if isinstance(route, Route) and route.matches(self._scope)[0] is not Match.NONE:
                 yield route
@@ -109,7 +109,6 @@ class HttpExchange(Exchange):
         return super()._error(cause)
 
     def _no_route(self) -> NotFound:
-        """The error of a path that is not served."""
         if self.path == "/metrics":
             port = self.service.settings.metrics_port
             return NotFound(f"the metrics are on port {port} (--metrics-port)")
@@ -118,7 +117,6 @@ class HttpExchange(Exchange):
         return NotFound(f"no route has this path{docs}")
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.release()  # the client may read the answer slowly
             self._begun = True
@@ -176,12 +174,6 @@ class Route(APIRoute):
     encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the endpoint answer.
-
-        Raises:
-            MethodNotAllowed: the path has other methods.
-            ServiceError: the endpoint's error.
-        """
         # The exchange holds the scope: a cycle, which only the garbage collector would free.
         exchange: HttpExchange = scope.pop("exchange")
         exchange.route = self.path

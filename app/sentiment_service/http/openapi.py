@@ -5,29 +5,12 @@ components, and puts the document into the form that generators of clients need.
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
+from typing_extensions import TypedDict
 
-from sentiment_service.errors import (
-    DeadlineExceeded,
-    EmptyText,
-    InferenceFailed,
-    InvalidRequest,
-    ModelNotFound,
-    NotReady,
-    OutOfMemory,
-    Overloaded,
-    PayloadTooLarge,
-    RateLimited,
-    ServiceError,
-    ShuttingDown,
-    TextTooLong,
-    TooManyTexts,
-    Unauthorized,
-    UnsupportedMediaType,
-)
-from sentiment_service.requests.problems import MEDIA_TYPE, Problem
+from sentiment_service import errors
 
 REFERENCE = "#/components/schemas/{model}"
 JSON = "application/json"
@@ -47,21 +30,21 @@ EMPTY = {
 
 # The errors of a route that classifies.
 ERRORS = (
-    Unauthorized,
-    ModelNotFound,
-    PayloadTooLarge,
-    UnsupportedMediaType,
-    InvalidRequest,
-    EmptyText,
-    TextTooLong,
-    TooManyTexts,
-    Overloaded,
-    RateLimited,
-    InferenceFailed,
-    OutOfMemory,
-    NotReady,
-    ShuttingDown,
-    DeadlineExceeded,
+    errors.Unauthorized,
+    errors.ModelNotFound,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+    errors.InvalidRequest,
+    errors.EmptyText,
+    errors.TextTooLong,
+    errors.TooManyTexts,
+    errors.Overloaded,
+    errors.RateLimited,
+    errors.InferenceFailed,
+    errors.OutOfMemory,
+    errors.NotReady,
+    errors.ShuttingDown,
+    errors.DeadlineExceeded,
 )
 _DETAIL = "what was wrong, and what is accepted"
 _ID = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -86,6 +69,18 @@ FOREIGN_BODY: dict[str, Any] = {
 }
 
 
+class Problem(TypedDict):
+    """An error, in the format of RFC 9457."""
+
+    type: Annotated[str, Field(description="the code as a URN")]
+    title: Annotated[str, Field(description="the kind of error, for people")]
+    status: Annotated[int, Field(description="the status of the answer")]
+    detail: Annotated[str, Field(description="what was wrong, and what is accepted")]
+    code: Annotated[str, Field(description="the kind of error, for programs")]
+    error: Annotated[str, Field(description="the detail again, for Hugging Face clients")]
+    request_id: Annotated[str, Field(description="the answer's `x-request-id`")]
+
+
 def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with this schema."""
     body = schema.model_json_schema(ref_template=REFERENCE)
@@ -104,18 +99,18 @@ def text_example(text: str, media_type: str) -> dict[int | str, Any]:
     return {200: {"content": {media_type: {"schema": schema, "example": text}}}}
 
 
-def documented(*errors: type[ServiceError]) -> dict[int | str, Any]:
+def documented(*refusals: type[errors.ServiceError]) -> dict[int | str, Any]:
     """The ``responses`` of a route that may fail with these errors."""
     schema = TypeAdapter(Problem).json_schema(mode="serialization", ref_template=REFERENCE)
-    by_status: dict[int, list[type[ServiceError]]] = {}
-    for error in errors:
+    by_status: dict[int, list[type[errors.ServiceError]]] = {}
+    for error in refusals:
         by_status.setdefault(error.status, []).append(error)
     responses: dict[int | str, Any] = {}
     for status, kinds in by_status.items():
         examples = {kind.code: {"value": encoded(kind.document(_DETAIL, _ID))} for kind in kinds}
         responses[status] = {
             "description": ", ".join(kind.code for kind in kinds),
-            "content": {MEDIA_TYPE: {"schema": schema, "examples": examples}},
+            "content": {errors.PROBLEM: {"schema": schema, "examples": examples}},
         }
     return responses
 
@@ -125,13 +120,10 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
 
     Generators make one class of each component, but one of each copy of an inline schema. Many
     operations have the same errors. ``keys`` says whether requests need a key.
-
-    Raises:
-        ValueError: two different components have the same name.
     """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    errors = components.setdefault("responses", {})
+    refusals = components.setdefault("responses", {})
     if keys:
         components["securitySchemes"] = {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
     for operation in [o for methods in document["paths"].values() for o in methods.values()]:
@@ -143,13 +135,13 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
         for body in (operation.get("requestBody", {}), *answers.values()):
             for media_type, content in body.get("content", {}).items():
                 content["schema"] = _moved(content["schema"], schemas)
-                if media_type in (JSON, MEDIA_TYPE):
+                if media_type in (JSON, errors.PROBLEM):
                     _decode_examples(content)
         for status, answer in answers.items():
-            if error := answer.get("content", {}).get(MEDIA_TYPE):
+            if error := answer.get("content", {}).get(errors.PROBLEM):
                 kind = error["schema"]["$ref"].rpartition("/")[2]
                 name = ".".join([kind, *error["examples"]])
-                _add(name, answer, errors)
+                _add(name, answer, refusals)
                 answers[status] = {"$ref": f"#/components/responses/{name}"}
     document["paths"] = _plain(document["paths"])
     components["schemas"] = dict(sorted(_plain(schemas).items()))

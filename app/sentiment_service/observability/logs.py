@@ -139,7 +139,6 @@ class _Writer(QueueListener):
 
     @property
     def dropped(self) -> int:
-        """Number of lines that found the queue full or could not be written."""
         return self._lines.dropped + self._failed
 
     def end(self) -> None:

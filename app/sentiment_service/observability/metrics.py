@@ -56,12 +56,7 @@ class Gpu:
 
 
 class Nvml:
-    """The GPUs of this machine or container.
-
-    Raises:
-        ModuleNotFoundError: nvidia-ml-py is not installed.
-        Exception: there is no driver, or it does not work (``pynvml.NVMLError``).
-    """
+    """The GPUs of this machine or container."""
 
     def __init__(self) -> None:
         self._nvml = import_module("pynvml")

@@ -147,7 +147,6 @@ class SharedRegistry(CollectorRegistry):
         self.families: list[_Family[Any]] = []
 
     def publish(self) -> None:
-        """Write all numbers where other workers read them. Own scrapes do so by themselves."""
         for family in self.families:
             family.publish()
 
@@ -166,7 +165,6 @@ class Count:
         self.function: Callable[[], float] | None = None
 
     def publish(self) -> None:
-        """Write the value where other workers read it."""
         if self.function is not None:
             self.value = self.function()
         self._cells[0] = self.value
@@ -188,7 +186,6 @@ class Distribution:
 
     @property
     def count(self) -> int:
-        """The number of observed values."""
         return int(sum(self.counts))
 
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
@@ -200,7 +197,6 @@ class Distribution:
             self.exemplars[bucket] = Exemplar(dict(exemplar), value, time.time())
 
     def publish(self) -> None:
-        """Write counts and sum where other workers read them."""
         self._cells[:] = memoryview(array("d", [*self.counts, self.sum]))
 
 
@@ -255,7 +251,6 @@ class _Family(ABC, Collector, Generic[Series]):
         yield metric
 
     def publish(self) -> None:
-        """Write the numbers of this worker's series where other workers read them."""
         for series in self._series.values():
             series.publish()
 

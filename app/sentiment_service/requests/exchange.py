@@ -10,18 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from sentiment_service import errors
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.text.options import DEFAULTS, TextOptions
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.errors import (
-    ClientDisconnected,
-    InferenceFailed,
-    Overloaded,
-    ServiceError,
-    ShuttingDown,
-    TooManyTexts,
-    forget_frames,
-)
 from sentiment_service.observability.logs import log_request, trace_id
 from sentiment_service.observability.observers import ModelUse, count_request
 from sentiment_service.requests.limits import READING, timeout_ms
@@ -88,7 +80,7 @@ class Exchange(ABC):
         # The time by which it must be answered. It may set an earlier one.
         self.deadline = arrival.at + service.settings.deadline_ms / 1000
         self.route = UNMATCHED
-        self.status = InferenceFailed.status  # until the answer says otherwise
+        self.status = errors.InferenceFailed.status  # until the answer says otherwise
         self.code = ""  # of the error that was answered
         self.model_use = ModelUse()
         self._held = 0  # bytes of its body
@@ -102,7 +94,7 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    async def _fail(self, error: ServiceError, cause: BaseException) -> None:
+    async def _fail(self, error: errors.ServiceError, cause: BaseException) -> None:
         """Answer with an error, which ``cause`` led to."""
 
     async def run(self) -> None:
@@ -120,7 +112,7 @@ class Exchange(ABC):
             await self._answer()
         except (Exception, asyncio.CancelledError) as cause:
             error = self._error(cause)
-            forget_frames(cause)
+            errors.forget_frames(cause)
             await self._fail(error, cause)
         finally:
             seconds = time.perf_counter() - started
@@ -136,7 +128,7 @@ class Exchange(ABC):
 
     async def classify(
         self,
-        texts: Sequence[Text | ServiceError],
+        texts: Sequence[Text | errors.ServiceError],
         *,
         model: str | None,
         options: TextOptions = DEFAULTS,
@@ -145,10 +137,6 @@ class Exchange(ABC):
 
         The work is cancelled if the client leaves. A text that could not be read is the error that
         says so, and stays in its place.
-
-        Raises:
-            TooManyTexts: there are more texts than a request may have.
-            ServiceError: ``model`` is not served, or the request as a whole failed.
         """
         self.check_number(len(texts))
         classifier = self.service.models.classifier(model)
@@ -172,13 +160,8 @@ class Exchange(ABC):
         return done
 
     def check_number(self, texts: int) -> None:
-        """Return if a request may have as many texts.
-
-        Raises:
-            TooManyTexts: it may not.
-        """
         if texts > (most := self.service.settings.max_texts):
-            raise TooManyTexts(f"there are {texts} texts; at most {most} are accepted")
+            raise errors.TooManyTexts(f"there are {texts} texts; at most {most} are accepted")
 
     def asks(self, model: str, texts: int) -> None:
         """Note for the log what the request asks of a model; in a stream, texts add up."""
@@ -187,53 +170,44 @@ class Exchange(ABC):
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
         """Note for the log the tokens of the texts, and the time of each stage."""
-        tokens = (o["tokens"] for o in outcomes if not isinstance(o, ServiceError))
+        tokens = (o["tokens"] for o in outcomes if not isinstance(o, errors.ServiceError))
         self.model_use.tokens += sum(tokens)
         self.model_use.stages = done.stages
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, which is cancelled if the client leaves.
-
-        Raises:
-            ClientDisconnected: the client left.
-        """
+        """The result of ``work``, which is cancelled if the client leaves."""
         # ASGI does not cancel a request when its client disconnects, and to wait for its message
         # takes a task. So our server says it.
         arrival = self.arrival
         working = cast(asyncio.Task[Any], asyncio.current_task())
         if arrival.departed:
             work.close()
-            raise ClientDisconnected("the client left after its request")
+            raise errors.ClientDisconnected("the client left after its request")
         arrival.on_departure = working.cancel
         try:
             return await work
         except asyncio.CancelledError:
             if arrival.departed and not working.uncancel():  # 0: the server has not cancelled
-                raise ClientDisconnected("the client left before its answer") from None
+                raise errors.ClientDisconnected("the client left before its answer") from None
             raise
         finally:
             arrival.on_departure = None
 
     def hold(self, size: int) -> None:
-        """Take ``size`` of the bytes that the bodies of all requests together may hold.
-
-        Raises:
-            Overloaded: they hold too many already.
-        """
+        """Take ``size`` of the bytes that the bodies of all requests together may hold."""
         if not self.service.inflight.take(size):
             raise self.refuse_body()
         self._held += size
 
     def release(self) -> None:
-        """Give back the bytes that this request holds."""
         if self._held:
             self.service.inflight.give(self._held)
             self._held = 0
 
-    def refuse_body(self) -> Overloaded:
+    def refuse_body(self) -> errors.Overloaded:
         """Count this request as refused, because bodies take too many bytes; return its error."""
         inflight = self.service.inflight
-        error = Overloaded(
+        error = errors.Overloaded(
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
             reason="inflight_bytes",
         )
@@ -241,7 +215,6 @@ class Exchange(ABC):
         return error
 
     def _log(self, seconds: float, trace: str | None) -> None:
-        """Write its line. ``trace`` is the id of its trace."""
         use = self.model_use
         spent = {"duration": seconds, **use.stages}
         fields = {
@@ -258,16 +231,18 @@ class Exchange(ABC):
         quiet = self.verb in READING and self.path in self.service.often_asked
         log_request(fields, quiet=quiet and self.status < 400)
 
-    def _error(self, cause: BaseException) -> ServiceError:
+    def _error(self, cause: BaseException) -> errors.ServiceError:
         """The error that the client sees. What is not expected is logged."""
-        if isinstance(cause, ServiceError):
+        if isinstance(cause, errors.ServiceError):
             error = cause
         elif isinstance(cause, asyncio.CancelledError):
             # The server cancels unfinished requests when its time to stop is over.
-            error = ShuttingDown("the service shut down before the answer")
+            error = errors.ShuttingDown("the service shut down before the answer")
         else:
             logger.error("request %s failed", self.request_id, exc_info=cause)
-            error = InferenceFailed("unexpected error; search the service's log for the request_id")
+            error = errors.InferenceFailed(
+                "unexpected error; search the service's log for the request_id"
+            )
         self.code = error.code
         return error
 

@@ -3,10 +3,12 @@ adds to it: the formats of another server, or another protocol.
 """
 
 import asyncio
+import hashlib
 import importlib.metadata
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +20,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.tuning.plan import ServingPlan
-from sentiment_service.errors import NotReady, ShuttingDown
+from sentiment_service.errors import NotReady, ServiceError, ShuttingDown
 from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import ModelObserver, Tracer
@@ -34,58 +36,70 @@ if TYPE_CHECKING:
 # texts and tokens of a body take as much again, and the model must fit beside them.
 MEMORY_SHARE = 8
 MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bodies of full size
+TRIES_AGAIN_S = 1.0  # between two tests whether inference works again
+
+
+class Worker:
+    """This process among the workers of its service: unless told otherwise, the only one.
+
+    ``cpus`` is its share of the CPUs, and ``gpu_workers`` of them share a GPU.
+    """
+
+    def __init__(
+        self, board: Board | None = None, *, cpus: float = 0.0, gpu_workers: int = 1
+    ) -> None:
+        self.board = board or Board.alone()
+        self.cpus = cpus or available_cpus()
+        self.gpu_workers = gpu_workers
+
+    async def reload(self, models: ModelRegistry, name: str) -> None:
+        """Load a model again, at all workers of the service."""
+        await models.reload(name)
 
 
 class Service:
-    """Everything that the routes of an application share."""
-
     def __init__(
         self,
         settings: Settings,
         paths: Paths,
         *,
         credentials: Credentials | None = None,
-        board: Board | None = None,
-        cpus: float = 0.0,
-        gpu_workers: int = 1,
+        worker: Worker | None = None,
     ) -> None:
         """``paths`` are those of the application and its adapters.
 
-        ``credentials`` are what the settings' files say, unless they were read before. ``board``,
-        ``cpus``, a share of the CPUs, and ``gpu_workers``, how many of them share a GPU, are given
-        if this process is one of several workers.
+        ``credentials`` are what the settings' files say, unless they were read before.
         """
         self.settings = settings
         self.paths = paths
         self.often_asked = paths.probes | paths.quiet
-        self.board = board or Board.alone()
-        self.workers = statuses(self.board)
-        self.status = self.workers[self.board.number or 0]
-        # Writes this process's status on the board; the server sets it.
-        self.show_status: Callable[[], None] = lambda: None
+        self.worker = worker or Worker()
+        self.board = board = self.worker.board
+        self.workers = statuses(board)
+        self.status = self.workers[board.number or 0]
+        self.status.pid = os.getpid()
         credentials = credentials or Credentials.read(settings)
-        self.access = Access(settings, paths, self.board, credentials)
+        self.access = Access(settings, paths, board, credentials)
         self.proxies = Proxies(settings.trusted_proxies)
         self.version = importlib.metadata.version("sentiment-service")
-        self.cpus = cpus or available_cpus()
         self.started_at = int(time.time())  # Unix seconds
-        self.metrics = Metrics(self.board)
+        self.connections = 0  # that are open
+        self.metrics = Metrics(board)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
-        self.config = settings.engine_config(gpu_workers)
-        self.models = ModelRegistry(self.config, self.lifecycle, self.cpus, self._classifier_of)
-        # Loads a model again, at all workers of the service. A worker among several replaces it.
-        self.reload: Callable[[str], Awaitable[None]] = self.models.reload
+        self.config = settings.engine_config(self.worker.gpu_workers)
+        cpus = self.worker.cpus
+        self.models = ModelRegistry(self.config, self.lifecycle, cpus, self._classifier_of)
+        self._trying: asyncio.Task[None] | None = None
+        self._tries_at = 0.0
         self.step_thread: StepThread  # for work that would block the event loop; set by running()
         self.tracer: Tracer | None = None
         self.logs_requests = False  # set by running()
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
         share = max(least, min(available_memory() // MEMORY_SHARE, MOST_INFLIGHT_BYTES))
-        self.inflight = InflightBytes(
-            settings.max_inflight_bytes or share, self.board.parts("bodies")
-        )
+        self.inflight = InflightBytes(settings.max_inflight_bytes or share, board.parts("bodies"))
         # Lines of a stream have no deadline, so all streams together get only half of the bytes.
         self.stream_inflight = InflightBytes(
-            self.inflight.limit // 2, self.board.parts("streams"), within=self.inflight
+            self.inflight.limit // 2, board.parts("streams"), within=self.inflight
         )
 
     @asynccontextmanager
@@ -107,11 +121,7 @@ class Service:
             yield
 
     def check_live(self) -> None:
-        """Return while at least one worker can answer, or will probably recover.
-
-        Raises:
-            NotReady: the service must be restarted.
-        """
+        """Return while at least one worker can answer, or will probably recover."""
         try:
             self.models.check_live()
         except NotReady:
@@ -120,11 +130,7 @@ class Service:
                 raise
 
     async def check_ready(self) -> None:
-        """Return while at least one worker answers.
-
-        Raises:
-            NotReady, ShuttingDown: the service is starting, failing or stopping.
-        """
+        """Return while at least one worker answers."""
         try:
             await self.models.check_ready()
         except (NotReady, ShuttingDown):
@@ -134,13 +140,46 @@ class Service:
     def _others(self) -> list[WorkerStatus]:
         return [worker for worker in self.workers if worker is not self.status]
 
-    def sync_workers(self) -> None:
-        """Show the other workers what this one has and has counted, and count what they accepted.
+    async def reload(self, name: str) -> None:
+        """Load a model again, at all workers of the service."""
+        await self.worker.reload(self.models, name)
 
-        A worker among several calls this on its event loop, about ten times a second.
+    def show_status(self) -> None:
+        """Write on the board what this process is doing, and take from it what others count.
+
+        Each of several workers calls this about ten times a second on its event loop.
         """
-        self.metrics.registry.publish()
-        self.access.catch_up()
+        status = self.status
+        status.connections = self.connections
+        status.in_flight = int(self.metrics.requests_in_flight.value)
+        models = (classifier.model for classifier in self.models.classifiers.values())
+        served = " ".join(f"{model.name} {model.digest}" for model in models)
+        status.models = int.from_bytes(hashlib.sha256(served.encode()).digest()[:6])
+        status.phase_number = self._phase()
+        status.beats += 1
+        if len(self.workers) > 1:
+            self.metrics.registry.publish()
+            self.access.catch_up()
+
+    def _phase(self) -> WorkerPhase:
+        if self.lifecycle.stopping:
+            return WorkerPhase.STOPPING
+        try:
+            self.models.check_live()
+        except NotReady:
+            return WorkerPhase.HOPELESS
+        if self.models.good:
+            return WorkerPhase.READY
+        now = time.monotonic()
+        if now >= self._tries_at and (self._trying is None or self._trying.done()):
+            # Without requests, nothing else would find that inference works again.
+            self._tries_at = now + TRIES_AGAIN_S
+            self._trying = asyncio.create_task(self._try())
+        return WorkerPhase.NOT_READY
+
+    async def _try(self) -> None:
+        with suppress(ServiceError):  # it is tried again
+            await self.models.check_ready()
 
     def _classifier_of(self, model: Model, plan: ServingPlan) -> Classifier:
         observer = ModelObserver(self.metrics, self.tracer, model, version=self.version)
@@ -168,7 +207,7 @@ class SideServer(Protocol):
 class Adapter:
     """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
 
-    ``routes`` are HTTP's, of the class ``api.http_exchange.Route``; those at ``instances`` read
+    ``routes`` are HTTP's, of the class ``http.exchange.Route``; those at ``instances`` read
     Vertex AI's form. ``server`` makes a server on the event loop when the models are ready; it
     raises UserError if it cannot use its address. ``configured`` is for one that depends on the
     settings or on other adapters: it gets them, and returns the adapter to serve.

@@ -65,11 +65,7 @@ class RequestBody(BaseModel):
 
 
 def checked(value: Any, schema: Schema[Body]) -> Body:
-    """A parsed body, validated as ``schema``.
-
-    Raises:
-        InvalidRequest: it does not match the schema.
-    """
+    """A parsed body, validated as ``schema``."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
@@ -123,9 +119,6 @@ def parse_texts(value: Any) -> Text | list[Text]:
     """One text or pair, or a list of at least one. In a list, null is an empty text.
 
     So the place of a missing value, as tables have them, gets an error, and the others a result.
-
-    Raises:
-        PydanticCustomError: it is something else; the message names the place in a list.
     """
     if not isinstance(value, list):
         return _text(value)
@@ -235,5 +228,4 @@ class ClassifyRequest(RequestBody):
 
     @property
     def options(self) -> TextOptions:
-        """The same for the model."""
         return TextOptions(self.overflow, self.split, self.language, self.threshold)

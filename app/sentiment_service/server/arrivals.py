@@ -15,14 +15,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sentiment_service.requests.limits import PathSet
-from sentiment_service.server.addresses import cannot_listen, take_no_handshake
 from sentiment_service.server.connection import Buffers, Connection, TlsConnection
+from sentiment_service.server.process import cannot_listen, take_no_handshake
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.
 BACKLOG = 2048
-# Connections accepted in one iteration of the event loop. Each takes some 40 microseconds.
-ACCEPTED_AT_ONCE = 64
+# Connections that begin in one iteration of the event loop, and those that are looked at: a client
+# that has left before its connection was accepted costs a tenth, and more of them must not hold up
+# the others in the kernel's queue.
+ACCEPTED_AT_ONCE, LOOKED_AT_ONCE = 64, 512
 # Seconds before the next try when the process has no file descriptor or memory left.
 PAUSE_S = 0.25
 # Seconds for a handshake of TCP to complete after its first packet has arrived.
@@ -36,6 +38,9 @@ STARTS_AT_ONCE = 8
 # loop would never be idle, and the runners would wait in vain for Python's lock: the loop gives it
 # up for moments, too short for them to wake, and too often for Python to hand it over.
 PACED_AT_ONCE, PERIOD_S = 4, 0.005
+# An address whose connections mostly begin without work is taken as one connection that asks again
+# and again, when they are more than WORKLESS_PER_S and MOST_WORKLESS. Probes and scrapes are fewer.
+WORKLESS_PER_S, MOST_WORKLESS, MOST_ADDRESSES = 100, 16, 1_024
 # When requests wait longer than this, some clients will have no more time for their answers.
 PATIENCE_S = 0.1
 
@@ -97,7 +102,11 @@ class Arrivals:
             raise cannot_listen(host, port, error) from error
 
     def _next(self) -> socket.socket:
-        return self._site.accept()[0]
+        connection = self._site.accept()[0]
+        if _left(connection):
+            connection.close()
+            raise ConnectionAbortedError
+        return connection
 
     async def _refuse_more(self) -> None:
         take_no_handshake(self._site)
@@ -117,7 +126,8 @@ class Arrivals:
 
     def _accept_some(self) -> bool:
         """Accept some connections; return whether there may be more."""
-        for _ in range(ACCEPTED_AT_ONCE):
+        begun = 0
+        for _ in range(LOOKED_AT_ONCE):
             try:
                 connection = self._next()
             except BlockingIOError:
@@ -127,6 +137,19 @@ class Arrivals:
             connection.setblocking(False)
             self.accepted += 1
             self._take(connection)
+            begun += 1
+            if begun == ACCEPTED_AT_ONCE:
+                break
+        return True
+
+
+def _left(connection: socket.socket) -> bool:
+    """Whether the client has closed a connection on which it has sent nothing."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
         return True
 
 
@@ -282,24 +305,48 @@ class Turns:
 class Starts:
     """Begins requests: probes at once, others in turns, and those that repeat at a limited rate.
 
-    ``often_asked`` are the paths of probes. What reads them is short and does not wait.
+    ``often_asked`` are the paths of probes. What reads them is short and does not wait, unless it
+    is such reads that are repeated.
     """
 
     def __init__(self, often_asked: PathSet) -> None:
         self._often_asked = often_asked
         self._requests = Turns()
         self._repeated = Turns(PACED_AT_ONCE, PERIOD_S)
+        self._repeated_probes = Turns(PACED_AT_ONCE, PERIOD_S)
+        self._loop = asyncio.get_running_loop()
+        # Of each address: how many more of its connections began without work than with it, beyond
+        # what is usual, and when that was so.
+        self._workless: dict[str, tuple[float, float]] = {}
+
+    def first_ended(self, address: str, *, gave_work: bool) -> None:
+        """The first request of a connection from this address has been answered."""
+        excess = self._excess(address) + (-1 if gave_work else 1)
+        self._workless.pop(address, None)
+        if excess > 0:
+            self._workless[address] = min(excess, MOST_WORKLESS), self._loop.time()
+        if len(self._workless) > MOST_ADDRESSES:
+            del self._workless[next(iter(self._workless))]
+
+    def repeats(self, address: str) -> bool:
+        """Whether many connections from this address have just begun without work."""
+        return self._excess(address) > MOST_WORKLESS - 1
+
+    def _excess(self, address: str) -> float:
+        excess, since = self._workless.get(address, (0.0, 0.0))
+        return max(0.0, excess - WORKLESS_PER_S * (self._loop.time() - since))
 
     def take(
         self, head: bytes | bytearray, start: Callable[[], None], *, repeats: bool = False
     ) -> None:
         """Begin the request with this ``head``, when its turn has come.
 
-        ``repeats`` says that its connection asks again and again, and brings no texts.
+        ``repeats`` says that its client asks again and again, and brings no texts.
         """
+        is_probe = not head.startswith(b"POST") and _path(head) in self._often_asked
         if repeats:
-            self._repeated.take(start)
-        elif not head.startswith(b"POST") and _path(head) in self._often_asked:
+            (self._repeated_probes if is_probe else self._repeated).take(start)
+        elif is_probe:
             start()
         else:
             self._requests.take(start)

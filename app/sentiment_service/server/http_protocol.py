@@ -8,7 +8,8 @@
   after a refusal, has a rate of its own.
 - **A limit for heads**, and for the framing and the trailers of bodies in chunks: uvicorn collects
   a head without end.
-- **Time limits** for each head, the first included, and for a client that does not read its answer.
+- **Limits for clients that do not read** their answers (``UnreadAnswers``), and times for each
+  head, the first included, and for a client that does not read.
 - **Refusals** of what is no valid request are problems like other errors, counted and logged. If a
   body turns out not to be valid, its own request gets the error.
 - **Stricter parsing**: exactly one Host (RFC 9112, section 3.2), no transfer coding but chunks,
@@ -32,14 +33,13 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, ShuttingDown
 from sentiment_service.observability.logs import log_request
 from sentiment_service.observability.observers import count_request
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, request_id
 from sentiment_service.requests.limits import IPV4_MAPPED, plain_address
-from sentiment_service.requests.problems import problem
 from sentiment_service.requests.service import Service
 from sentiment_service.server.arrivals import QUIET_S, Starts
 from sentiment_service.server.connection import Connection
@@ -78,20 +78,50 @@ class _Refused(asyncio.Event):
         raise self._error
 
 
+class UnreadAnswers:
+    """The answers that clients do not read, at most ``limit`` bytes of all connections.
+
+    If they are more, the connection whose client has not read for the longest time is cut, unless
+    it is the only one.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self._sizes: dict[Connection, int] = {}  # in the order in which clients ceased to read
+
+    def keep(self, connection: Connection, size: int) -> None:
+        """The connection has so many bytes that its client does not read."""
+        self._sizes[connection] = size
+        self._left -= size
+        while self._left < 0 and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self.drop(oldest)
+            oldest.abort()
+
+    def drop(self, connection: Connection) -> None:
+        """They are read, or the connection is gone."""
+        self._left += self._sizes.pop(connection, 0)
+
+
 class HttpProtocol(HttpToolsProtocol):
-    """One connection to the ``service``. Its requests begin as ``starts`` says."""
+    """One connection to the ``service``. Its requests begin as ``starts`` says.
+
+    ``unread`` is shared by all connections of the service.
+    """
 
     def __init__(
         self,
         *arguments: Any,
         service: Service,
         starts: Starts,
+        unread: UnreadAnswers,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._service = service
         self._max_header_bytes = service.settings.max_header_bytes
         self._starts = starts
+        self._unread = unread
         self._arrival: Arrival | None = None  # of the current request
         self._state = ConnectionState.HEAD
         self._received = bytearray()  # bytes that the parser has not got yet
@@ -100,7 +130,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._quiet_since = self.loop.time()  # while it waits for a head
-        self._gave_no_work = False  # whether the last request had no texts, or was refused
+        # Whether the last request had no texts, or was refused. None before the first.
+        self._gave_no_work: bool | None = None
 
     # The connection
 
@@ -108,6 +139,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._transport = transport
         transport.sending = self._is_sending
         super().connection_made(cast(asyncio.Transport, transport))
+        self._service.connections += 1
         if self.client and self.client[0].startswith(IPV4_MAPPED):
             host, port = self.client
             self.client = plain_address(host), port  # compared with --trusted-proxies
@@ -117,6 +149,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.resume_writing()
         super().connection_lost(exc)
+        self._service.connections -= 1
         if self._arrival is not None:
             self._arrival.departed = True
             if self._arrival.on_departure is not None:
@@ -145,10 +178,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._unread.keep(self._transport, self._transport.get_write_buffer_size())
         self._unsent = self.loop.call_later(SEND_TIMEOUT_S, self._transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unread.drop(self._transport)
         if self._unsent is not None:
             self._unsent.cancel()
 
@@ -169,8 +204,11 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._state is ConnectionState.BODY and self.cycle.response_complete:
             self._transport.close()
 
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
     def _is_sending(self) -> bool:
-        """Whether the client may still be sending."""
         if self.cycle is not None and not self.cycle.response_complete:
             return self.cycle.disconnected  # if False, the answer is cut off: do not wait
         return self._state is not ConnectionState.ANSWER or bool(self._received)
@@ -197,11 +235,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._state = ConnectionState.TURN
             now = self.loop.time()
-            repeats = self._gave_no_work and now - self._quiet_since < REPEATS_S
             start = partial(self._begin, end + len(HEAD_END), now)
-            self._starts.take(head, start, repeats=repeats)
+            self._starts.take(head, start, repeats=self._repeats(now))
         else:
             self._quiet_since = self.loop.time()
+
+    def _repeats(self, now: float) -> bool:
+        """Whether the client asks again and again without work for the service."""
+        if self._gave_no_work is None:
+            return self._starts.repeats(self._address)
+        return self._gave_no_work and now - self._quiet_since < REPEATS_S
 
     def _begin(self, end: int, arrived_at: float) -> None:
         """Give the parser the head, up to ``end``, and the part of the body that has arrived."""
@@ -316,7 +359,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.closing:
             return
         refused = self._arrival is not None and self._arrival.refused
-        self._gave_no_work = refused or self.scope["method"] != "POST"
+        no_work = refused or self.scope["method"] != "POST"
+        if self._gave_no_work is None:
+            self._starts.first_ended(self._address, gave_work=not no_work)
+        self._gave_no_work = no_work
         if self._state is ConnectionState.ANSWER:
             self._await_head()
             self._read_on()
@@ -341,9 +387,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer bytes that are not a valid request, and close."""
         if self._state is not ConnectionState.BODY:
             self._unset_keepalive_if_required()
-            client = self.client[0] if self.client else ""
             headers = self.server_state.default_headers
-            self.transport.write(refuse(self._service, error, client, headers))
+            self.transport.write(refuse(self._service, error, self._address, headers))
         elif not self.cycle.response_complete:
             # The application answers with the error when it receives the next part of the body.
             self._state = ConnectionState.REFUSAL
@@ -390,8 +435,4 @@ def refuse(
                 "reason": error.detail,
             }
         )
-    response = problem(error, own_id)
-    own = [(b"x-request-id", own_id.encode()), (b"connection", b"close")]
-    headers = [*default_headers, *response.raw_headers, *own]
-    lines = [name + b": " + value + b"\r\n" for name, value in headers]
-    return b"".join([STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)])
+    return error.last_answer(own_id, default_headers)

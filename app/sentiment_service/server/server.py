@@ -6,11 +6,10 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
@@ -24,7 +23,6 @@ from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.observability import logs
 from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import process
-from sentiment_service.server.addresses import announce, bind_sites
 from sentiment_service.server.arrivals import (
     ACCEPTING_SHARE,
     LOOK_S,
@@ -34,18 +32,15 @@ from sentiment_service.server.arrivals import (
     Quiet,
     Starts,
 )
-from sentiment_service.server.http_protocol import HttpProtocol
-from sentiment_service.server.workers.channels import HandedOver
-from sentiment_service.server.workers.member import Member, StatusReport
-from sentiment_service.server.workers.worker_process import Assignment, take_share
+from sentiment_service.server.http_protocol import HttpProtocol, UnreadAnswers
+from sentiment_service.server.process import announce, bind_sites
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import Board, WorkerPhase
+from sentiment_service.shared_memory import WorkerPhase
 
 # Longer than load balancers keep idle connections (mostly 60 s): the side that sends requests must
 # close first.
 KEEP_ALIVE_S = 75
-STATUS_S = 0.1  # between two reports of a worker to the supervisor and the other workers
 # The last share of drain-ms, in which requests that have no result yet get an error.
 REFUSING_SHARE = 0.1
 MAX_REFUSING_S = 1.0
@@ -58,41 +53,35 @@ COLLECTOR_THRESHOLDS = (100_000, 5, 10)
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings, credentials: Credentials, assignment: Assignment | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, then finish the accepted requests.
-
-    With an ``assignment``, this process is one of the workers of a service. Returns the exit code:
-    1 if drain-ms ended before every accepted request had its result.
-
-    Raises:
-        UserError: an address or a bundle cannot be used.
-    """
+def run(settings: Settings, credentials: Credentials) -> int:
+    """Serve until SIGTERM or SIGINT, then finish the accepted requests; returns the exit code."""
     hangup = asyncio.Event()
     process.note_hangups(hangup)
     with ExitStack() as sockets:
-        if assignment is None:
-            board, cpus, gpu_workers = None, 0.0, 1
-            sites = bind_sites(settings)
-        else:
-            board = Board.open(assignment.board, assignment.workers, assignment.number)
-            sites = [socket.socket(fileno=site) for site in assignment.sites]
-            settings, cpus, gpu_workers = take_share(
-                settings, assignment.number, assignment.workers
-            )
-        for site in sites:
-            sockets.enter_context(site)
-        app = main.create_app(
-            settings, credentials, board=board, cpus=cpus, gpu_workers=gpu_workers
-        )
-        service: Service = app.state.service
-        lifecycle = service.lifecycle
-        apps = [app, main.create_metrics_app(service)]
-        # The models stay in memory, so the garbage collector need not scan them again and again.
-        gc.freeze()
-        gc.set_threshold(*COLLECTOR_THRESHOLDS)
-        server = Server(dict(zip(sites, apps, strict=False)), service, hangup, assignment)
-        process.outside_the_event_loop(lifecycle)
-        server.run()
+        sites = [sockets.enter_context(site) for site in bind_sites(settings)]
+        return serve(main.create_app(settings, credentials), sites, hangup)
+
+
+def serve(
+    app: FastAPI,
+    sites: Sequence[socket.socket],
+    hangup: asyncio.Event,
+    kind: "type[Server] | None" = None,
+) -> int:
+    """Have a server of this ``kind`` answer at the bound ``sites``.
+
+    The second one, if there is one, is for the metrics. Returns the exit code: 1 if drain-ms ended
+    before every accepted request had its result.
+    """
+    service: Service = app.state.service
+    lifecycle = service.lifecycle
+    # The models stay in memory, so the garbage collector need not scan them again and again.
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    apps = [app, main.create_metrics_app(service)]
+    server = (kind or Server)(dict(zip(sites, apps, strict=False)), service, hangup)
+    process.outside_the_event_loop(lifecycle)
+    server.run()
     if lifecycle.results_lost:
         logger.error("drain-ms was over before every request had its result; some got 503")
     if lifecycle.computing:
@@ -107,17 +96,19 @@ def run(settings: Settings, credentials: Credentials, assignment: Assignment | N
 class Server(uvicorn.Server):
     """uvicorn's server with our listeners, and a shutdown that loses no request.
 
-    ``sites`` maps each bound socket to its application; the sockets of a worker with an
-    ``assignment`` lead to the supervisor. The first application's lifespan is the server's. When
-    ``hangup`` is set, all models are loaded again.
+    ``sites`` maps each bound socket to its application. The first application's lifespan is the
+    server's. When ``hangup`` is set, all models are loaded again. ``arrivals`` takes the sockets of
+    a site, and ``note_end`` is called when a connection has ended.
     """
+
+    arrivals: type[Arrivals] = Arrivals
+    note_end: Callable[[], None] | None = None
 
     def __init__(
         self,
         sites: Mapping[socket.socket, FastAPI],
         service: Service,
         hangup: asyncio.Event,
-        assignment: Assignment | None = None,
         *,
         keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
@@ -129,9 +120,6 @@ class Server(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []  # to the end of the event loop
         self._listeners: list[Listener] = []
         self._side_servers: list[SideServer] = []
-        self._assignment = assignment
-        self._member: Member | None = None
-        service.show_status = StatusReport(service, self.server_state).write
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -146,20 +134,17 @@ class Server(uvicorn.Server):
             raise
         for server in self._side_servers:
             await server.start()
-        models = self._service.models.summary()
-        if self._assignment is None:
-            announce(models, [*self._configs], self._service.settings)
-        else:
-            logger.info("ready to serve %s", models)
-            self._join(self._assignment)
-            # The supervisor and other workers look at any time, but at a single process only /info.
-            self._tasks.append(asyncio.create_task(self._show_status()))
+        self._tell_ready(self._service.models.summary())
         self._tasks.append(asyncio.create_task(self._reload_at_hangups()))
         self.started = True
 
+    def _tell_ready(self, models: str) -> None:
+        """Say that these models are served now."""
+        announce(models, [*self._configs], self._service.settings)
+
     def _listen(self) -> None:
         starts = Starts(self._service.often_asked)
-        note_end = self._note_end if self._assignment else None  # only the supervisor counts
+        unread = UnreadAnswers(self._service.inflight.limit)
         tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
@@ -171,25 +156,10 @@ class Server(uvicorn.Server):
                 app_state=self.lifespan.state,
                 service=self._service,
                 starts=starts,
+                unread=unread,
             )
-            arrivals = HandedOver if self._assignment else Arrivals
-            self._listeners.append(Listener(site, protocol, arrivals, note_end, tls))
+            self._listeners.append(Listener(site, protocol, self.arrivals, self.note_end, tls))
             tls = None  # the port of the metrics has none
-
-    def _join(self, assignment: Assignment) -> None:
-        """Listen to the supervisor. When it has ended, this worker ends, too."""
-        self._member = Member(
-            socket.socket(fileno=assignment.control),
-            self._service.models,
-            hang_up=self._hangup.set,
-            take=self._take,
-            stop=lambda: self.handle_exit(signal.SIGTERM, None),
-        )
-        self._service.reload = self._member.reload
-
-    def _note_end(self) -> None:
-        """A connection has ended."""
-        self._service.status.closed += 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         process.stop(self._service.lifecycle, sig)
@@ -198,21 +168,18 @@ class Server(uvicorn.Server):
         # the exit code would report a failure.
         self.should_exit = True
 
-    async def _show_status(self) -> None:
-        while True:
-            self._service.show_status()
-            await asyncio.sleep(STATUS_S)
-
     async def _reload_at_hangups(self) -> None:
         while await self._hangup.wait():
             # Those that come from here on cause one more reload together.
             self._hangup.clear()
-            # Of several workers, the supervisor reads the files.
-            if self._assignment is None and (read := read_again(self._service.settings)):
-                self._take(read)
+            self._read_files()
             await asyncio.gather(*map(self._reload, self._service.models.classifiers))
 
-    def _take(self, credentials: Credentials) -> None:
+    def _read_files(self) -> None:
+        if read := read_again(self._service.settings):
+            self.take(read)
+
+    def take(self, credentials: Credentials) -> None:
         """Let these keys and this certificate be in force from now on."""
         self._service.access.credentials = credentials
         self._listeners[0].tls = credentials.tls_context()
@@ -230,8 +197,6 @@ class Server(uvicorn.Server):
         logger.info("shutting down")
         lifecycle = self._service.lifecycle
         lifecycle.stop()  # a signal may have done this already
-        if self._member is not None:
-            self._member.stop()
         drain_s = self._service.settings.drain_ms / 1000
         stop_by = lifecycle.stop_by
         results_by = stop_by - min(MAX_REFUSING_S, REFUSING_SHARE * drain_s)
@@ -260,23 +225,25 @@ class Server(uvicorn.Server):
     async def _close_what_is_quiet(self, since: float, accept_until: float, until: float) -> None:
         """Close quiet connections; return when none is left and none can arrive, or at ``until``.
 
-        The listeners close at ``accept_until`` at the latest, but those of a worker when the
-        supervisor ends them. Both times are on the clock ``time.monotonic``. The server stops
-        ``since`` a time on the event loop's clock.
+        Both times, and ``accept_until``, when the listeners close at the latest, are on the clock
+        ``time.monotonic``. The server stops ``since`` a time on the event loop's clock.
         """
         quiet = Quiet()
         connections = self.server_state.connections
         listeners = self._listeners
         while time.monotonic() < until and (connections or not all(one.ended for one in listeners)):
             quiet_s = quiet.seconds(self._arrived())
-            if not self._assignment and (quiet_s >= QUIET_S or time.monotonic() >= accept_until):
-                for listener in listeners:
-                    await listener.close()
+            if quiet_s >= QUIET_S or time.monotonic() >= accept_until:
+                await self._accept_no_more()
             # If the process stood still, timers come first, so let the sockets be read before.
             await asyncio.sleep(0)
             for connection in list(connections):
                 cast(HttpProtocol, connection).close_if_quiet(since)
             await asyncio.sleep(LOOK_S)
+
+    async def _accept_no_more(self) -> None:
+        for listener in self._listeners:
+            await listener.close()
 
     def _arrived(self) -> int:
         """A number that grows with each connection and each answer."""

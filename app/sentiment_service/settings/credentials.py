@@ -45,11 +45,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, settings: Settings) -> Self:
-        """What the settings and their files say now.
-
-        Raises:
-            UnusableFile: one cannot be read, has no keys, or does not suit another.
-        """
+        """What the settings and their files say now."""
         for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
             if getattr(settings, name) and not getattr(settings, other):
                 why = f"a certificate and its key need each other: give {flag(other)}, too"
@@ -72,18 +68,13 @@ class Credentials(msgspec.Struct, frozen=True):
         return msgspec.json.decode(content, type=cls)
 
     def to_descriptor(self) -> int:
-        """A file in memory with all of this, for ``of_descriptor``."""
         descriptor = os.memfd_create("credentials")
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(msgspec.json.encode(self))
         return descriptor
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """What a server needs for TLS, 1.2 or newer.
-
-        Raises:
-            UnusableFile: certificate and private key cannot be used.
-        """
+        """What a server needs for TLS, 1.2 or newer."""
         if self.certificate is None or self.private_key is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -100,13 +91,21 @@ def read_again(settings: Settings) -> Credentials | None:
     """What is in force after SIGHUP; None, with a line in the log, if all stays as it is."""
     try:
         for name in ("api_keys_file", "admin_keys_file", "tls_cert", "tls_key"):
-            path: Path | None = getattr(settings, name)
-            if path and path.is_fifo():  # to wait for a writer would hold up everybody
-                raise UnusableFile(name, f"{path} is a pipe, which is read only once")
+            for path in _files(getattr(settings, name)):
+                if path.is_fifo():  # to wait for a writer would hold up everybody
+                    raise UnusableFile(name, f"{path} is a pipe, which is read only once")
         return Credentials.read(settings)
-    except UnusableFile as error:
+    except (UnusableFile, OSError) as error:
         logger.error("keys or certificate stay as they are: %s", error)
         return None
+
+
+def _files(path: Path | None) -> list[Path]:
+    """The file, or those of the directory."""
+    if path is None or not path.is_dir():
+        return [path] if path else []
+    # Kubernetes keeps the versions of a mounted Secret in hidden directories.
+    return sorted(path.glob("[!.]*"))
 
 
 def _keys_of(setting: str, path: Path | None) -> tuple[bytes, ...]:
@@ -114,9 +113,7 @@ def _keys_of(setting: str, path: Path | None) -> tuple[bytes, ...]:
     if path is None:
         return ()
     try:
-        # Kubernetes keeps the versions of a mounted Secret in hidden directories.
-        files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
-        texts = [file.read_text("latin-1") for file in files]
+        texts = [file.read_text("latin-1") for file in _files(path)]
         digests: tuple[bytes, ...] = key_digests(",".join(texts).replace("\n", ","))
         return digests
     except OSError as error:

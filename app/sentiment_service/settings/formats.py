@@ -70,11 +70,7 @@ def _networks(value: Any) -> Any:
 
 
 def key_digests(value: Any) -> Any:
-    """The digests of keys that are separated by commas.
-
-    Raises:
-        ValueError: there are none, or one that nobody could send.
-    """
+    """The digests of keys that are separated by commas."""
     if not isinstance(value, str):  # digests, from settings that were validated before
         return value
     keys = _listed(value)

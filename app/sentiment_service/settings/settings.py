@@ -1,40 +1,104 @@
-"""The service's settings: ``formats.py`` reads their values, ``sources.py`` finds them."""
+"""The service's settings: ``formats.py`` reads their values, ``sources.py`` finds them.
+
+Those that say what a checkpoint does not say itself are options of the export, too.
+"""
 
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from sentiment_service.engine.config import EngineConfig
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
-from sentiment_service.settings.formats import (
-    DeviceName,
-    KeyDigests,
-    Names,
-    Networks,
-    OptionalPath,
-    Origins,
-    Paths,
-    Rate,
-    RootPath,
-    SecretFile,
-    Workers,
-)
+from sentiment_service.engine.text.options import Preprocessing
+from sentiment_service.errors import UserError
+from sentiment_service.settings import formats
 
 PREFIX = "SENTIMENT_"
 # What Kubernetes and Docker say of a Service called `sentiment` in SENTIMENT_PORT, and of one
 # called `sentiment-metrics` in SENTIMENT_METRICS_PORT: tcp://10.43.0.9:80.
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+
+
+def _label_names(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",")) if value else ()
+    return value
+
+
+class CheckpointOptions(BaseModel):
+    """How to read a checkpoint. A default means: as the checkpoint itself, or its name, says."""
+
+    model_config = ConfigDict(frozen=True)
+
+    labels: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_label_names)] = Field(
+        default=(),
+        description="for a checkpoint: names of its outputs in logit order, separated by ',' "
+        "[default: those of config.json, or of a known checkpoint]",
+    )
+    preprocessing: Literal["auto", Preprocessing] = Field(
+        default="auto",
+        description="for a checkpoint: how texts are normalised; auto means: as the checkpoint was "
+        "trained, if it or its name tells",
+    )
+    multi_label: bool | None = Field(
+        default=None,
+        description="for a checkpoint: a text can have several labels, so that each score is a "
+        "sigmoid of its own [default: problem_type in config.json]",
+    )
+    text_pairs: bool = Field(
+        default=False,
+        description="for a checkpoint: it was trained on pairs of texts, such as a review and one "
+        "aspect of it",
+    )
+    max_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="for a checkpoint: cut texts to this many tokens; 0 means: as many as it has "
+        "positions for",
+    )
+    onnx: str = Field(
+        default="",
+        description="for a directory or repository with ONNX graphs: which file to export, such as "
+        "onnx/model_quantized.onnx, also where there are weights [default: the fp32 one]",
+    )
+
+    def checkpoint_flags(self) -> list[str]:
+        """The options that differ from their defaults, as flags of a command line."""
+        words: list[str] = []
+        if self.labels:
+            words += ["--labels", ",".join(self.labels)]
+        if self.preprocessing != "auto":
+            words += ["--preprocessing", self.preprocessing]
+        if self.multi_label is not None:
+            words.append("--multi-label" if self.multi_label else "--single-label")
+        if self.text_pairs:
+            words.append("--text-pairs")
+        if self.max_tokens:
+            words += ["--max-tokens", str(self.max_tokens)]
+        if self.onnx:
+            words += ["--onnx", self.onnx]
+        return words
+
+    def refuse_bundle(self, name: str) -> None:
+        """Return if there are no options: what they say is decided in a bundle."""
+        if words := [word for word in self.checkpoint_flags() if word.startswith("--")]:
+            raise UserError(
+                f"{name} is a bundle, and {', '.join(words)} cannot change it: give its checkpoint"
+            )
+
+
+AS_IT_SAYS = CheckpointOptions()
 
 
 class Settings(CheckpointOptions, BaseSettings):
@@ -47,7 +111,7 @@ class Settings(CheckpointOptions, BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True)
 
-    model: Paths = Field(
+    model: formats.Paths = Field(
         default=(),
         description="model to load: a bundle, a checkpoint directory or a hub id "
         "(ORG/NAME[@REVISION]); the last two are exported once, into --cache-dir; a path wins over "
@@ -55,7 +119,7 @@ class Settings(CheckpointOptions, BaseSettings):
         f"'{os.pathsep}'); requests that name none go to the first [default: a mounted model, such "
         "as /mnt/models, else the embedded one]",
     )
-    served_name: Names = Field(
+    served_name: formats.Names = Field(
         default=(),
         description="name under which requests and metrics know the model, in the place of its "
         "bundle's name; for several models, repeat the option in their order (in the environment, "
@@ -69,13 +133,13 @@ class Settings(CheckpointOptions, BaseSettings):
         description="port to listen on; 0 means: any free port; if not set, AIP_HTTP_PORT, "
         "SAGEMAKER_BIND_TO_PORT or PORT of the platform",
     )
-    device: DeviceName = Field(
+    device: formats.DeviceName = Field(
         default="auto",
         description="where to compute: 'cpu', 'cuda' (the first GPU) or GPUs by their numbers, "
         "such as 'cuda:1' or 'cuda:0,1', each with a copy of the model; auto means: on the first "
         "GPU if CUDA works, else on the CPU",
     )
-    workers: Workers = Field(
+    workers: formats.Workers = Field(
         default=1,
         description="processes that serve, each with its share of the CPUs and GPUs; connections "
         "are dealt out evenly; auto means: one for every 8 CPUs, or for every 4 where a GPU "
@@ -106,7 +170,7 @@ class Settings(CheckpointOptions, BaseSettings):
         description="maximum tokens in one batch, with padding (texts x longest text) if it is "
         "computed; 0 means: measured at start",
     )
-    cache_dir: OptionalPath = Field(
+    cache_dir: formats.OptionalPath = Field(
         default=None,
         description="directory that keeps exported models, and the measurements for the next start "
         "[default: sentiment-service in the user's cache directory, if there is one]",
@@ -164,54 +228,54 @@ class Settings(CheckpointOptions, BaseSettings):
         ge=0,
         description="milliseconds that requests in flight get to finish at shutdown",
     )
-    api_keys: KeyDigests = Field(
+    api_keys: formats.KeyDigests = Field(
         default=(),
         repr=False,
         description="keys, separated by ','; each request must send one of them as 'Authorization: "
         "Bearer KEY'; set them in the environment, because other users of the machine can see "
         "flags; without keys, everyone may send requests",
     )
-    admin_keys: KeyDigests = Field(
+    admin_keys: formats.KeyDigests = Field(
         default=(),
         repr=False,
         description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
         "them in the environment; without keys, only the signal SIGHUP reloads models",
     )
-    api_keys_file: SecretFile = Field(
+    api_keys_file: formats.SecretFile = Field(
         default=None,
         description="file with more keys for --api-keys, one a line, or a directory of such files, "
         "such as a mounted secret; SIGHUP reads it again",
     )
-    admin_keys_file: SecretFile = Field(
+    admin_keys_file: formats.SecretFile = Field(
         default=None, description="file or directory with more keys for --admin-keys"
     )
-    rate_limit: Rate = Field(
+    rate_limit: formats.Rate = Field(
         default="",
         description="maximum requests of each key (without keys, of each address), such as "
         "'600/minute'; further requests get 429; each replica counts by itself",
     )
-    cors_origins: Origins = Field(
+    cors_origins: formats.Origins = Field(
         default=(),
         description="origins whose web pages may use the service, such as 'https://example.org', "
         "separated by ','; '*' means: all origins",
     )
-    trusted_proxies: Networks = Field(
+    trusted_proxies: formats.Networks = Field(
         default=(),
         description="addresses and networks of the proxies in front of the service, such as "
         "'10.0.0.7,10.1.0.0/16'; their X-Forwarded-For names the client; '*' means: every "
         "client is believed [default: FORWARDED_ALLOW_IPS, else none]",
     )
-    root_path: RootPath = Field(
+    root_path: formats.RootPath = Field(
         default="",
         description="path that a proxy puts in front of the service's own, such as '/sentiment'; "
         "needed only if the proxy does not remove it",
     )
-    tls_cert: SecretFile = Field(
+    tls_cert: formats.SecretFile = Field(
         default=None,
         description="file with the certificate and its chain (PEM), for HTTPS and gRPC on the "
         "service's ports; a port of the metrics stays without; SIGHUP reads it again",
     )
-    tls_key: SecretFile = Field(
+    tls_key: formats.SecretFile = Field(
         default=None,
         description="file with the certificate's private key (PEM), not encrypted",
     )
@@ -307,7 +371,6 @@ class Settings(CheckpointOptions, BaseSettings):
 
     @property
     def has_keys(self) -> bool:
-        """Whether requests need a key."""
         return bool(self.api_keys or self.api_keys_file)
 
     def engine_config(self, gpu_workers: int = 1) -> EngineConfig:
@@ -354,5 +417,4 @@ def cache_directory(settings: Settings) -> Path | None:
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field."""
     return "--" + name.replace("_", "-")

@@ -1,24 +1,34 @@
 """Where the values of settings come from: flags, the environment, and what the platform says.
 
+A command line has a flag for each setting, and its parser names the nearest right word.
+
 Hosting platforms tell a container by variables that they set, and directories that they mount. A
 platform gives a setting its value only if neither a flag nor ``SENTIMENT_<NAME>`` does. Nothing
 else reads these variables. ``docs/platforms.md`` describes each platform.
 """
 
+import argparse
 import difflib
+import importlib.metadata
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ValidationError
 
 from sentiment_service.errors import plain_words
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
 from sentiment_service.settings.credentials import Credentials, UnusableFile
-from sentiment_service.settings.settings import PREFIX, Settings, flag, service_links
+from sentiment_service.settings.settings import (
+    PREFIX,
+    CheckpointOptions,
+    Settings,
+    flag,
+    service_links,
+)
 
 # In the order in which they are looked up: Vertex AI, SageMaker, Cloud Run and Knative.
 PORT_VARIABLES = ("AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "PORT")
@@ -130,11 +140,6 @@ def load_settings(flags: dict[str, Any]) -> Settings:
 
 
 def read_credentials(settings: Settings, flags: Mapping[str, Any]) -> Credentials:
-    """The keys and certificate of these settings.
-
-    Raises:
-        ValueError: they cannot be used; the message names the flag or variable.
-    """
     try:
         return Credentials.read(settings)
     except UnusableFile as error:
@@ -142,11 +147,7 @@ def read_credentials(settings: Settings, flags: Mapping[str, Any]) -> Credential
 
 
 def read_options(arguments: Namespace) -> CheckpointOptions:
-    """What the flags of a command line say of a checkpoint. No variable is read.
-
-    Raises:
-        ValueError: a value is not valid; the message names its flag.
-    """
+    """What the flags of a command line say of a checkpoint. No variable is read."""
     given = vars(arguments)
     names = CheckpointOptions.model_fields.keys() & given.keys()
     try:
@@ -159,7 +160,7 @@ def _named(error: ValidationError, source: Callable[[str], str]) -> ValueError:
     """The first fault in our words, with what ``source`` says of the setting's name."""
     first = error.errors()[0]
     name = str(first["loc"][0])
-    given = "" if name in KEYS_AND_FILES else f", not {_written(first['input'])!r}"
+    given = "" if name in KEYS_AND_FILES else f", not {_shown(first['input'])!r}"
     message = first["msg"].removeprefix("Value error, ")
     return ValueError(f"{source(name)}: {plain_words(message)}{given}")
 
@@ -205,11 +206,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def check_key_variables(environment: Mapping[str, str], settings: Settings) -> None:
-    """Return unless somebody wanted keys, but gave them in a variable that nobody reads.
-
-    Raises:
-        ValueError: the variable would have no effect, and the service would be open.
-    """
+    """Return unless somebody wanted keys, but gave them in a variable that nobody reads."""
     clients = any(value for name, value in environment.items() if name.upper() == CLIENT_KEY)
     if clients and not settings.has_keys:
         raise ValueError(
@@ -254,10 +251,111 @@ def _variable(name: str) -> str:
     return f"{PREFIX}{name.upper()}"
 
 
-def _written(value: Any) -> Any:
-    """A value as its flag has it; a repeated flag's values in one."""
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
+def _shown(value: Any) -> Any:
+    """A value as its flag has it; the values of a repeated flag in one."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+# What `serve --help` shows, in this order. Each setting is in one of the groups.
+GROUPS = {
+    "set first": (
+        *("model", "host", "port", "device", "workers", "api_keys", "rate_limit", "deadline_ms"),
+    ),
+    "models": ("served_name", "precision", "gpu_memory_mb", "cache_mb", "cache_dir"),
+    "checkpoints and hub ids": (*CheckpointOptions.model_fields, "refresh"),
+    "limits": (
+        *("max_texts", "max_text_chars", "max_body_bytes", "max_inflight_bytes"),
+        *("max_header_bytes", "max_queue_tokens", "drain_ms"),
+    ),
+    "access and other ports": (
+        *("api_keys_file", "admin_keys", "admin_keys_file", "cors_origins", "trusted_proxies"),
+        *("root_path", "tls_cert", "tls_key", "docs", "grpc_port", "metrics_port"),
+    ),
+    "logs and traces": ("log_format", "log_level", "access_log", "otlp_endpoint"),
+    "measured at start, if not set": (
+        *("runners", "threads", "max_batch_tokens", "target_latency_ms"),
+    ),
+}
+# The words for values in help, where the setting's name does not end with one.
+METAVARS = {"model": "MODEL", "host": "ADDRESS", "runners": "N", "threads": "N", "workers": "N"}
+SINGLE_LABEL = "for a checkpoint: a text has one label, the opposite of --multi-label"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A wrong word gets the nearest right one, and the usage of the command it was given to."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See ``argparse``, but no unknown word is left for the command above this one."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            kind = "option" if word.startswith("-") else "argument"
+            hint = nearest(word, self._option_string_actions)
+            if kind == "option" and self._get_positional_actions():
+                hint += "; what begins with - and is no option comes after --"
+            self.error(f"there is no {kind} {word!r}{hint}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and what is wrong, and exit with code 2."""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not a choice. ``argparse`` calls this for commands, too."""
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            hint = f"{nearest(str(value), choices)}; accepted are {', '.join(choices)}"
+            raise argparse.ArgumentError(action, f"there is no {value!r}{hint}")
+
+
+def local_path(value: str) -> Path:
+    """A path of the command line. ``~`` is the home directory, also where no shell expands it."""
+    return Path(os.path.expanduser(value))  # noqa: PTH111 - the other one fails without a home
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    version = importlib.metadata.version("sentiment-service")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+
+
+def add_settings_in_groups(parser: argparse.ArgumentParser) -> None:
+    for title, names in GROUPS.items():
+        add_settings(parser.add_argument_group(title), names)
+
+
+def add_settings(
+    parser: argparse._ActionsContainer,
+    names: Iterable[str],
+    descriptions: Mapping[str, str] | None = None,
+) -> None:
+    """Add a flag for each of these settings. ``load_settings`` validates the values later.
+
+    ``descriptions`` take the place of the settings' own.
+    """
+    for name in names:
+        field = Settings.model_fields[name]
+        description = (descriptions or {}).get(name) or str(field.description)
+        default = "" if "[default:" in description else f" [default: {_default(field.default)}]"
+        if bool in (field.annotation, *get_args(field.annotation)):
+            given: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+            parser.add_argument(
+                flag(name), action="store_true", help=description + default, **given
+            )
+            if name == "multi_label":
+                parser.add_argument(
+                    "--single-label", action="store_false", help=SINGLE_LABEL, **given
+                )
+            continue
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        parser.add_argument(
+            flag(name),
+            action="append" if name in ("model", "served_name") else "store",
+            default=argparse.SUPPRESS,  # without the flag, the environment decides
+            metavar=METAVARS.get(name) or "|".join(choices) or name.split("_")[-1].upper(),
+            help=description + default,
+        )
+
+
+def _default(default: object) -> object:
+    return "off" if default is False else "none" if default in ("", (), None) else default

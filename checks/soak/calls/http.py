@@ -12,7 +12,7 @@ import numpy as np
 from sentiment_service.adapters import stream
 from sentiment_service.adapters.tensors import pack, unpack
 from sentiment_service.engine.text.options import DEFAULTS, TextOptions
-from sentiment_service.errors import ShuttingDown
+from sentiment_service.errors import Overloaded, ShuttingDown
 
 from checks.soak.calls.call import Call, as_fp32, ranking, tensors
 from checks.soak.calls.grpc import GrpcCalls
@@ -250,12 +250,12 @@ class Calls:
         def sound(answer: Answer) -> list[bool]:
             found = [json.loads(line) for line in answer.body.splitlines()]
             expected = [{"id": n, **self.truth.of(text)} for n, text in enumerate(texts)]
-            # A reload waits for a stream as long as for any request. Then the rest has an error.
-            if found[-1:] == [{"id": None, "error": REPLACED}]:
-                found += [{"error": REPLACED}] * (len(texts) + 1 - len(found))
-                del found[-1]
+            # The last line says why the rest is left: another model has taken the place of the
+            # stream's, or bodies in flight leave no room. Then it stands for each of them.
+            if found and _left(found[-1]):
+                found = (found + found[-1:] * len(expected))[: len(expected)]
             pairs = zip(found, expected, strict=False)
-            same = [one == other or one.get("error") == REPLACED for one, other in pairs]
+            same = [one == other or _left(one) for one, other in pairs]
             return [len(found) == len(expected), *same]
 
         body = "".join(lines).encode()
@@ -311,3 +311,9 @@ class Calls:
 
     def _long(self) -> str:
         return self._order.choice(self.truth.long)
+
+
+def _left(line: dict[str, Any]) -> bool:
+    """Whether a line of a stream's answer says that a text was left undone, as it may be."""
+    error = line.get("error", {})
+    return bool(error == REPLACED or error.get("code") == Overloaded.code)

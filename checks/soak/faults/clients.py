@@ -299,7 +299,7 @@ _REFUSED: dict[str, tuple[float, Callable[[random.Random], bytes], Set[str]]] = 
     "sends a decompression bomb": (
         3,
         lambda order: _compressed(order, *order.choice(list(BOMBS.items()))),
-        {"413"},
+        {"413", "429"},
     ),
     "sends thousands of empty gzip members": (
         1,

@@ -52,16 +52,16 @@ class Faults:
 
     async def inflict(self, kind: str) -> None:
         """Run a fault once and count what its client saw."""
-        fault, began = self._faults[kind], time.monotonic()
+        fault, began, why = self._faults[kind], time.monotonic(), ""
         deaths = self._traffic.deaths
         try:
             outcome = await fault.inflict()
         except (Lost, OSError) as error:
-            outcome = KILLED if deaths.explain(error) else LOST
+            outcome, why = KILLED if deaths.explain(error) else LOST, repr(error)
         if "gRPC" in kind and outcome in {LOST, "499", "503"} and deaths.explain_grpc(began):
             outcome = KILLED
         late = {"504"} if self._traffic.explains_lateness() else set[str]()
-        self._traffic.tally.fault(kind, outcome, fault.expected | late | {KILLED})
+        self._traffic.tally.fault(kind, outcome, fault.expected | late | {KILLED}, why)
 
     async def _stop_for_a_second(self) -> str:
         self._traffic.may_be_late()

@@ -39,6 +39,16 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
         ),
         "sends GET requests ahead": (_ahead, CLIENTS, {"200"}),
         "reads without a pause": (partial(_again, request("GET", "/models")), 50, {"200"}),
+        "has a connection for each request": (
+            partial(_anew, request("GET", "/models")),
+            20,
+            {"200"},
+        ),
+        "has a connection for each refused body": (
+            partial(_anew, request("POST", "/classify", bytes(60_000), **REFUSED)),
+            20,
+            {"401"},
+        ),
         "sends bodies of brackets": (
             partial(_again, request("POST", "/classify", SIGNS, content_type=JSON)),
             CLIENTS,
@@ -112,6 +122,15 @@ async def _again(sent: bytes, traffic: Traffic, until: float) -> set[str]:
     seen = set()
     async with await Connection.open(traffic.port) as connection:
         while time.monotonic() < until:
+            seen.add(str((await connection.ask(sent)).status))
+    return seen
+
+
+async def _anew(sent: bytes, traffic: Traffic, until: float) -> set[str]:
+    """Send a request on a new connection as soon as the one before is answered."""
+    seen = set()
+    while time.monotonic() < until:
+        async with await Connection.open(traffic.port) as connection:
             seen.add(str((await connection.ask(sent)).status))
     return seen
 

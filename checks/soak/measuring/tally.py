@@ -58,11 +58,11 @@ class Tally:
         """Count an answer that did not come because the soak had killed the worker."""
         self._count(self.requests, call.route, KILLED)
 
-    def fault(self, kind: str, outcome: str, expected: Set[str]) -> None:
-        """Count a fault and what its client saw."""
+    def fault(self, kind: str, outcome: str, expected: Set[str], why: str = "") -> None:
+        """Count a fault and what its client saw, for this reason."""
         self._count(self.faults, kind, outcome)
         if outcome not in expected:
-            self.failed("unexpected outcomes of faults", f"{kind}: {outcome}")
+            self.failed("unexpected outcomes of faults", f"{kind}: {outcome} {why}")
 
     def failed(self, kind: str, example: str) -> None:
         """Count a failure and keep the example."""

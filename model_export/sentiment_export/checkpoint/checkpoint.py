@@ -15,7 +15,7 @@ from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.engine.text.pairs import TextPair
 from sentiment_service.errors import UserError, first_line
-from sentiment_service.settings.checkpoint_options import AS_IT_SAYS, CheckpointOptions
+from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised, class_name

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sentiment_service.engine.text.options import Preprocessing
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions
 
 from sentiment_export.checkpoint.labels import (
     MULTI_LABEL,

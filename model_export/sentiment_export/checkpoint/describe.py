@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import AS_IT_SAYS
+from sentiment_service.settings.settings import AS_IT_SAYS
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, class_name
 from sentiment_export.checkpoint.checkpoint import Described, max_tokens

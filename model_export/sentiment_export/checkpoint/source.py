@@ -92,10 +92,11 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     with suppress(RuntimeError):  # httpx, of an error without one
         request = getattr(error, "request", None)
     detail = first_line(error)
+    other = f"a directory: there is none named {repo_id}"
     if isinstance(error, OfflineModeIsEnabled):
         return (
             f"HF_HUB_OFFLINE is set, and {cache} has no complete copy of {repo_id} at {revision}; "
-            "unset it to download one"
+            f"unset it to download one, or give {other}"
         )
     if isinstance(error, GatedRepoError):
         return (
@@ -115,21 +116,27 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             "set HF_TOKEN to a token that may read it"
         )
     if status == 403:
-        return f"{hub} denies access to {repo_id}; set HF_TOKEN to a token that may read it"
+        return (
+            f"{hub} denies access to {repo_id}; set HF_TOKEN to a token that may read it, or give "
+            f"{other}"
+        )
     if status is not None and (status == 429 or status >= 500):
         return (
             f"{hub} is busy or fails (status {status}); run the same command again in a few "
-            "minutes, or give a local directory"
+            f"minutes, or give {other}"
         )
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return f"the download of {repo_id} was cut {TRIES} times; run the same command to resume it"
     if isinstance(error, (requests.exceptions.JSONDecodeError, KeyError, TypeError)):
-        return f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy"
+        return (
+            f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy, or give "
+            f"{other}"
+        )
     if isinstance(error, UNREACHABLE) and status is None:
         address = "/".join(str(request.url).split("/")[:3]) if request is not None else hub
         return (
             f"cannot reach {address} ({type(error).__name__}); check the network, the proxy "
-            "(HTTPS_PROXY) and HF_ENDPOINT, or give a local directory"
+            f"(HTTPS_PROXY) and HF_ENDPOINT, or give {other}"
         )
     errno = error.errno if isinstance(error, OSError) and status is None else None
     if errno or "No space left" in detail:  # a client not written in Python gives text only

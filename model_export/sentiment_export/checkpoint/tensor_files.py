@@ -131,9 +131,7 @@ def _pickled(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged or holds more than plain tensors, and code in it is never run: "
             "copy or download it again, or save it as safetensors"
         )
-    end = data.rfind(b"PK\x05\x06", max(0, len(data) - 2**16))
-    if end < 0 or int.from_bytes(data[end + 10 : end + 12], "little") > MOST_TENSORS:
-        raise ValueError("it was cut, or has too many entries")
+    _check_entries(path, data)
     with zipfile.ZipFile(path) as archive:
         names = {info.filename: info for info in archive.infolist()}
         pickles = [name for name in names if name.endswith("/data.pkl")]
@@ -157,6 +155,22 @@ def _pickled(path: Path) -> dict[str, Tensor]:
         )
     _check_count(entries)
     return dict(entries)
+
+
+def _check_entries(path: Path, data: mmap.mmap) -> None:
+    """Refuse an archive with too many entries, whatever number its end says.
+
+    zipfile reads as many as the directory has room for, and makes an object of each.
+    """
+    with path.open("rb") as file:
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # noqa: SLF001
+    # Where it is, and the size of the directory before it; 76 bytes of ZIP64 may lie between them.
+    place, size = (end[9], end[5]) if end else (0, MOST_HEADER_BYTES + 1)
+    if (
+        size > MOST_HEADER_BYTES
+        or data[max(0, place - size - 76) : place].count(b"PK\x01\x02") > MOST_TENSORS
+    ):
+        raise ValueError("it was cut, or has too many entries")
 
 
 def _stored(data: mmap.mmap, info: zipfile.ZipInfo) -> tuple[int, int] | None:

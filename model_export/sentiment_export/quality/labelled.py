@@ -10,7 +10,8 @@ from sentiment_service.engine.text.input_tokenizer import VISIBLE
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table
-from sentiment_service.files.table import READ, TextOrError, check_is_file, column_index
+from sentiment_service.files.results import column_index
+from sentiment_service.files.table import READ, TextOrError, check_is_file
 from sentiment_service.files.text_files import NOT_UTF8
 from sentiment_service.settings.sources import nearest
 

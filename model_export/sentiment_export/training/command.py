@@ -5,8 +5,8 @@ from collections import Counter
 from typing import get_args
 
 from sentiment_service.engine.text.options import Preprocessing
-from sentiment_service.settings.flags import CommandParser, local_path
 from sentiment_service.settings.formats import POSITIVE
+from sentiment_service.settings.sources import CommandParser, local_path
 
 from sentiment_export.quality.labelled import LABELLED
 from sentiment_export.training.recipe import MAX_TOKENS, Recipe

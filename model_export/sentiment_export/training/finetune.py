@@ -14,7 +14,7 @@ import torch
 from sentiment_service.atomic_files import atomic_directory, full_disk_named
 from sentiment_service.engine.text.options import Preprocessing
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions
 from transformers import AutoTokenizer, BertweetTokenizer
 
 from sentiment_export.checkpoint.checkpoint import max_tokens

@@ -22,13 +22,16 @@ from sentiment_service.errors import (
     UnsupportedMediaType,
 )
 from sentiment_service.http.body import (
+    FIRST_BYTES,
     INLINE_BYTES,
+    UNSUSPICIOUS_BYTES,
+    Decoder,
+    decoder,
     media_type,
     parse,
     read_body,
     read_bytes,
 )
-from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, Decoder, decoder
 from sentiment_service.http.exchange import HttpRequest
 from sentiment_service.requests.exchange import Arrival
 from sentiment_service.requests.limits import InflightBytes

@@ -110,15 +110,19 @@ def test_a_file_may_be_a_pipe(start: Start, workers: int) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("place", ["keys", "."])
 def test_a_named_pipe_holds_up_nobody_at_a_reload(
-    start: Start, tmp_path: Path, workers: int
+    start: Start, tmp_path: Path, workers: int, place: str
 ) -> None:
-    """Nobody may ever write to it again; requests are answered, and the keys stay."""
+    """Nobody may ever write to it again; requests are answered, and the keys stay.
+
+    It may be the file of keys, or lie in a directory of them.
+    """
     pipe = tmp_path / "keys"
     os.mkfifo(pipe)
     writing = threading.Thread(target=pipe.write_text, args=("first-key-1",), daemon=True)
     writing.start()
-    process = start("--workers", str(workers), "--api-keys-file", str(pipe))
+    process = start("--workers", str(workers), "--api-keys-file", str(tmp_path / place))
     assert _status(process, "first-key-1") == 200
     process.signal(signal.SIGHUP)
     process.read_until(f"stay as they are: {pipe} is a pipe")

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sentiment_service.http import metrics
+from sentiment_service.http.operations import Scrapes
 
 from tests.support.virtual_time import Simulation
 
@@ -112,7 +112,7 @@ class Scraper:
     def __init__(self, took_s: float = 0.0) -> None:
         self.registry = Registry()
         served: Any = SimpleNamespace(registry=self.registry, gpus=Gpus())
-        self._scrapes = metrics.Scrapes(served, cpu_time=count(0, took_s).__next__)
+        self._scrapes = Scrapes(served, cpu_time=count(0, took_s).__next__)
 
     async def scrape(self, accept: str = "") -> httpx2.Response:
         request: Any = SimpleNamespace(headers={"accept": accept})

@@ -36,8 +36,8 @@ from sentiment_service.engine.tuning.plan import (
     tune,
 )
 from sentiment_service.errors import UserError
-from sentiment_service.server.workers.worker_process import take_share
 from sentiment_service.settings.settings import Settings
+from sentiment_service.workers.worker_process import take_share
 
 from tests.support.tiny_bundle import load, make_bundle
 

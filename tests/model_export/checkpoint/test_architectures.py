@@ -11,7 +11,7 @@ from sentiment_export.checkpoint.checkpoint import Described, load_checkpoint
 from sentiment_export.checkpoint.describe import describe
 from sentiment_export.export import export
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions
 
 from tests.support.checkpoints import assert_like_transformers, make_checkpoint, silent
 from tests.support.model_export.published import PUBLISHED, make_published

@@ -23,7 +23,7 @@ from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.text.bertweet import _CHARACTERS, normalise_bertweet
 from sentiment_service.engine.text.text_tokenizer import WordCache, packed
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer

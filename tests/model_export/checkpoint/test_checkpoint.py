@@ -13,7 +13,7 @@ from sentiment_export.checkpoint.checkpoint import load_checkpoint, max_tokens
 from sentiment_export.checkpoint.describe import describe
 from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions
 
 from tests.support.checkpoints import MAX_TOKENS, configure, make_checkpoint
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 from sentiment_export.checkpoint.decisions import Decisions, decide, known_checkpoints, recognised
 from sentiment_service.engine.text.options import Preprocessing
-from sentiment_service.settings.checkpoint_options import AS_IT_SAYS, CheckpointOptions
+from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 SENTIMENTS = ["negative", "neutral", "positive"]
 STANCES = ["none", "against", "favor"]

@@ -8,7 +8,7 @@ from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.checkpoint.describe import describe
 from sentiment_export.checkpoint.labels import canonical_labels, read_labels
 from sentiment_service.errors import UserError
-from sentiment_service.settings.checkpoint_options import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions
 
 from tests.support.checkpoints import configure, make_checkpoint
 

@@ -372,6 +372,7 @@ def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     expected = f"cannot reach {nobody} (ConnectionError)"
     error = refusal(tmp_path, nobody, REPO)
     assert error.startswith(f"{expected}; check the network, the proxy (HTTPS_PROXY) and HF_ENDPO")
+    assert error.rstrip().endswith(f"or give a directory: there is none named {REPO}")
     path = find(tmp_path, hub.url, REPO)
     process = start(tmp_path, nobody, REPO)
     assert process.communicate(timeout=60) == (
@@ -398,7 +399,7 @@ def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
     assert error == (
         f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
-        "unset it to download one"
+        f"unset it to download one, or give a directory: there is none named {REPO}"
     )
     assert hub.requests == []
     path = find(tmp_path, hub.url, REPO)

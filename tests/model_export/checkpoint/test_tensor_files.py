@@ -191,6 +191,15 @@ def _of_many_entries(path: Path) -> None:
             archive.writestr(f"archive/data/{number}", b"")
 
 
+def _with_entries_that_it_denies(path: Path, count: int) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(count):
+            archive.writestr(f"archive/data/{number}", b"")
+    content = path.read_bytes()
+    end = content.rindex(b"PK\x05\x06")
+    path.write_bytes(content[: end + 8] + b"\1\0\1\0" + content[end + 12 :])
+
+
 def _in_the_old_form(path: Path) -> None:
     torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
 
@@ -253,6 +262,8 @@ def _changed_after_the_check(path: Path) -> None:
         (_changed_after_the_check, "is damaged: it changes what is no dictionary"),
         (_without_end, "is damaged: it was cut"),
         (_of_many_entries, "is damaged: it was cut, or has too many entries"),
+        (lambda path: _with_entries_that_it_denies(path, 60_000), "or has too many entries"),
+        (lambda path: _with_entries_that_it_denies(path, 70_000), "or has too many entries"),
         (_in_the_old_form, "before PyTorch 1.6: load it with torch.load and save it again"),
         (_memo_bomb, "holds no dictionary of tensors"),
         (lambda path: path.write_bytes(b""), "is damaged"),

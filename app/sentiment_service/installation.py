@@ -1,4 +1,4 @@
-"""Which extra of this package has an optional package, for the error when it is missing."""
+"""This installation: the extra that has a missing package, and how its commands are started."""
 
 import importlib.metadata
 import json
@@ -70,3 +70,17 @@ def install_command(extra: str) -> str:
         return shlex.join([*pip, *words])
     uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
     return f"{shlex.join([*pip, 'uv'])} && {shlex.join([*uv, '--torch-backend', 'cpu', *words])}"
+
+
+# Option 1 of prctl is PR_SET_PDEATHSIG.
+_CODE = """
+import ctypes, signal, sys
+sys.platform == "linux" and ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+{}
+sys.exit(main())
+"""
+
+
+def child_command(imports_main: str) -> tuple[str, ...]:
+    """The command that runs the ``main`` that this line of Python imports."""
+    return (sys.executable, "-c", _CODE.format(imports_main))

@@ -15,12 +15,11 @@ from typing import Any
 import httpx2
 import pytest
 from sentiment_service.cli.command import main
-from sentiment_service.server.workers.group_reload import GroupReload
-from sentiment_service.server.workers.supervisor import Supervisor
-from sentiment_service.server.workers.worker_process import part, take_share, worker_count
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
+from sentiment_service.workers.supervisor import GroupReload, Supervisor
+from sentiment_service.workers.worker_process import part, take_share, worker_count
 
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
@@ -43,24 +42,15 @@ def test_a_wrong_number_of_workers_is_wrong_usage(
     ("cpus", "device", "workers"),
     [(2.0, "auto", 1), (8.0, "cpu", 1), (64.0, "cpu", 8), (16.0, "cuda:0,1", 4), (0.5, "cuda", 1)],
 )
-def test_auto_follows_the_cpus(
-    monkeypatch: pytest.MonkeyPatch, cpus: float, device: str, workers: int
-) -> None:
+def test_auto_follows_the_cpus(cpus: float, device: str, workers: int) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr(
-        "sentiment_service.server.workers.worker_process.available_cpus", lambda: cpus
-    )
-    assert worker_count(Settings.model_validate({"workers": "auto", "device": device})) == workers
+    settings = Settings.model_validate({"workers": "auto", "device": device})
+    assert worker_count(settings, cpus) == workers
 
 
-def test_more_workers_than_cpus_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_workers_than_cpus_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr(
-        "sentiment_service.server.workers.worker_process.available_cpus", lambda: 2.0
-    )
-    assert worker_count(Settings(workers=3)) == 3
+    assert worker_count(Settings(workers=3), 2.0) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
     ]
@@ -83,7 +73,6 @@ def test_gpus_and_nodes_are_dealt_out() -> None:
     ],
 )
 def test_a_share_is_cpus_and_a_node_and_gpus(
-    monkeypatch: pytest.MonkeyPatch,
     number: int,
     workers: int,
     device: str,
@@ -96,14 +85,9 @@ def test_a_share_is_cpus_and_a_node_and_gpus(
     It knows how many have its GPU, itself included.
     """
     calls: list[list[int]] = []
-    monkeypatch.setattr(
-        "sentiment_service.server.workers.worker_process.available_cpus", lambda: 8.0
-    )
     nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    monkeypatch.setattr("sentiment_service.server.workers.worker_process.numa_nodes", lambda: nodes)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     settings = Settings(device="cuda:0,1" if device else "cpu")
-    share = take_share(settings, number, workers)
+    share = take_share(settings, number, workers, cpus=8.0, nodes=nodes, pin=calls.append)
     assert share == (Settings(device=device or "cpu", workers=workers), cpus, gpu_workers)
     assert calls == ([pinned] if pinned else [])
 
@@ -122,7 +106,7 @@ def test_a_worker_that_cannot_start_ends_the_service(bundle: Path, fault: str, s
     """The first start fails with exit code 1 and one line, and no worker is left."""
     command = patched(
         f"""
-from sentiment_service.server.workers import worker_process
+from sentiment_service.workers import worker_process
 def take_share(settings, number, workers):
     if number == 1:
         {fault}
@@ -141,8 +125,8 @@ worker_process.take_share = take_share
 # Worker 1 never becomes ready. From then on, the others have as long as they need no longer.
 HANGING = """
 import pathlib
-from sentiment_service.server.workers import worker_process
-import sentiment_service.server.workers.supervisor as supervisor
+from sentiment_service.workers import worker_process
+import sentiment_service.workers.supervisor as supervisor
 hanging = pathlib.Path({file!r})
 check, take_share = supervisor.Supervisor._check, worker_process.take_share
 def check_sooner(self, worker):
@@ -196,7 +180,7 @@ FAILING = """
 import os
 failing = os.path.exists({file!r}) and "_SENTIMENT_WORKER" in os.environ
 failing and sys.exit(3)
-import sentiment_service.server.workers.worker_process as worker_process
+import sentiment_service.workers.worker_process as worker_process
 worker_process.LEAST_PAUSE_S = 0.05
 """
 
@@ -240,7 +224,7 @@ def test_a_worker_that_cannot_be_started_now_is_started_later(start: Start) -> N
 def test_a_worker_that_was_killed_before_does_not_make_the_end_a_failure(start: Start) -> None:
     """SIGTERM comes before it is started again: the exit code is that of the other worker, 0."""
     command = patched(
-        "import sentiment_service.server.workers.worker_process as worker_process\n"
+        "import sentiment_service.workers.worker_process as worker_process\n"
         "worker_process.LEAST_PAUSE_S = 60.0"
     )
     process = start("--workers", "2", command=command)
@@ -252,7 +236,7 @@ def test_a_worker_that_was_killed_before_does_not_make_the_end_a_failure(start: 
 # A worker whose process id is in the file cannot recover, so its liveness fails.
 HOPELESS = """
 import os
-import sentiment_service.server.workers.supervisor as supervisor
+import sentiment_service.workers.supervisor as supervisor
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import NotReady
 supervisor.HANGS_S = 5.0
@@ -435,23 +419,23 @@ def test_four_workers_share_connections_evenly(start: Start) -> None:
     process.terminate()
 
 
-def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_still_differ_are_not_loaded_again() -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
-    monkeypatch.setattr("sentiment_service.server.workers.group_reload.MIXED_S", -1.0)
-    loads = 0
 
-    def note(self: GroupReload) -> None:
-        nonlocal loads
-        loads += 1
+    class Reloads(GroupReload):
+        count = 0
 
-    monkeypatch.setattr(GroupReload, "reload_all", note)
-    supervisor = Supervisor(Settings(), Credentials.read(Settings()), 2, [])
-    for worker in supervisor._workers:
+        def reload_all(self) -> None:
+            self.count += 1
+
+    workers = Supervisor(Settings(), Credentials.read(Settings()), 2, [])._workers
+    reloads = Reloads(workers, mixed_s=-1.0)
+    for worker in workers:
         worker.status.phase_number = WorkerPhase.READY
     expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}
     for models, so_far in expected.items():
-        for worker, model in zip(supervisor._workers, models, strict=True):
+        for worker, model in zip(workers, models, strict=True):
             worker.status.models = model
         for _ in range(3):
-            supervisor._reloads.check_models()
-        assert loads == so_far, models
+            reloads.check_models()
+        assert reloads.count == so_far, models

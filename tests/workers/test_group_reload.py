@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-import pytest
-from sentiment_service.server.workers import group_reload
-from sentiment_service.server.workers.channels import Done, Fault, Message, Reload, Reloaded
-from sentiment_service.server.workers.group_reload import GroupReload
-from sentiment_service.server.workers.worker_process import WorkerProcess
 from sentiment_service.shared_memory import WorkerPhase
+from sentiment_service.workers.channels import Done, Fault, Message, Reload, Reloaded
+from sentiment_service.workers.supervisor import LATE, GroupReload
+from sentiment_service.workers.worker_process import WorkerProcess
 
 
 class FakeWorker:
@@ -33,10 +31,10 @@ class FakeWorker:
 class Reloads:
     """The reloads of two fake workers; another one, which stops, asks for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, loading_s: float = 30.0) -> None:
         self.workers = [FakeWorker(WorkerPhase.READY) for _ in range(2)]
         self.asker = FakeWorker(WorkerPhase.STOPPING)
-        self.group = GroupReload(cast(list[WorkerProcess], self.workers))
+        self.group = GroupReload(cast(list[WorkerProcess], self.workers), loading_s=loading_s)
 
     async def meanwhile(self, happening: Awaitable[None]) -> None:
         """Carry out reloads while something happens."""
@@ -99,10 +97,9 @@ def test_a_reload_whose_workers_all_end_has_failed() -> None:
     asyncio.run(reloads.meanwhile(happen()))
 
 
-def test_a_worker_that_hangs_at_a_reload_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_at_a_reload_is_replaced() -> None:
     """It does not load the model in time: the others switch, and the next reload is not held up."""
-    monkeypatch.setattr(group_reload, "LOADING_S", 0.1)
-    reloads = Reloads()
+    reloads = Reloads(loading_s=0.1)
     first, hangs = reloads.workers
 
     async def happen() -> None:
@@ -119,16 +116,15 @@ def test_a_worker_that_hangs_at_a_reload_is_replaced(monkeypatch: pytest.MonkeyP
     asyncio.run(reloads.meanwhile(happen()))
 
 
-def test_workers_that_all_hang_at_a_reload_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_all_hang_at_a_reload_go_on() -> None:
     """The reload fails in the end, and all keep the old model: ending all would end the service."""
-    monkeypatch.setattr(group_reload, "LOADING_S", 0.1)
-    reloads = Reloads()
+    reloads = Reloads(loading_s=0.1)
 
     async def happen() -> None:
         await reloads.ask()
         await until(lambda: bool(reloads.asker.messages))
         (answer,) = reloads.asker.messages
-        assert answer.fault == group_reload.LATE
+        assert answer.fault == LATE
         for worker in reloads.workers:
             assert (worker.kinds, worker.fault) == (["prepare", "drop"], "")
 

@@ -23,9 +23,9 @@ from typing import Self, TypeVar
 
 from sentiment_service.engine.machine.host import available_cpus, numa_nodes
 from sentiment_service.errors import UserError, system_error
-from sentiment_service.server.workers.channels import Channel, Control, Message
 from sentiment_service.settings.settings import Settings, cache_directory
 from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus
+from sentiment_service.workers.channels import Channel, Control, Message
 
 logger = logging.getLogger(__name__)
 
@@ -67,18 +67,13 @@ class Assignment:
         return settings.model_copy(update={"model": models, "cache_dir": cache})
 
     def environment(self) -> dict[str, str]:
-        """The environment of the worker."""
         return {**os.environ, VARIABLE: json.dumps(asdict(self))}
 
 
-def worker_count(settings: Settings) -> int:
-    """The number of worker processes that these settings mean on this machine.
-
-    Raises:
-        UserError: the system can have only one.
-    """
+def worker_count(settings: Settings, cpus: float | None = None) -> int:
+    """The number of worker processes that these settings mean with so many CPUs, or all."""
     linux = sys.platform == "linux"
-    cpus = available_cpus()
+    cpus = cpus or available_cpus()
     if settings.workers == "auto":
         each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
         return max(1, int(cpus) // each) if linux else 1
@@ -117,7 +112,15 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
     return settings
 
 
-def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:
+def take_share(
+    settings: Settings,
+    number: int,
+    workers: int,
+    *,
+    cpus: float | None = None,
+    nodes: Sequence[Sequence[int]] | None = None,
+    pin: Callable[[list[int]], None] = lambda cpus: os.sched_setaffinity(0, cpus),
+) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
     The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
@@ -126,10 +129,10 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
     On a machine with several NUMA nodes, the process is pinned to the CPUs of its node, so that
     its memory is near. Call it before threads are started.
     """
-    cpus = available_cpus() / workers
-    nodes = numa_nodes()
+    cpus = (cpus or available_cpus()) / workers
+    nodes = nodes or numa_nodes()
     if len(nodes) > 1 and (workers % len(nodes) == 0 or len(nodes) % workers == 0):
-        os.sched_setaffinity(0, [cpu for node in part(nodes, number, workers) for cpu in node])
+        pin([cpu for node in part(nodes, number, workers) for cpu in node])
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
     if numbers:
@@ -208,12 +211,10 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker has a process."""
         return self._process is not None
 
     @property
     def phase(self) -> WorkerPhase:
-        """What the worker is doing."""
         return self.status.phase
 
     @property
@@ -227,11 +228,7 @@ class WorkerProcess:
         return self.silent_s > SILENT_S, self.phase
 
     def start(self) -> None:
-        """Start a process: the command of this process once more.
-
-        Raises:
-            UserError: the system has no descriptors, process or memory for it now.
-        """
+        """Start a process: the command of this process once more."""
         with ExitStack() as opened:
             try:
                 own_control, control = map(
@@ -271,7 +268,6 @@ class WorkerProcess:
         return returned
 
     def send(self, message: Message, *descriptors: int) -> None:
-        """Send a message to the process, if there is one."""
         if self._control is not None:
             self._control.send(message, *descriptors)
 
@@ -298,7 +294,6 @@ class WorkerProcess:
         self.end_by = min(self.end_by, by)
 
     def kill(self, reason: str) -> None:
-        """End the process at once."""
         if self._process is not None and not self._kill_reason:
             self._kill_reason = reason
             self._process.kill()
@@ -310,7 +305,6 @@ class WorkerProcess:
 
     @property
     def last_end(self) -> str:
-        """How the latest process ended."""
         if self.exit_code is None or self.exit_code >= 0:
             return f"worker {self.number} ended with exit code {self.exit_code}"
         name = signal.Signals(-self.exit_code).name

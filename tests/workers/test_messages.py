@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import InvalidBundle
-from sentiment_service.server.workers.channels import (
+from sentiment_service.shared_memory import Board
+from sentiment_service.workers.channels import (
     DECODER,
     Control,
     Fault,
@@ -19,7 +20,7 @@ from sentiment_service.server.workers.channels import (
     Reloaded,
     Switch,
 )
-from sentiment_service.server.workers.member import Member
+from sentiment_service.workers.member import Member
 
 MESSAGES = 2_000  # more than a socket holds
 
@@ -65,10 +66,9 @@ def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) -> None:
         requests: list[str] = []
         for _ in range(2):
             own_end, other_end = pair()
-            member = Member(
-                other_end, models, hang_up=lambda: None, take=lambda _: None, stop=lambda: None
-            )
-            asking = asyncio.create_task(member.reload("tiny"))
+            member = Member(Board.alone(), other_end)
+            member.join(models, hang_up=lambda: None, take=lambda _: None, stop=lambda: None)
+            asking = asyncio.create_task(member.reload(models, "tiny"))
             await asyncio.sleep(0)
             asked = DECODER.decode(own_end.recv(1_000))
             assert isinstance(asked, Reload)

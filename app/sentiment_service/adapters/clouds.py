@@ -1,19 +1,23 @@
-"""Amazon SageMaker: GET /ping, GET /execution-parameters, and POST /invocations.
+"""Amazon SageMaker: GET /ping, GET /execution-parameters, and POST /invocations. Vertex AI: the
+routes that it chooses with ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``.
 
-The platform sends records, one a line, and each is answered by a line in its place; or JSON in one
+SageMaker sends records, one a line, and each is answered by a line in its place; or JSON in one
 of several forms, among them that of Hugging Face's containers, which have the same route.
 """
 
 import csv
 import io
+import os
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from sentiment_service import errors
 from sentiment_service.adapters.forms import (
     ACCEPTED,
     ByField,
@@ -26,19 +30,15 @@ from sentiment_service.adapters.forms import (
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.pairs import Text
-from sentiment_service.errors import (
-    InvalidRequest,
-    ServiceError,
-    TooManyTexts,
-    UnsupportedMediaType,
-)
-from sentiment_service.http import classify
+from sentiment_service.http import routes
 from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
+from sentiment_service.http.routes import OWN_PATHS
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import ClassifyRequest
 from sentiment_service.results import Outcome, item
+from sentiment_service.settings.settings import Settings
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
 # The platform has its own description, and docs/platforms.md has ours.
@@ -57,33 +57,25 @@ TRY_AGAIN = (503, 504)
 
 
 def read_json(line: bytes, number: int) -> Text:
-    """The text or pair of a JSON value: a string, or an object with a text. Blank is empty.
-
-    Raises:
-        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
-    """
+    """The text or pair of a JSON value: a string, or an object with a text. Blank is empty."""
     if not line.strip():
         return ""
     text = text_of_record(parse(line, f"line {number}"))
     if text is None:
-        raise InvalidRequest(f"line {number} must be {ACCEPTED}")
+        raise errors.InvalidRequest(f"line {number} must be {ACCEPTED}")
     return text
 
 
 def read_csv(line: bytes, number: int) -> Text:
-    """The text of a line of CSV, which has one column and no header.
-
-    Raises:
-        InvalidRequest: the line is something else; ``number`` is that of the line, from 1.
-    """
+    """The text of a line of CSV, which has one column and no header."""
     try:
         (columns,) = csv.reader([line.decode()], strict=True)
     except UnicodeDecodeError:
-        raise InvalidRequest(f"line {number} is not UTF-8") from None
+        raise errors.InvalidRequest(f"line {number} is not UTF-8") from None
     except (csv.Error, ValueError):
-        raise InvalidRequest(f"line {number} is not valid CSV in one line") from None
+        raise errors.InvalidRequest(f"line {number} is not valid CSV in one line") from None
     if len(columns) > 1:
-        raise InvalidRequest(
+        raise errors.InvalidRequest(
             f"line {number} has {len(columns)} columns; send one, and quote texts with commas"
         )
     return columns[0] if columns else ""
@@ -96,7 +88,7 @@ def write_json(outcome: Outcome) -> bytes:
 
 def write_csv(outcome: Outcome) -> bytes:
     """Three columns: label, score, and the code of the error."""
-    if isinstance(outcome, ServiceError):
+    if isinstance(outcome, errors.ServiceError):
         columns = ["", "", outcome.code]
     else:
         columns = [outcome["label"], repr(outcome["score"]), ""]
@@ -171,30 +163,25 @@ async def invocations(request: HttpRequest) -> Response:
         answers = ANSWERS.get(media_type(request, b"accept"), answers)
         return await answer_records(request, read, answers)
     if content_type != "application/json":
-        raise UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
+        raise errors.UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
     body = await read_body(request, ByField(FORMS))
     match body:
         case InstancesRequest():
             return await answer_instances(request, body)
         case ClassifyRequest():
-            return await classify.answer(request, body)
+            return await routes.answer(request, body)
         case _:
             return await _as_container(request, cast(TextClassification, body))
 
 
 async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -> Response:
-    """Classify the lines of the body. Blank and bad lines have their errors in their places.
-
-    Raises:
-        TooManyTexts: there are more lines than a request may have texts.
-        ServiceError: the body cannot be read, or the request as a whole failed.
-    """
+    """Classify the lines of the body. Blank and bad lines have their errors in their places."""
     service = request.exchange.service
     body = await read_bytes(request, empty="the body has no line")
     body = body.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n")
     most = service.settings.max_texts
     if (found := body.count(b"\n") + 1) > most:  # a line of one byte takes sixty in a list
-        raise TooManyTexts(f"there are {found} lines; at most {most} are accepted")
+        raise errors.TooManyTexts(f"there are {found} lines; at most {most} are accepted")
     lines = body.split(b"\n")
     classifier = service.models.classifier(None)
     # So that no group has more tokens than one request may queue.
@@ -211,13 +198,15 @@ async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -
     return Response(before + answers.join.join(written) + after, media_type=answers.media_type)
 
 
-def _texts(read: Reader, lines: Sequence[bytes], first: int) -> Steps[list[Text | ServiceError]]:
-    texts: list[Text | ServiceError] = []
+def _texts(
+    read: Reader, lines: Sequence[bytes], first: int
+) -> Steps[list[Text | errors.ServiceError]]:
+    texts: list[Text | errors.ServiceError] = []
     for number, line in enumerate(lines, first):
         try:
             texts.append(read(line.removesuffix(b"\r"), number))
-        except InvalidRequest as error:
-            texts.append(InvalidRequest(error.detail))  # a new error, without stack frames
+        except errors.InvalidRequest as error:
+            texts.append(errors.InvalidRequest(error.detail))  # a new error, without stack frames
         yield
     return texts
 
@@ -235,7 +224,7 @@ async def _classified(
     work = classifier.classify(texts, deadline=exchange.deadline)
     done = await exchange.counted(classifier, len(texts), exchange.while_connected(work))
     for outcome in done.outcomes:
-        if isinstance(outcome, ServiceError) and outcome.status in TRY_AGAIN:
+        if isinstance(outcome, errors.ServiceError) and outcome.status in TRY_AGAIN:
             # A new error, because other requests may share the original.
             raise type(outcome)(outcome.detail, retry_after_s=outcome.retry_after_s) from None
     return done.outcomes
@@ -253,9 +242,60 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
 
+ROUTE = re.compile(r"/[\w.~:@/-]*", re.ASCII)
+
+
+async def health(request: HttpRequest) -> Response:
+    """Succeeds while you can send traffic."""
+    await request.exchange.service.check_ready()
+    return Response()
+
+
+async def predict(request: HttpRequest) -> Response:
+    """Labels, scores and logits, in the format of Vertex AI.
+
+    A bad text has its error in its place.
+    """
+    return await answer_instances(request, await read_body(request, InstancesRequest))
+
+
+def _configured(settings: Settings, others: Sequence[Adapter]) -> Adapter:
+    """The routes that Vertex AI has chosen, too, but for those that answer as it expects anyway."""
+    health_path, predict_path = _path("AIP_HEALTH_ROUTE"), _path("AIP_PREDICT_ROUTE")
+    if predict_path in OWN_PATHS.admin:
+        raise errors.UserError(
+            f"AIP_PREDICT_ROUTE: {predict_path} needs an admin key; use /predict"
+        )
+    probes = [OWN_PATHS.probes, *(other.paths.probes for other in others)]
+    # Not in our OpenAPI document: the platform has its own description.
+    hidden = APIRouter(include_in_schema=False)
+    if health_path and not any(health_path in known for known in probes):
+        hidden.add_api_route(
+            health_path, health, name="AIP_HEALTH_ROUTE", route_class_override=Route
+        )
+    if predict_path and not any(predict_path in other.instances for other in others):
+        hidden.add_api_route(
+            predict_path,
+            predict,
+            methods=["POST"],
+            name="AIP_PREDICT_ROUTE",
+            route_class_override=TextRoute,
+        )
+    probe = Paths(probes=PathSet({health_path} if health_path else ()))
+    return replace(ADAPTER, routes=[*ADAPTER.routes, *hidden.routes], paths=ADAPTER.paths | probe)
+
+
+def _path(variable: str) -> str:
+    path = os.environ.get(variable, "")
+    if path and not ROUTE.fullmatch(path):
+        raise errors.UserError(f"{variable}: must be a path such as /predict, not {path!r}")
+    return path
+
+
 ADAPTER = Adapter(
     [*router.routes, *text_router.routes],
     # The platform sends no key with GET.
     Paths(probes=PathSet({"/ping"}), open=PathSet({"/execution-parameters"})),
     instances=frozenset({"/invocations"}),
+    configured=_configured,
 )

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sentiment_service.server.workers import worker_process
-from sentiment_service.server.workers.worker_process import (
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase
+from sentiment_service.workers import worker_process
+from sentiment_service.workers.worker_process import (
     LEAST_PAUSE_S,
     MOST_PAUSE_S,
     STEADY_S,
     WorkerProcess,
 )
-from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import Board, WorkerPhase
 
 
 class Lives:

@@ -5,149 +5,33 @@ HTTP, and imports no package for them.
 """
 
 import asyncio
-import json
 import logging
 import math
 import os
 import signal
 import socket
 import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
-from itertools import count
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from types import FrameType
 
 import uvloop
 
-from sentiment_service.errors import NotReady, UserError
-from sentiment_service.server.addresses import announce, bind_sites
-from sentiment_service.server.arrivals import ACCEPTING_SHARE, QUIET_S, Arrivals, Quiet
-from sentiment_service.server.workers.channels import NewCredentials
-from sentiment_service.server.workers.group_reload import GroupReload
-from sentiment_service.server.workers.worker_process import (
+from sentiment_service.errors import NotReady, ShuttingDown, UserError
+from sentiment_service.server.arrivals import ACCEPTING_SHARE, QUIET_S, Quiet
+from sentiment_service.server.process import announce, bind_sites
+from sentiment_service.settings.credentials import Credentials, read_again
+from sentiment_service.settings.settings import Settings
+from sentiment_service.shared_memory import Board, WorkerPhase
+from sentiment_service.workers import channels
+from sentiment_service.workers.worker_process import (
     HANGS_S,
     LOADING_S,
     WorkerProcess,
     with_shared_cache,
 )
-from sentiment_service.settings.credentials import Credentials, read_again
-from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import Board, WorkerPhase
 
 logger = logging.getLogger(__name__)
-
-
-# Seconds that a client gets to send its request and to read the answer.
-MOST_S = 5.0
-READ_BYTES = 65_536
-HEAD = """\
-HTTP/1.1 503 Service Unavailable\r
-content-type: application/problem+json\r
-content-length: {length}\r
-retry-after: {retry_after_s:.0f}\r
-x-request-id: {request_id}\r
-connection: close\r
-\r
-"""
-
-
-class Dealer:
-    """Accepts connections at the ``sites``, and gives each to a worker.
-
-    Of the workers that are ready and answer, the one with the fewest open connections gets the
-    next; if several have as many, they take turns. While no worker takes one, connections wait
-    here; while there is no worker, they get 503. Call ``look`` several times a second.
-    """
-
-    def __init__(self, sites: Sequence[socket.socket], workers: Sequence[WorkerProcess]) -> None:
-        self._sites = sites
-        self._workers = workers
-        self._turns = count(1)
-        self._latest = dict.fromkeys(range(len(workers)), 0)  # turn, by the worker's number
-        self._arrivals: list[Arrivals] = []
-        self._undealt: deque[tuple[int, socket.socket]] = deque()  # with their sites
-        self._refusing: set[asyncio.Task[None]] = set()
-
-    @property
-    def accepted(self) -> int:
-        """The number of connections until now."""
-        return sum(arrivals.accepted for arrivals in self._arrivals)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether connections were accepted that no worker could be given yet."""
-        return bool(self._undealt)
-
-    def listen(self) -> None:
-        """Accept connections from now on.
-
-        Raises:
-            UserError: another process listens on one of the addresses.
-        """
-        for site, listener in enumerate(self._sites):
-            self._arrivals.append(Arrivals(listener, partial(self._deal, site)))
-
-    def look(self) -> None:
-        """Deal what waits, or was dealt to a worker that has ended."""
-        for worker in self._workers:
-            self._undealt += worker.returned()
-        while self._undealt and self._try(*self._undealt[0]):
-            self._undealt.popleft()
-
-    async def close(self) -> None:
-        """Accept every connection that the kernel has completed, then stop listening.
-
-        Call ``look`` until none is ``waiting``.
-        """
-        for arrivals in self._arrivals:
-            await arrivals.close()
-
-    def _deal(self, site: int, connection: socket.socket) -> None:
-        if self._undealt or not self._try(site, connection):
-            self._undealt.append((site, connection))
-
-    def _try(self, site: int, connection: socket.socket) -> bool:
-        """Give the connection to a worker, or refuse it if there is none; False: it must wait."""
-        reachable = [worker for worker in self._workers if worker.reachable]
-        if not reachable:
-            refusing = asyncio.create_task(_refuse(connection))
-            self._refusing.add(refusing)
-            refusing.add_done_callback(self._refusing.discard)
-            return True
-        return any(
-            self._give(worker, site, connection) for worker in sorted(reachable, key=self._order)
-        )
-
-    def _give(self, worker: WorkerProcess, site: int, connection: socket.socket) -> bool:
-        self._latest[worker.number] = next(self._turns)
-        return worker.give(site, connection)
-
-    def _order(self, worker: WorkerProcess) -> tuple[bool, int, int, int]:
-        return *worker.rank, worker.status.open, self._latest[worker.number]
-
-
-async def _refuse(connection: socket.socket) -> None:
-    """Answer the connection's request with 503, and end it."""
-    loop = asyncio.get_running_loop()
-    with connection, suppress(OSError):
-        async with asyncio.timeout(MOST_S):
-            if await loop.sock_recv(connection, READ_BYTES):
-                await loop.sock_sendall(connection, _answer())
-                connection.shutdown(socket.SHUT_WR)
-            # The kernel would reset a connection with unread bytes, and the client would not see
-            # the answer.
-            while await loop.sock_recv(connection, READ_BYTES):
-                pass
-
-
-def _answer() -> bytes:
-    error, request_id = NotReady("no worker is ready"), uuid.uuid4().hex
-    body = json.dumps(error.document(error.detail, request_id))
-    head = HEAD.format(length=len(body), retry_after_s=error.retry_after_s, request_id=request_id)
-    return (head + body).encode()
 
 
 TICK_S = 0.1  # between two looks at the workers
@@ -163,9 +47,6 @@ def run(settings: Settings, credentials: Credentials, workers: int) -> int:
     """Serve with this number of workers until SIGTERM or SIGINT, then let them finish.
 
     Returns the exit code: the worst of the workers'.
-
-    Raises:
-        UserError: an address cannot be used, or no worker can start.
     """
     with ExitStack() as stack:
         sites = [stack.enter_context(site) for site in bind_sites(settings)]
@@ -200,7 +81,7 @@ class Supervisor:
             )
             for number in range(workers)
         ]
-        self._dealer = Dealer(sites, self._workers)
+        self._dealer = channels.Dealer(sites, self._workers)
         self._stopping = 0  # the signal that stops the service
         self._failed_starts = 0  # of all workers, while none is serving
         self._hung_up = False  # by SIGHUP
@@ -231,9 +112,6 @@ class Supervisor:
         """Start the first worker, which measures, and then the others, which use what it measured.
 
         Returns whether all are ready. If not, a signal came, or a worker has said why it failed.
-
-        Raises:
-            UserError: a worker was killed, or could not be started.
         """
         for together in (self._workers[:1], self._workers[1:]):
             for worker in together:
@@ -281,7 +159,7 @@ class Supervisor:
             os.close(self._credentials)
             self._credentials = read.to_descriptor()
             for worker in self._workers:
-                worker.send(NewCredentials(), self._credentials)
+                worker.send(channels.NewCredentials(), self._credentials)
 
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""
@@ -390,3 +268,131 @@ class Supervisor:
         await self._woken.wait()
         self._woken.clear()
         timer.cancel()
+
+
+# Seconds in which workers may serve different models: while they switch to new ones.
+MIXED_S = 2.0
+# A worker that ends does not hold up the others: the next one loads the new bundle as it starts.
+LEFT = channels.Fault(ShuttingDown.code, "the worker ends")
+NONE_LEFT = channels.Fault(NotReady.code, "no worker could load the model")
+LATE = channels.Fault(NotReady.code, "no worker loaded the model in the time allowed")
+
+
+class GroupReload:
+    """Carries out the reloads that workers request, one after another, while ``run`` runs."""
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerProcess],
+        *,
+        loading_s: float = LOADING_S,
+        mixed_s: float = MIXED_S,
+    ) -> None:
+        self._workers = workers
+        self._loading_s, self._mixed_s = loading_s, mixed_s
+        self._requests: asyncio.Queue[tuple[WorkerProcess, channels.Reload]] = asyncio.Queue()
+        self._number = 0  # of the present reload
+        self._ended: set[WorkerProcess] = set()  # since it began
+        self._mixed_since = 0.0
+        self._mixed: set[int] = set()  # the models when all were loaded again for the last time
+        # Those whose answer is awaited.
+        self._answers: dict[WorkerProcess, asyncio.Future[channels.Fault | None]] = {}
+
+    def on_message(self, worker: WorkerProcess, message: channels.Message) -> None:
+        """A worker requests a reload, or reports that it has done its part of the present one."""
+        if isinstance(message, channels.Reload):
+            self._requests.put_nowait((worker, message))
+        elif isinstance(message, channels.Done) and message.reload == self._number:
+            self._answered(worker, message.fault)
+
+    def ended(self, worker: WorkerProcess) -> None:
+        self._ended.add(worker)
+        self._answered(worker, LEFT)
+
+    def check_models(self) -> None:
+        """Have all workers load their models again if they serve different ones.
+
+        A bundle may have changed on the disk, and a worker that was replaced has then loaded it.
+        If that did not help, it is not tried again until other models are served.
+        """
+        now = time.monotonic()
+        models = {worker.status.models for worker in self._workers}
+        ready = all(worker.phase is WorkerPhase.READY for worker in self._workers)
+        if ready and len(models) == 1:
+            self._mixed = set()
+        if len(models) == 1 or not ready or self._answers or not self._requests.empty():
+            self._mixed_since = now
+        elif now - self._mixed_since > self._mixed_s and models != self._mixed:
+            self._mixed_since, self._mixed = now, models
+            logger.warning("the workers serve different models: all load them again")
+            self.reload_all()
+
+    def reload_all(self) -> None:
+        """Have all models loaded again. A worker requests it, because it knows their names."""
+        min(self._workers, key=lambda worker: worker.rank).send(channels.HangUp())
+
+    async def run(self) -> None:
+        """Carry out reloads until this is cancelled."""
+        while True:
+            requester, asked = await self._requests.get()
+            fault = await self._reload(asked.model)
+            requester.send(channels.Reloaded(asked.request, fault))
+
+    async def _reload(self, model: str) -> channels.Fault | None:
+        """Have all workers that answer load the model again; why that failed, or None."""
+        self._number += 1
+        self._ended.clear()
+        answering = (WorkerPhase.READY, WorkerPhase.NOT_READY)
+        workers = [worker for worker in self._workers if worker.phase in answering]
+        faults = await self._have_done(
+            channels.Prepare(self._number, model), workers, self._loading_s
+        )
+        fault = _common(faults.values())
+        if fault is not None:
+            for worker in workers:
+                worker.send(channels.Drop(self._number))
+            return fault
+        prepared = [worker for worker in workers if faults[worker] is None]
+        return _common(
+            (await self._have_done(channels.Switch(self._number), prepared, None)).values()
+        )
+
+    async def _have_done(
+        self,
+        order: channels.Prepare | channels.Switch,
+        workers: Sequence[WorkerProcess],
+        limit_s: float | None,
+    ) -> dict[WorkerProcess, channels.Fault | None]:
+        """Send an order to the workers; what each reports when it has carried it out.
+
+        One that is late must be replaced. But if all are late, all go on: they serve the old model.
+        """
+        loop = asyncio.get_running_loop()
+        self._answers = {worker: loop.create_future() for worker in workers}
+        for worker in workers:
+            if worker in self._ended:  # its successor knows nothing of this reload
+                self._answered(worker, LEFT)
+            else:
+                worker.send(order)
+        if workers:
+            await asyncio.wait(self._answers.values(), timeout=limit_s)
+        late = [worker for worker, answer in self._answers.items() if not answer.done()]
+        for worker in late:
+            if len(late) < len(workers):
+                worker.fault = "did not load a model in the time allowed"
+            self._answered(worker, LEFT if worker.fault else LATE)
+        faults = {worker: answer.result() for worker, answer in self._answers.items()}
+        self._answers = {}
+        return faults
+
+    def _answered(self, worker: WorkerProcess, fault: channels.Fault | None) -> None:
+        answer = self._answers.get(worker)
+        if answer is not None and not answer.done():
+            answer.set_result(fault)
+
+
+def _common(faults: Collection[channels.Fault | None]) -> channels.Fault | None:
+    """The fault of all workers together: the first of one that goes on, or that none does."""
+    if all(fault and fault.code == LEFT.code for fault in faults):
+        return NONE_LEFT
+    return next((fault for fault in faults if fault and fault.code != LEFT.code), None)

@@ -1,0 +1,336 @@
+"""The results of a run: the columns that files, DataFrames and tables in memory get of them, their
+counts, and what is shown on standard error.
+"""
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+
+from sentiment_service.engine.model.bundle import is_sentiment
+from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
+from sentiment_service.files.text_files import NOT_UTF8
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
+# ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
+ResultItem = Mapping[str, Any]
+
+
+class ResultColumns:
+    """The columns of results. They depend on the model: its labels, and whether several may apply.
+
+    ``types`` maps each column to the type of its values. ``members`` are those columns after the
+    scores that are members of a result; without a result, all columns but ``error`` are None.
+    """
+
+    def __init__(self, labels: Sequence[str], *, multi_label: bool) -> None:
+        self.labels = labels
+        self.multi_label = multi_label
+        figures = ["score", *(f"score_{label}" for label in labels)]
+        members: dict[str, type] = {"polarity": float} if is_sentiment(labels) else {}
+        if multi_label:
+            members["labels"] = list
+        members["warnings"] = list
+        self.members = list(members)
+        self.types = {"label": str, **dict.fromkeys(figures, float), **members, "error": str}
+
+    def names(self, taken: Sequence[str]) -> list[str]:
+        return free_names(self.types, taken)
+
+    def values(self, result: ResultItem) -> list[Any]:
+        return [
+            *map(result.get, ("label", "score")),
+            *map(result.get("scores", {}).get, self.labels),
+            *map(result.get, self.members),
+            error_text(result),
+        ]
+
+    def arrow_schema(self, taken: Sequence[str]) -> "pa.Schema":
+        """The columns beside a table of Arrow with the columns ``taken``."""
+        import pyarrow as pa
+
+        types = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
+        kinds = [types[kind] for kind in self.types.values()]
+        return pa.schema(zip(self.names(taken), kinds, strict=True))
+
+    def arrow_arrays(self, results: Iterable[ResultItem], schema: "pa.Schema") -> "list[pa.Array]":
+        """The results as columns of ``schema``, which ``arrow_schema`` made."""
+        import pyarrow as pa
+
+        rows = [*map(self.values, results)]
+        return [
+            pa.array([row[index] for row in rows], field.type) for index, field in enumerate(schema)
+        ]
+
+    def with_arrow(self, table: Any, results: Iterable[ResultItem], schema: "pa.Schema") -> Any:
+        """A Table or RecordBatch of Arrow with its rows' results as columns of ``schema``."""
+        import pyarrow as pa
+
+        arrays = [*table.columns, *self.arrow_arrays(results, schema)]
+        whole = pa.schema([*table.schema, *schema], metadata=table.schema.metadata)
+        return type(table).from_arrays(arrays, schema=whole)
+
+
+def error_text(result: ResultItem) -> str | None:
+    """What the column ``error`` says; None of a prediction."""
+    if "error" not in result:
+        return None
+    return f"{result['error']['code']}: {result['error']['message']}"
+
+
+def free_names(names: Iterable[str], taken: Sequence[str]) -> list[str]:
+    free = []
+    for name in names:
+        while name in taken:
+            name = f"predicted_{name}"
+        free.append(name)
+    return free
+
+
+def with_reason(text: object, result: ResultItem) -> ResultItem:
+    """The result, with what users can understand if the text has bytes that are not UTF-8.
+
+    A model sees only the lone surrogates that such bytes have become.
+    """
+    if "error" in result and isinstance(text, str) and NOT_UTF8.search(text):
+        message = "the text is not UTF-8; convert the input, for example with iconv"
+        return {"error": {"code": InvalidRequest.code, "message": message}}
+    return result
+
+
+@dataclass
+class Tally:
+    """Counts of rows, labels, errors and truncated texts."""
+
+    rows: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    errors: int = 0
+    truncated: int = 0
+
+    @classmethod
+    def of(cls, results: Sequence[ResultItem]) -> Self:
+        predictions = [result for result in results if "error" not in result]
+        return cls(
+            rows=len(results),
+            labels=Counter(prediction["label"] for prediction in predictions),
+            errors=len(results) - len(predictions),
+            truncated=sum(prediction["truncated"] for prediction in predictions),
+        )
+
+    @classmethod
+    def total(cls, tallies: Iterable[Self]) -> Self:
+        total = cls()
+        for tally in tallies:
+            total.add(tally)
+        return total
+
+    def add(self, other: "Tally") -> None:
+        self.rows += other.rows
+        self.labels.update(other.labels)
+        self.errors += other.errors
+        self.truncated += other.truncated
+
+
+def summary(tally: Tally, rows: int, seconds: float) -> str:
+    """The number of rows, the speed, and the counts of labels, errors and truncated texts.
+
+    This run classified ``rows`` of the tally's rows in ``seconds``; earlier runs the others.
+    """
+    earlier = f", {tally.rows - rows:,} of them in earlier runs" if tally.rows > rows else ""
+    speed = f" ({rows / seconds:,.0f} rows/s{earlier})" if seconds else ""
+    lines = [f"{tally.rows:,} rows in {seconds:.1f} s{speed}"]
+    width = max(map(len, tally.labels), default=0)
+    predictions = tally.rows - tally.errors
+    for label, count in sorted(tally.labels.items()):
+        lines.append(f"{label:{width}}  {count:>11,}  {count / predictions:6.1%}")
+    return "\n".join([*lines, f"errors {tally.errors:,}, truncated {tally.truncated:,}"])
+
+
+class Advance(Protocol):
+    """Counts more texts as done, and may say how many there are, about."""
+
+    def __call__(self, count: int, total: int | None = None) -> object: ...
+
+
+@contextmanager
+def progress_bar(
+    *, shown: bool, total: int | None = None, done: int = 0, after_s: float = 0.0
+) -> Iterator[Advance]:
+    """A bar on standard error with the texts per second and, of ``total``, the time that remains.
+
+    ``done`` of them were done before. The bar appears after ``after_s`` seconds.
+    """
+    if not (shown and find_spec("tqdm")):  # the extra `files` has it
+        yield lambda _count, _total=None: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        total=total, initial=done, unit=" texts", leave=False, file=sys.stderr, delay=after_s
+    ) as bar:
+
+        def advance(count: int, total: int | None = None) -> None:
+            bar.total = total or bar.total
+            bar.update(count)
+
+        yield advance
+
+
+class Warnings(logging.Handler):
+    """Writes each warning of the log as one line, above the progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message without the traceback of an exception."""
+        line = f"sentiment: {record.getMessage()}"
+        try:
+            from tqdm import tqdm
+        except ImportError:  # then there is no bar
+            print(line, file=sys.stderr)
+        else:
+            tqdm.write(line, file=sys.stderr)
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Frame = TypeVar("Frame")
+# Columns of results: their names, with a value for each row.
+Added = dict[str, list[Any]]
+
+
+def column_index(
+    column: str, columns: Sequence[str], table: object, option: str = "--column"
+) -> int:
+    if column not in columns:
+        names = ", ".join(map(repr, columns))
+        raise UserError(f"{table} has no column {column!r}; {option} accepts one of: {names}")
+    return columns.index(column)
+
+
+def texts(column: Any) -> list[str | ServiceError]:
+    """The texts of a column of strings; an error for a row without a text.
+
+    Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
+    return [
+        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
+        for raw in column.cast(pa.large_binary()).to_pylist()
+    ]
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a column of this type holds texts, or nothing at all."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+
+
+def values_of(column: Iterable[Any]) -> list[Any]:
+    """What a column holds. In a column of Arrow, an error stands for a row without a text."""
+    if not _is_from("pyarrow", column, "Array", "ChunkedArray"):
+        return list(column)
+    # pyarrow cannot decode a column in which one text is not UTF-8.
+    arrow: Any = column
+    return texts(arrow) if is_text(arrow.type) else cast(list[Any], arrow.to_pylist())
+
+
+def texts_of(table: Any, column: str) -> list[Any]:
+    """The values of the table's column of texts."""
+    names = _names(table)
+    column_index(column, names, "the table", "column")
+    if names.count(column) > 1:
+        raise UserError(f"the table has several columns {column!r}; give each its own name")
+    values = table[column]
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"{column!r} holds one value; a column has one for each row")
+    return values_of(values)
+
+
+def with_results(
+    table: Frame, column: str, columns: ResultColumns, results: Iterable[ResultItem]
+) -> Frame:
+    """The table with the columns of its rows' results, which are in the order of its rows."""
+    names = _names(table)
+    whole: Any = table
+    if _is_from("pyarrow", whole, "Table", "RecordBatch"):
+        return cast(Frame, columns.with_arrow(whole, results, columns.arrow_schema(names)))
+    added = columns_of(results, columns, names)
+    if isinstance(whole, Mapping):
+        arrays = _is_from("numpy", whole[column], "ndarray")
+        whole = {**whole, **(_as_arrays(added, columns) if arrays else added)}
+    elif _is_from("pandas", whole, "DataFrame"):
+        whole = whole.copy(deep=False)
+        for name, values in as_pandas(added, columns).items():
+            whole[name] = values.array  # by position: an index may repeat
+    else:
+        whole = whole.with_columns(_as_polars(added, columns))
+    return cast(Frame, whole)
+
+
+def columns_of(
+    results: Iterable[ResultItem], columns: ResultColumns, taken: Sequence[str] = ()
+) -> Added:
+    """The columns of the results, beside columns with the names ``taken``."""
+    names, rows = columns.names(taken), [*map(columns.values, results)]
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def as_pandas(added: Added, columns: ResultColumns, index: Any = None) -> "pd.DataFrame":
+    """A frame whose columns have the same types for any results, also for none."""
+    import pandas as pd
+
+    types = {str: str, float: float, list: object}
+    kinds = zip(added.items(), columns.types.values(), strict=True)
+    series = {name: pd.Series(values, index, types[kind]) for (name, values), kind in kinds}
+    return pd.DataFrame(series, index)
+
+
+def _names(table: Any) -> list[str]:
+    if isinstance(table, Mapping):
+        return [*table]
+    if _is_from("pyarrow", table, "Table", "RecordBatch"):
+        return [*table.schema.names]
+    if _is_from("pandas", table, "DataFrame") or _is_from("polars", table, "DataFrame"):
+        return [*table.columns]
+    raise TypeError(
+        f"{type(table).__name__} is not a table; give a Table or RecordBatch of pyarrow, a "
+        "DataFrame of pandas or polars, or a dict of columns"
+    )
+
+
+def _is_from(package: str, value: Any, *types: str) -> bool:
+    """Whether the value has one of these types of a package, which nothing may have imported."""
+    module = sys.modules.get(package)
+    return module is not None and isinstance(value, tuple(getattr(module, t) for t in types))
+
+
+def _as_arrays(added: Added, columns: ResultColumns) -> dict[str, Any]:
+    import numpy as np
+
+    arrays = {name: np.empty(len(values), object) for name, values in added.items()}
+    for (name, values), kind in zip(added.items(), columns.types.values(), strict=True):
+        arrays[name][:] = values
+        if kind is float:
+            arrays[name] = arrays[name].astype(float)
+    return arrays
+
+
+def _as_polars(added: Added, columns: ResultColumns) -> list[Any]:
+    import polars as pl
+
+    types = {str: pl.String, float: pl.Float64, list: pl.List(pl.String)}
+    kinds = zip(added.items(), columns.types.values(), strict=True)
+    return [pl.Series(name, values, types[kind]) for (name, values), kind in kinds]
