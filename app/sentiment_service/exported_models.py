@@ -31,8 +31,8 @@ LAYOUT = f"format-{FORMAT_VERSION}.2"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 HUB_TIMEOUT_S = 5.0
-# Every checkpoint has these. A damaged bundle has no weights of its own.
-CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin")
+# Every checkpoint has these: weights, or ONNX graphs.
+CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin", ".onnx")
 COMMAND = child_command("from sentiment_export.cli import main")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
 # The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
@@ -183,7 +183,13 @@ def _manifest(bundle: Path) -> dict[str, Any]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / CONFIG).is_file() and any(file.suffix in WEIGHTS for file in path.iterdir())
+    return (path / CONFIG).is_file() and any(file.suffix in WEIGHTS for file in _files(path))
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a directory, and those in the directories in it that have ONNX graphs."""
+    folders = {file.parent for file in path.glob("*/*.onnx")}
+    return [file for folder in (path, *sorted(folders)) for file in folder.iterdir()]
 
 
 def _precision(settings: Settings) -> Precision:
@@ -200,7 +206,7 @@ def _precision(settings: Settings) -> Precision:
 
 def _digest(checkpoint: Path) -> str:
     """What changes when a file of the directory does."""
-    files = sorted(file for file in checkpoint.iterdir() if file.is_file())
+    files = sorted(file for file in _files(checkpoint) if file.is_file())
     facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 

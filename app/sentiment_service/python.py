@@ -146,6 +146,7 @@ class Classifier:
         multi_label: bool | None = None,
         text_pairs: bool | None = None,
         max_tokens: int | None = None,
+        onnx: str | None = None,
         refresh: bool | None = None,
     ) -> None:
         """Load a bundle, a checkpoint directory or a hub id; by default the embedded model.
@@ -154,8 +155,9 @@ class Classifier:
         environment, as for ``sentiment classify``. A hub id (ORG/NAME, or ORG/NAME@REVISION) or a
         checkpoint is exported the first time, which needs the extra ``export``. For these only,
         ``labels`` names the outputs in logit order; ``preprocessing``, ``multi_label``,
-        ``text_pairs`` and ``max_tokens`` say what the checkpoint does not; ``refresh`` fetches a
-        hub id whose branch has moved. docs/models.md has more of them.
+        ``text_pairs`` and ``max_tokens`` say what the checkpoint does not; ``onnx`` is the file to
+        use of several ONNX graphs; ``refresh`` fetches a hub id whose branch has moved.
+        docs/models.md has more of them.
 
         The best plan for this machine is measured the first time, for about 2 s.
 

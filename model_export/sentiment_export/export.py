@@ -32,6 +32,7 @@ from sentiment_export.bundle_calibration import CalibrationTexts, calibrated
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.source import commit_date, origin
 from sentiment_export.graph.builder import external_data
+from sentiment_export.graph.source_graphs import SourceGraphs
 from sentiment_export.graph.variants import Graphs, graphs_of
 from sentiment_export.output import ONNX_FILES, check_bundle_output, model_card
 from sentiment_export.quality.evaluation import AccuracyGate
@@ -60,7 +61,8 @@ def export(
     the service does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
     ``examples``, the scores of every variant are recorded, and a variant that scores worse than
     fp32 is left out. So is an int8 that differs from the ``reference`` by more than its tolerance.
-    That is PyTorch's model, or the fp32 graph where PyTorch is not installed. With
+    That is PyTorch's model, or the fp32 graph where PyTorch is not installed. Of an ONNX graph, it
+    is that graph itself; one that is quantized or fp16 is the only variant. With
     ``calibration_texts``, every variant gets a temperature.
 
     Raises:
@@ -73,7 +75,15 @@ def export(
     output = check_bundle_output(output)
     gate = AccuracyGate(examples, max_accuracy_loss)
     kind = reference or ("pytorch" if has_pytorch() else "fp32")
-    if not has_pytorch() and (kind == "pytorch" or debug_parity):
+    if checkpoint.graph is not None:
+        if reference or debug_parity:
+            asked = "--debug-parity" if debug_parity else f"--reference {reference}"
+            raise UserError(
+                f"{asked} needs weights, and {checkpoint.graph.path} is an ONNX graph: what is "
+                "made of it is compared with the graph itself"
+            )
+        kind = "onnx"
+    elif not has_pytorch() and (kind == "pytorch" or debug_parity):
         raise UserError(
             "a comparison with PyTorch needs PyTorch and transformers, which the extra `torch` "
             "installs; without them, give --reference fp32"
@@ -86,10 +96,17 @@ def export(
         _write_side_files(checkpoint, directory)
         with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
             say("writing the graphs")
-            graphs = graphs_of(checkpoint, Path(work))
+            if checkpoint.graph is None:
+                source, graphs = None, graphs_of(checkpoint, Path(work))
+            else:
+                source = graphs = SourceGraphs(checkpoint, checkpoint.graph, Path(work))
+                made = dict.fromkeys(source.possible((*made,)))
+                precisions = source.possible(precisions)
+                if source.kept:
+                    say(f"{checkpoint.graph.path.name}: {source.kept}")
             passes = {p: graphs.write(p, directory / ONNX_FILES[p]) for p in made}
         manifest = _manifest(checkpoint, directory, output.name, passes, kind)
-        checks = _Checks(checkpoint, directory, gate, say, kind)
+        checks = _Checks(checkpoint, directory, gate, say, kind, source)
         for precision in made:
             if debug_parity:
                 say(_layers(checkpoint, directory, precision))
@@ -126,6 +143,7 @@ class _Checks:
     gate: AccuracyGate
     say: Callable[[str], None]
     kind: ReferenceKind
+    source: SourceGraphs | None
     reference: Reference | None = None  # known once the first variant is open
 
     def passed(self, manifest: Manifest, precision: Precision) -> Manifest:
@@ -136,13 +154,15 @@ class _Checks:
         variant = manifest.variants[precision]
         bundle = Bundle(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
-        parity = None
+        parity = invariant = None
         if self.kind == "fp32" and precision == "fp32":
             self.say("computing the reference with fp32")
             self.reference = Reference.of_graph(model)
         else:
             try:
-                parity = self._compared(model)
+                parity, same = self._compared(model)
+                if self.source is not None:  # what it computes, only its maker knows
+                    invariant = same
             except DiffersTooMuch as error:
                 if precision != "int8":  # only int8's coarser weights may be too coarse
                     raise
@@ -154,14 +174,31 @@ class _Checks:
                 f"{parity.label_agreement:.1%} of {parity.samples} texts"
             )
         accuracy = self.gate.scored(model, self.say)
-        filled = variant.model_copy(update={"parity": parity, "accuracy": accuracy})
+        filled = variant.model_copy(
+            update={"parity": parity, "accuracy": accuracy, "batch_invariant": invariant}
+        )
         return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
 
-    def _compared(self, model: Model) -> Parity:
+    def _compared(self, model: Model) -> tuple[Parity, bool]:
         self.say(f"comparing {model.precision} with {NAMES[self.kind]}")
-        if self.reference is None:
+        if self.reference is None and self.source is not None:
+            self.reference = Reference.of_source(self.source.session, model)
+        elif self.reference is None:
             self.reference = Reference.of_pytorch(self.checkpoint, model)
-        return verify(model, self.reference)
+        if self.source is None:
+            return verify(model, self.reference)
+        masked = self.source.is_masked
+        try:
+            # Whoever quantized the graph has chosen how coarse it is.
+            kept = bool(self.source.kept) and masked and model.precision == "int8"
+            return verify(model, self.reference, coarse=kept)
+        except DiffersTooMuch as error:
+            if masked:
+                raise
+            raise UserError(
+                "the graph takes no attention_mask, and padding changes its logits: export it "
+                f"again with one ({error})"
+            ) from error
 
 
 def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
@@ -199,9 +236,10 @@ def _manifest(
     reference: ReferenceKind,
 ) -> Manifest:
     hub, made_with = origin(checkpoint.path), [*MADE_WITH]
-    if checkpoint.encoder is None:
+    exported = checkpoint.encoder is None and checkpoint.graph is None
+    if exported:
         made_with.append("optimum-onnx")
-    if checkpoint.encoder is None or reference == "pytorch":
+    if exported or reference == "pytorch":
         made_with += ["torch", "transformers"]
     language = checkpoint.config.get("language")
     return Manifest(

@@ -33,7 +33,10 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export finetune BASE ...       train a classifier on labelled texts
   sentiment-export COMMAND --help          all options of a command
 """
-SOURCE = "hub id (org/name), a checkpoint directory, or a model's directory in a hub cache"
+SOURCE = (
+    "hub id (org/name), a directory with a checkpoint or ONNX graphs, or a model's directory in a "
+    "hub cache"
+)
 
 
 def export_command(words: list[str], commands: Iterable[str]) -> None:
@@ -64,7 +67,8 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         metavar="LIST",
         help=(
             f"comma-separated variants to write, from {','.join(EXPORTED)}; int8 is for the "
-            f"CPU, fp16 for CUDA (default: {','.join(DEFAULT)})"
+            f"CPU, fp16 for CUDA; an ONNX graph that is quantized or fp16 stays what it is "
+            f"(default: {','.join(DEFAULT)})"
         ),
     )
     add_settings(parser, CheckpointOptions.model_fields)
@@ -96,7 +100,7 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     Columns.add_arguments(parser)
     parser.add_argument(
         "--reference",
-        choices=get_args(ReferenceKind),
+        choices=get_args(ReferenceKind)[:2],
         help=(
             "what the variants are compared with: the checkpoint in PyTorch, or the fp32 graph "
             "(default: pytorch where it is installed)"
@@ -139,7 +143,7 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
     from sentiment_export.checkpoint.source import find_checkpoint
     from sentiment_export.export import export
 
-    path = find_checkpoint(options.source, options.revision)
+    path = find_checkpoint(options.source, options.revision, reading.onnx)
     checkpoint = load_checkpoint(path, reading)
     print(
         f"{checkpoint.architecture}; labels {', '.join(checkpoint.labels)}; at most "

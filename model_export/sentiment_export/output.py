@@ -9,6 +9,7 @@ from sentiment_service.engine.model.bundle import (
     CalibrationLoss,
     Manifest,
     Precision,
+    ReferenceKind,
 )
 from sentiment_service.errors import UserError
 
@@ -105,9 +106,17 @@ pipeline_tag: text-classification
 | --- | --- | --- | --- | --- | --- |
 {parity}
 
-On an x86 CPU, the logits of a text are the same to the last bit in every batch, except in fp16. On
-a GPU, this has not been measured; `make gpu-check` in a clone of sentiment-service measures it.
+{invariance}
 {passes}"""
+
+INVARIANT = """\
+On an x86 CPU, the logits of a text are the same to the last bit in every batch, except in fp16. On
+a GPU, this has not been measured; `make gpu-check` in a clone of sentiment-service measures it."""
+VARIES = "The logits of a text can change with the other texts of its batch, as in the source."
+REFERENCES: dict[ReferenceKind | None, str] = {
+    "fp32": "the fp32 graph",
+    "onnx": "the source's graph",
+}
 
 PASSES = """
 ## What was done to the graph
@@ -149,6 +158,7 @@ def model_card(manifest: Manifest) -> str:
         if variant.parity is not None
     ]
     done = [f"- {p}: {', '.join(v.passes)}" for p, v in manifest.variants.items() if v.passes]
+    varies = any(variant.batch_invariant is False for variant in manifest.variants.values())
     card = CARD.format(
         name=manifest.name,
         architecture=manifest.architecture,
@@ -158,7 +168,8 @@ def model_card(manifest: Manifest) -> str:
         preprocessing=manifest.preprocessing,
         takes="single texts and pairs of texts" if manifest.text_pairs else "single texts",
         notes="".join(f"- {note[0].upper()}{note[1:]}.\n" for note in manifest.notes),
-        reference="the fp32 graph" if manifest.reference == "fp32" else "the PyTorch checkpoint",
+        reference=REFERENCES.get(manifest.reference, "the PyTorch checkpoint"),
+        invariance=VARIES if varies else INVARIANT,
         parity="\n".join(rows),
         passes=PASSES.format(rows="\n".join(done)) if done else "",
     )

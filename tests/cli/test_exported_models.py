@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service import exported_models
 from sentiment_service.cli.command import main
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
@@ -26,6 +25,12 @@ from sentiment_service.settings.sources import load_settings
 from tests.support.checkpoints import Exported, configure, exported
 from tests.support.exporter import replace_exporter
 from tests.support.model_export.hub import Hub
+from tests.support.model_export.plain_graph import (
+    SIDE_FILES,
+    make_repository,
+    quantize,
+    weights_outside,
+)
 from tests.support.serving import COMMAND, ROOT, environment, eventually
 
 REPO = "acme/tiny-sentiment"
@@ -155,6 +160,46 @@ def test_a_bundle_on_the_hub_is_served_without_pytorch(
     last = told.splitlines()[-1]
     assert "acme/other cannot be used: cannot reach http://127.0.0.1:9" in last
     assert last.endswith("or give a directory: there is none named acme/other")
+
+
+def test_an_onnx_repository_is_served_without_pytorch(
+    hub: Hub, checkpoint: Exported, tmp_path: Path, no_torch: Path
+) -> None:
+    """Its graph and the graph's weights are fetched, and no others; or the graph that is named.
+
+    Once it is in the hub's cache, the hub need not answer. A directory of it does as well.
+    """
+    source = make_repository(tmp_path / "onnx-source", checkpoint.source, "onnx/model.onnx")
+    quantize(source / "onnx/model.onnx", source / "onnx/model_quantized.onnx")
+    weights_outside(source / "onnx/model.onnx")
+    hub.add("acme/graphs", source)
+    both = shutil.copytree(source, tmp_path / "both")
+    shutil.copyfile(checkpoint.source / "model.safetensors", both / "model.safetensors")
+    hub.add("acme/both", both)
+    variables = _environment(hub, tmp_path)
+    variables["PYTHONPATH"] = "."
+    side = [name for name in SIDE_FILES if (source / name).exists()]
+    said = _answer("acme/graphs", variables, no_torch)
+    assert {*hub.fetched()} == {*side, "onnx/model.onnx", "onnx/model.onnx_data"}
+    hub.requests.clear()
+    quantized = "onnx/model_quantized.onnx"
+    _answer("acme/both", variables, no_torch, "--onnx", quantized)
+    assert {*hub.fetched()} == {*side, quantized}
+    manifests = (tmp_path / "cache/models").rglob("manifest.json")
+    documents = [json.loads(path.read_text()) for path in manifests]
+    assert [document["reference"] for document in documents] == ["onnx", "onnx"]
+    variables |= {"HF_HUB_OFFLINE": "1", "SENTIMENT_CACHE_DIR": str(tmp_path / "other-cache")}
+    assert _answer("acme/graphs", variables, no_torch) == said
+    assert _answer(str(source), variables, no_torch) == said
+
+
+def _answer(model: str, variables: dict[str, str], cwd: Path, *words: str) -> str:
+    command = ["classify", "--model", model, *words, "love"]
+    started = _started(command, variables, cwd)
+    answer, told = started.communicate(timeout=180)
+    assert started.returncode == 0, told
+    assert answer.endswith("\tlove\n")
+    return answer
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from sentiment_service.errors import ServiceError, UserError
 logger = logging.getLogger(__name__)
 
 # The precisions that `auto` tries on each provider, best first.
-VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32"), CUDA: ("fp16", "fp32")}
+VARIANTS: dict[str, tuple[Precision, ...]] = {CPU: ("int8", "fp32", "fp16"), CUDA: ("fp16", "fp32")}
 
 
 def load_model(

@@ -66,6 +66,11 @@ class CheckpointOptions(BaseModel):
         description="for a checkpoint: cut texts to this many tokens; 0 means: as many as it has "
         "positions for",
     )
+    onnx: str = Field(
+        default="",
+        description="for a directory or repository with ONNX graphs: which file to export, such as "
+        "onnx/model_quantized.onnx, also where there are weights [default: the fp32 one]",
+    )
 
     def checkpoint_flags(self) -> list[str]:
         """The options that differ from their defaults, as flags of a command line."""
@@ -80,6 +85,8 @@ class CheckpointOptions(BaseModel):
             words.append("--text-pairs")
         if self.max_tokens:
             words += ["--max-tokens", str(self.max_tokens)]
+        if self.onnx:
+            words += ["--onnx", self.onnx]
         return words
 
     def refuse_bundle(self, name: str) -> None:

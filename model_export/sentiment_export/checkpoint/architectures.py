@@ -10,6 +10,13 @@ from typing import Any
 from sentiment_service.errors import UserError
 
 
+class NotRecognised(UserError):
+    """The model is not of BERT's family, or its graph not of the form that a pass needs."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"unsupported architecture: {reason}")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """Files from which a tokenizer can be made if there is no tokenizer.json; all are needed."""

@@ -18,12 +18,13 @@ from sentiment_service.errors import UserError, first_line
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES, class_name
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised, class_name
 from sentiment_export.checkpoint.config import check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.family import Encoder, NotInFamily, is_known_unused
+from sentiment_export.checkpoint.family import Encoder, is_known_unused
+from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.checkpoint.labels import MULTI_LABEL
-from sentiment_export.checkpoint.layout import choose_local_files, shards
+from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, Shape, Weights, check_fit, fit
@@ -36,15 +37,17 @@ LEAST_TOKENS = 8
 class Checkpoint:
     """A sequence classifier: what its files say, and its weights, which are read when needed.
 
-    ``encoder`` describes the graph if the architecture is one of BERT's family; ``weights`` are
-    under its names then, and under those of the PyTorch module otherwise. ``config`` has the
-    entries of config.json, with the labels and the head that were decided.
+    ``graph`` is set if an ONNX graph takes the place of weights. ``encoder`` describes the graph if
+    the architecture is one of BERT's family; ``weights`` are under its names then, and under those
+    of the PyTorch module otherwise. ``config`` has the entries of config.json, with the labels and
+    the head that were decided.
     """
 
     path: Path
     config: Mapping[str, Any]
     encoder: Encoder | None
     weights: Weights
+    graph: GraphFile | None
     tokenizer: CheckpointTokenizer
     labels: list[str]
     max_tokens: int
@@ -107,13 +110,17 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
     ``options`` override what the checkpoint says, and what ``decide`` knows of it.
 
     Raises:
-        UserError: a file is missing or damaged, the weights do not match config.json, the
-            model is not a sequence classifier, an output has no usable label, or the model has
+        UserError: a file is missing or damaged, the weights or the graph do not match config.json,
+            the model is not a sequence classifier, an output has no usable label, or the model has
             fewer positions than ``options.max_tokens``.
     """
-    side_files, weights = choose_local_files(path)
-    entries = read_config(path, str(path))
+    side_files, weights = choose_local_files(path, options.onnx)
+    of_graph = weights.endswith(GRAPH)
+    entries = read_config(path, str(path), of_graph=of_graph)
     check_task(entries, str(path))
+    graph = GraphFile.read(path / weights) if of_graph else None
+    if graph and graph.labels and not entries.get("id2label"):
+        entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
     decided = decide(path, entries, options)
     names = {str(index): label for index, label in enumerate(decided.labels)}
     config = {
@@ -127,24 +134,37 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             f"--max-tokens is {longest}; for {path} it must be from {LEAST_TOKENS} to {limit}, the "
             "number of tokens that have a position"
         )
-    described = Described.of(path, config, len(decided.labels))
-    try:
-        tensors = read_tensors(path / weights)
-        fitted = described.fit(tensors, weights)
-    except UserError as error:
-        raise UserError(f"cannot load the checkpoint {path}: {error}") from error
-    rows = described.rows
-    tokenizer = load_tokenizer(path, entries, rows)
-    encoder, added = described.encoder, tokenizer.added_rows
-    if encoder is not None:
-        config["pad_token_id"] = encoder.padding_id
-        encoder = replace(encoder, vocabulary=rows + added)
-    copies = {described.word_embedding: (tokenizer.unknown_id, added)} if added else {}
+    encoder, held = None, Weights({}, {}, weights)
+    if graph is not None:
+        graph.check_labels(len(decided.labels))
+        tokenizer = load_tokenizer(path, entries, graph.rows)
+        if tokenizer.added_rows:
+            raise UserError(
+                f"{path}: its tokenizer has tokens for which the weights get rows, which a graph "
+                "cannot: give the checkpoint that it was made from"
+            )
+    else:
+        described = Described.of(path, config, len(decided.labels))
+        try:
+            tensors = read_tensors(path / weights)
+            fitted = described.fit(tensors, weights)
+        except UserError as error:
+            raise UserError(f"cannot load the checkpoint {path}: {error}") from error
+        rows = described.rows
+        tokenizer = load_tokenizer(path, entries, rows)
+        encoder, added = described.encoder, tokenizer.added_rows
+        config["vocab_size"] = rows + added
+        if encoder is not None:
+            config["pad_token_id"] = encoder.padding_id
+            encoder = replace(encoder, vocabulary=rows + added)
+        copies = {described.word_embedding: (tokenizer.unknown_id, added)} if added else {}
+        held = Weights(tensors, fitted.names, weights, copies)
     return Checkpoint(
         path=path,
-        config={**config, "vocab_size": rows + added},
+        config=config,
         encoder=encoder,
-        weights=Weights(tensors, fitted.names, weights, copies),
+        weights=held,
+        graph=graph,
         tokenizer=tokenizer,
         labels=decided.labels,
         max_tokens=longest or limit,
@@ -153,7 +173,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         notes=[*decided.notes, *tokenizer.notes],
         files={
             name: sha256(path / name)
-            for name in sorted({*side_files, weights, *shards(path / weights)})
+            for name in sorted({*side_files, *weight_files(path, weights)})
         },
     )
 
@@ -175,7 +195,7 @@ class Described:
         """
         try:
             encoder = Encoder.of(config, labels)
-        except NotInFamily:
+        except NotRecognised:
             import torch
 
             with torch.device("meta"):  # its weights use no memory

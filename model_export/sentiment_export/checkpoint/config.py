@@ -61,10 +61,11 @@ _ROPE = {
 }
 
 
-def read_config(directory: Path, where: str) -> dict[str, Any]:
+def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[str, Any]:
     """The entries of the config.json in ``directory``, checked. Errors name ``where``.
 
-    What transformers 5 spells in a way of its own is spelled as in transformers 4.
+    What transformers 5 spells in a way of its own is spelled as in transformers 4. If it is that
+    ``of_graph``, only what texts and logits mean is read: the graph says what is computed.
 
     Raises:
         UserError: the file cannot be read, its architecture is not exported, or an entry makes
@@ -72,7 +73,11 @@ def read_config(directory: Path, where: str) -> dict[str, Any]:
     """
     config = read_json(directory / CONFIG_FILE)
     find_architecture(config.get("model_type"), where)
+    if of_graph:
+        config = {n: v for n, v in config.items() if n not in {*_FIXED, "quantization_config"}}
     _check_entries(config, where)
+    if of_graph:
+        return config
     if config["model_type"] == "modernbert":
         config |= _layers_of_modernbert(config, where)
     _check_unknown(config, where)

@@ -1,7 +1,7 @@
 """BERT's family as a table: what each architecture calls its weights, and what config.json says.
 
 ``Encoder.weights`` has every weight that the graph reads, with its shape. ``is_known_unused`` knows
-what else lies in files: buffers, poolers and the heads of pre-training. ``Encoder.check`` refuses
+what else lies in files: buffers, poolers and the heads of pre-training. ``check_fit`` refuses
 whatever is neither, so a wrong name never passes.
 """
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sentiment_service.errors import UserError
+
+from sentiment_export.checkpoint.architectures import NotRecognised
 
 Shape = tuple[int, ...]
 # What an encoder's config can name; ``graph/arithmetic.py`` writes each.
@@ -209,13 +211,6 @@ _KNOWN_UNUSED = re.compile(
 )
 
 
-class NotInFamily(UserError):
-    """The model is not of BERT's family, or differs from the table; the reason says how."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"unsupported architecture: {reason}")
-
-
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """A classifier of the family, with the numbers of its config.json."""
@@ -239,22 +234,22 @@ class Encoder:
         """The classifier that the entries of a config.json describe.
 
         Raises:
-            NotInFamily: it is of another architecture, or computes in another way.
+            NotRecognised: it is of another architecture, or computes in another way.
             UserError: an entry is no usable number.
         """
         kind = config.get("model_type")
         family = FAMILY.get(str(kind))
         if family is None:
-            raise NotInFamily(f"{kind} is not one of {', '.join(FAMILY)}")
+            raise NotRecognised(f"{kind} is not one of {', '.join(FAMILY)}")
         said = {name: value for name, value in config.items() if value is not None}
         known = {**DEFAULTS, **family.defaults, **said}
         for name, usual in _OTHERWISE.items():
             if known.get(name, usual) != usual:
-                raise NotInFamily(f"{name} in config.json is {known[name]!r}, not {usual!r}")
+                raise NotRecognised(f"{name} in config.json is {known[name]!r}, not {usual!r}")
 
         activation = str(known.get(family.names.get("hidden_act", ""), known["hidden_act"]))
         if activation not in ACTIVATIONS:
-            raise NotInFamily(f"{activation} is not one of {', '.join(ACTIVATIONS)}")
+            raise NotRecognised(f"{activation} is not one of {', '.join(ACTIVATIONS)}")
 
         def number(name: str, least: int = 1) -> int:
             spelled = family.names.get(name, name)
@@ -276,7 +271,7 @@ class Encoder:
             raise UserError(f"layer_norm_eps in config.json is {epsilon!r}; it must be a number")
         depth, layers = number("num_hidden_layers", 0), f"{family.prefix}.{family.layers}"
         if depth == 0:
-            raise NotInFamily("num_hidden_layers in config.json is 0")
+            raise NotRecognised("num_hidden_layers in config.json is 0")
         if kind == "albert":
             places = _alberts_layers(
                 layers, depth, number("num_hidden_groups"), number("inner_group_num")
@@ -352,24 +347,6 @@ class Encoder:
             linear(layer.module, hidden, hidden)
         linear(self.family.logits, hidden, self.labels)
         return shapes
-
-    def check(self, shapes: Mapping[str, Shape]) -> None:
-        """Check that weights of these names and shapes make up the classifier.
-
-        Raises:
-            UserError: one is missing, has another shape, or is not known.
-        """
-        for name, shape in self.weights.items():
-            if name not in shapes:
-                raise UserError(f"the weight {name} is missing")
-            if tuple(shapes[name]) != shape:
-                found = list(shapes[name])
-                raise UserError(f"{name} is {found}, but config.json asks for {list(shape)}")
-        for name in shapes:
-            if name not in self.weights and not is_known_unused(name):
-                raise UserError(
-                    f"{name} is not a weight of the classifier that config.json describes"
-                )
 
 
 def is_known_unused(name: str) -> bool:

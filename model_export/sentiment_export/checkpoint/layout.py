@@ -1,8 +1,8 @@
-"""The files of a checkpoint that are read: config, tokenizer and one format of the weights."""
+"""The files of a checkpoint that are read: config, tokenizer, and weights or an ONNX graph."""
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sentiment_service.engine.model.bundle import MANIFEST
@@ -34,21 +34,33 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+GRAPH = ".onnx"
+# The fp32 graph of a directory that has several: Optimum's name, and transformers.js's.
+FP32_GRAPHS = ("model.onnx", "onnx/model.onnx")
 # The first line of what Git leaves in place of a large file, before Git LFS fetches the file.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
+def choose_files(
+    names: Iterable[str], where: str, onnx: str | None = None
+) -> tuple[list[str], str]:
     """Choose the files to read from the file names of a checkpoint.
 
+    ``onnx`` is the graph to read in the place of weights (``--onnx``); "" is the one fp32 graph
+    where there are no weights, and None takes none.
+
     Returns:
-        The config and tokenizer files, and the weights: one file, or the index of the shards.
+        The config and tokenizer files, and the weights: one file, the index of the shards, or a
+        graph.
 
     Raises:
-        UserError: config or weights are missing; the message names ``where``.
+        UserError: config or weights are missing, or it is not known which graph to read; the
+            message names ``where``.
     """
     held = set(names)
     weights = next((name for name in WEIGHT_FILES if name in held), None)
+    if onnx or (onnx is not None and weights is None and MANIFEST not in held):
+        weights = _choose_graph(held, where, onnx) or weights
     if ADAPTER_FILE in held:
         raise UserError(
             f"{where} holds an adapter of PEFT: merge it first (merge_and_unload), and save the "
@@ -66,7 +78,8 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
             f"{where} is a bundle, which is what an export makes; serve it with --model"
         )
     if weights is None:
-        other = sorted(n for n in held if n.endswith((".h5", ".msgpack", ".ckpt.index", ".onnx")))
+        unread = (".h5", ".msgpack", ".ckpt.index", GRAPH)
+        other = sorted(name for name in held if name.endswith(unread))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
         raise UserError(
             f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
@@ -74,7 +87,44 @@ def choose_files(names: Iterable[str], where: str) -> tuple[list[str], str]:
     return [CONFIG_FILE, *(name for name in TOKENIZER_FILES if name in held)], weights
 
 
-def choose_local_files(path: Path) -> tuple[list[str], str]:
+def _choose_graph(held: set[str], where: str, wanted: str) -> str | None:
+    """The graph that is ``wanted``, or the only fp32 one; None if there are no graphs."""
+    graphs = sorted(name for name in held if name.endswith(GRAPH))
+    if wanted:
+        name = PurePosixPath(wanted).as_posix()
+        if name in graphs:
+            return name
+        listed = f"; it has {', '.join(graphs)}" if graphs else ""
+        raise UserError(f"{where} has no ONNX file {wanted} (--onnx){listed}")
+    chosen = [name for name in FP32_GRAPHS if name in graphs] or graphs
+    if len(chosen) > 1:
+        raise UserError(
+            f"{where} has {len(graphs)} ONNX graphs: choose one of {', '.join(graphs)} with --onnx"
+        )
+    return chosen[0] if chosen else None
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the files in a directory, and of the ONNX files in the directories in it."""
+    found = [*path.iterdir(), *path.glob(f"*/*{GRAPH}")]
+    return [file.relative_to(path).as_posix() for file in found if file.is_file()]
+
+
+def weight_files(path: Path, weights: str) -> list[str]:
+    """The names of all files in ``path`` that hold weights: ``weights``, its shards or its data.
+
+    Raises:
+        UserError: ``weights`` cannot be read, or names a file outside its directory.
+    """
+    if not weights.endswith(GRAPH):
+        return list(dict.fromkeys([weights, *shards(path / weights)]))
+    from sentiment_export.checkpoint.graph_file import data_files  # needs onnx
+
+    folder = PurePosixPath(weights).parent
+    return [weights, *(str(folder / name) for name in data_files(path / weights))]
+
+
+def choose_local_files(path: Path, onnx: str | None = None) -> tuple[list[str], str]:
     """The same as ``choose_files`` for a local checkpoint directory, whose files are there.
 
     Raises:
@@ -83,11 +133,10 @@ def choose_local_files(path: Path) -> tuple[list[str], str]:
     """
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
-    held = (file.name for file in path.iterdir() if file.is_file())
-    side_files, weights = choose_files(held, str(path))
+    side_files, weights = choose_files(names_in(path), str(path), onnx)
     pointers = [name for name in (*side_files, weights) if _is_pointer(path / name)]
     if weights not in pointers:
-        pointers += [name for name in shards(path / weights) if _is_pointer(path / name)]
+        pointers += [name for name in weight_files(path, weights) if _is_pointer(path / name)]
     if pointers:
         raise UserError(
             f"{path} holds pointers of Git LFS instead of files ({', '.join(pointers[:3])}): run "

@@ -25,7 +25,13 @@ from huggingface_hub.utils._validators import validate_repo_id
 from sentiment_service.errors import UserError, first_line
 
 from sentiment_export.checkpoint.config import check_task, read_config
-from sentiment_export.checkpoint.layout import CONFIG_FILE, choose_files, shards
+from sentiment_export.checkpoint.layout import (
+    CONFIG_FILE,
+    GRAPH,
+    choose_files,
+    names_in,
+    weight_files,
+)
 
 # What is raised where nothing answers: by requests, and by the httpx of newer clients of the hub.
 UNREACHABLE: tuple[type[Exception], ...] = (requests.RequestException,)
@@ -169,12 +175,13 @@ DATES = "commit-dates"  # our own notes beside the hub client's refs and snapsho
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def find_checkpoint(source: str, revision: str | None = None) -> Path:
+def find_checkpoint(source: str, revision: str | None = None, onnx: str | None = None) -> Path:
     """The directory that holds a checkpoint's files; downloads the files that are missing.
 
     Args:
         source: a checkpoint directory, a model's directory in a hub cache, or a hub id.
         revision: branch, tag or commit of a model on the hub (default: ``main``).
+        onnx: which graph to download in the place of weights; see ``choose_files``.
 
     Raises:
         UserError: the checkpoint does not exist, or cannot be downloaded.
@@ -199,7 +206,7 @@ def find_checkpoint(source: str, revision: str | None = None) -> Path:
         raise UserError(
             f"{source!r} is neither a directory nor a hub id such as ORG/NAME"
         ) from error
-    return _of_hub(source, revision or constants.DEFAULT_REVISION)
+    return _of_hub(source, revision or constants.DEFAULT_REVISION, onnx)
 
 
 def origin(path: Path) -> tuple[str, str] | None:
@@ -233,7 +240,7 @@ def _of_cache(model: Path, revision: str) -> Path:
     return snapshot
 
 
-def _of_hub(repo_id: str, revision: str) -> Path:
+def _of_hub(repo_id: str, revision: str, onnx: str | None) -> Path:
     model = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model")
     commit: str | None = None
 
@@ -246,22 +253,27 @@ def _of_hub(repo_id: str, revision: str) -> Path:
         info = with_retries(lambda: api.model_info(repo_id, revision=revision, timeout=30))
         if info.sha is None:
             raise TypeError("no commit")
-        names, weights = choose_files((file.rfilename for file in info.siblings or ()), repo_id)
+        held = {file.rfilename for file in info.siblings or ()}
+        names, weights = choose_files(held, repo_id, onnx)
         commit = info.sha
         # What is not exported is refused before anything large is downloaded.
-        check_task(read_config(fetch(CONFIG_FILE).parent, repo_id), repo_id)
+        path = fetch(CONFIG_FILE).parent
+        of_graph = weights.endswith(GRAPH)
+        check_task(read_config(path, repo_id, of_graph=of_graph), repo_id)
         for name in names:
             fetch(name)
         # Weights come last: a snapshot that has them is complete.
-        path = fetch(weights)
-        for name in shards(path):
+        fetch(weights)
+        for name in weight_files(path, weights):
+            if of_graph and name not in held:
+                raise UserError(f"{repo_id} has no {name}, in which {weights} has its weights")
             fetch(name)
     except FAILURES as error:
         why = explain(error, repo_id, revision)
         # Once the hub has named a commit, an older copy must not stand in for it.
         if commit is None and is_outage(error):
             snapshot = _snapshot(model, revision)
-            if snapshot is not None and _is_complete(snapshot):
+            if snapshot is not None and _is_complete(snapshot, onnx):
                 if not isinstance(error, OfflineModeIsEnabled):
                     logger.warning("%s; using the copy in %s", why.split(";")[0], snapshot)
                 return snapshot
@@ -270,7 +282,7 @@ def _of_hub(repo_id: str, revision: str) -> Path:
         _note(model / "refs" / revision, commit)
     if date := date_of(info):
         _note(model / DATES / commit, date)
-    return path.parent
+    return path
 
 
 def _note(path: Path, text: str) -> None:
@@ -286,9 +298,9 @@ def _snapshot(model: Path, revision: str) -> Path | None:
     return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
-def _is_complete(snapshot: Path) -> bool:
+def _is_complete(snapshot: Path, onnx: str | None) -> bool:
     try:
-        _, weights = choose_files((path.name for path in snapshot.iterdir()), str(snapshot))
-        return all((snapshot / name).is_file() for name in shards(snapshot / weights))
+        _, weights = choose_files(names_in(snapshot), str(snapshot), onnx)
+        return all((snapshot / name).is_file() for name in weight_files(snapshot, weights))
     except UserError:
         return False

@@ -25,7 +25,7 @@ ADAPTER = ("lora_", ".base_layer.", "base_model.model.")
 # Types whose values are the weights themselves. Integers and 8-bit floats are quantized: without
 # their scales, which lie elsewhere, they would be taken for other weights.
 READ_DTYPES = ("float32", "float16", "bfloat16", "float64")
-NUMBERED_LAYER = re.compile(r"layers?\.\d")
+OF_A_LAYER = re.compile(r"layers?\.\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def check_fit(
         )
     if fitted.missing:
         raise UserError(_what_is_missing(fitted, where))
-    extra = [key for key in fitted.unused if NUMBERED_LAYER.search(key)]
+    extra = [key for key in fitted.unused if OF_A_LAYER.search(key)]
     if extra:
         raise UserError(
             f"{where} holds {extra[0]}, which the model that config.json describes does not "

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from sentiment_export.checkpoint.graph_file import PRODUCER
+
 OPSET = 18
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 # A protobuf message holds at most 2 GiB; larger weights go into a second file beside it.
@@ -154,7 +156,7 @@ class Graph:
         return helper.make_graph(self.nodes, "classifier", inputs, [logits])
 
     def _model(self) -> ModelProto:
-        model = ModelProto(ir_version=IR_VERSION, producer_name="sentiment-export")
+        model = ModelProto(ir_version=IR_VERSION, producer_name=PRODUCER)
         model.functions.extend(self.functions)
         model.opset_import.add(domain="", version=OPSET)
         if any(node.domain == CONTRIB for node in self.nodes):

@@ -112,7 +112,6 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
         Path of the plain fp32 graph in ``directory``. Its batch and sequence axes are dynamic,
         and its large weights are in a file beside it.
     """
-    import onnxruntime as ort
     from optimum.exporters.onnx import onnx_export_from_model
 
     config = checkpoint.model.config
@@ -129,17 +128,24 @@ def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
         )
     config.name_or_path = recorded
     plain = directory / "plain.onnx"
+    fold_constants(directory / "model.onnx", plain)
+    for exported in directory.glob("model.onnx*"):
+        exported.unlink()
+    return plain
+
+
+def fold_constants(exported: Path, plain: Path) -> None:
+    """Write a graph with its constants folded, and its large weights in a file beside it."""
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(plain)
     external = "session.optimized_model_external_initializers_"
-    options.add_session_config_entry(external + "file_name", "plain.onnx_data")
+    options.add_session_config_entry(external + "file_name", external_data(plain).name)
     options.add_session_config_entry(external + "min_size_in_bytes", str(2**20))
-    ort.InferenceSession(directory / "model.onnx", options, providers=["CPUExecutionProvider"])
-    for exported in directory.glob("model.onnx*"):
-        exported.unlink()
-    return plain
+    ort.InferenceSession(exported, options, providers=["CPUExecutionProvider"])
 
 
 def _save(model: Any, target: Path) -> None:

@@ -1,10 +1,11 @@
-"""Compares an exported variant with the PyTorch checkpoint, or with fp32, on real texts."""
+"""Compares an exported variant with its reference on real texts: PyTorch, fp32 or the source."""
 
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 from sentiment_service.engine.model.bundle import Parity, Precision, ReferenceKind
 from sentiment_service.engine.model.model import (
@@ -15,6 +16,7 @@ from sentiment_service.engine.model.model import (
     decided,
     tolerance,
 )
+from sentiment_service.engine.model.sessions import loading_error
 from sentiment_service.engine.text.text_tokenizer import Encoding, TextPair
 from sentiment_service.errors import InferenceFailed, UserError
 
@@ -25,7 +27,11 @@ from sentiment_export.quality.evaluation import batches
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
 # ModernBERT takes 8,192 tokens. PyTorch needs memory for the square of that, several times over.
 LONGEST = 1024
-NAMES: dict[ReferenceKind, str] = {"pytorch": "PyTorch", "fp32": "its fp32 graph"}
+NAMES: dict[ReferenceKind, str] = {
+    "pytorch": "PyTorch",
+    "fp32": "its fp32 graph",
+    "onnx": "the source's graph",
+}
 
 
 class DiffersTooMuch(UserError):
@@ -36,7 +42,8 @@ class DiffersTooMuch(UserError):
 class Reference:
     """What the variants of a checkpoint are compared with: texts of all lengths and their logits.
 
-    ``kind`` says whose logits they are: PyTorch's, or those of the bundle's own fp32 graph.
+    ``kind`` says whose logits they are: PyTorch's, those of the bundle's own fp32 graph, or those
+    of the ONNX graph that is the source.
     """
 
     kind: ReferenceKind
@@ -63,21 +70,42 @@ class Reference:
         logits = [_logits(result) for one in encodings for result in model.infer([one])]
         return cls("fp32", encodings, np.stack(logits))
 
+    @classmethod
+    def of_source(cls, session: ort.InferenceSession, model: Model) -> "Reference":
+        """The logits of a source's own graph, a text at a time. ``model`` is any variant of it.
 
-def verify(model: Model, reference: Reference) -> Parity:
+        Raises:
+            UserError: the graph fails on a text.
+        """
+        encodings = [*_encodings(model), *map(model.tokenizer.encode, _pairs(model))]
+        rows = []
+        for encoding in encodings:
+            try:
+                (logits,) = session.run(None, model.feeds([encoding]))
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                failure = f"the source's graph fails on a text of {len(encoding)} tokens"
+                raise loading_error(error, failure) from error
+            rows += [*np.asarray(logits, np.float32)]
+        return cls("onnx", encodings, np.stack(rows))
+
+
+def verify(model: Model, reference: Reference, *, coarse: bool = False) -> tuple[Parity, bool]:
     """Check a loaded variant against a reference, with each text alone and in padded batches.
 
     The texts have from one token to more than ``max_tokens``. If the model takes pairs of texts,
-    pairs are compared as well.
+    pairs are compared as well. A ``coarse`` variant may differ in batches as its own source does.
+
+    Returns:
+        The parity, and whether each text had the same bits alone and in its batch.
 
     Raises:
         DiffersTooMuch: the variant differs from the reference by more than its tolerance.
         UserError: it fails on a text.
     """
     encodings = reference.encodings
-    alone = [result for encoding in encodings for result in model.infer([encoding])]
-    batched = [result for batch in batches(encodings, 4) for result in model.infer(batch)]
-    found = np.stack([_logits(result) for result in (*alone, *batched)])
+    alone = [_logits(result) for one in encodings for result in model.infer([one])]
+    batched = [_logits(result) for batch in batches(encodings, 4) for result in model.infer(batch)]
+    found = np.stack([*alone, *batched]).astype(np.float32)
     expected = np.concatenate([reference.logits, reference.logits])
     agrees = _decisions(found, model) == _decisions(expected, model)
     name = NAMES[reference.kind]
@@ -91,14 +119,15 @@ def verify(model: Model, reference: Reference) -> Parity:
     largest = float(np.abs(expected).max())
     allowed = tolerance(model.precision, expected)
     least = LABEL_AGREEMENT[model.precision]
-    if not parity.max_abs_logit_diff <= allowed or agreement < least:
+    same = bool(np.array_equal(alone, batched))
+    if not coarse and (not parity.max_abs_logit_diff <= allowed or agreement < least):
         raise DiffersTooMuch(
             f"the {model.precision} model differs too much from {name}: logits by "
             f"up to {parity.max_abs_logit_diff:.2g} (allowed: {allowed:.2g} for logits of up to "
             f"{largest:.2g}), label agreement {agreement:.3f} on texts where {name} is "
             f"decided (at least {least} is required)"
         )
-    return parity
+    return parity, same
 
 
 def _decisions(logits: NDArray[np.float32], model: Model) -> NDArray[Any]:

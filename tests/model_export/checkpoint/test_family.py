@@ -1,9 +1,12 @@
 """The table of BERT's family: what each architecture calls its weights, and what is refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sentiment_export.checkpoint.family import FAMILY, Encoder, NotInFamily, is_known_unused
+from sentiment_export.checkpoint.architectures import NotRecognised
+from sentiment_export.checkpoint.family import FAMILY, Encoder, is_known_unused
+from sentiment_export.checkpoint.weights import check_fit, fit
 from sentiment_service.errors import UserError
 
 from tests.support.checkpoints import random_model
@@ -23,7 +26,6 @@ def test_names_and_shapes_are_those_of_transformers(kind: str, config: dict[str,
     model = random_model(kind, 300, **config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     encoder = Encoder.of(model.config.to_dict(), labels=3)
-    encoder.check(shapes)
     read = {n: s for n, s in shapes.items() if n in encoder.weights or not is_known_unused(n)}
     assert encoder.weights == read
 
@@ -41,7 +43,8 @@ def test_what_config_json_leaves_out_is_what_transformers_assumes(kind: str) -> 
         Encoder.of(entries, labels=2) for entries in (config.to_dict(), {"model_type": kind})
     )
     assert whole == bare
-    bare.check({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert bare.weights.items() <= shapes.items()
 
 
 def test_alberts_layers_share_their_weights_by_group() -> None:
@@ -64,7 +67,7 @@ def test_alberts_layers_share_their_weights_by_group() -> None:
 )
 def test_what_computes_otherwise_is_not_of_the_family(entries: dict[str, Any], says: str) -> None:
     """PyTorch's exporter may know it."""
-    with pytest.raises(NotInFamily, match=says):
+    with pytest.raises(NotRecognised, match=says):
         Encoder.of({"model_type": "bert", **entries}, labels=3)
 
 
@@ -88,12 +91,18 @@ def test_a_bad_entry_is_named(entries: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("classifier.bias", None), "the weight classifier.bias is missing"),
-        (("classifier.bias", (4,)), r"classifier.bias is \[4\], but config.json asks for \[3\]"),
-        (("bert.encoder.layer.12.output.dense.bias", (768,)), "layer.12.output.dense.bias is not"),
-        (("bert.encoder.layer.0.attention.self.rotary.weight", (9,)), "rotary.weight is not a"),
-        (("classifier.scale", (3,)), "classifier.scale is not a weight of the classifier"),
-        (("bert.embeddings.extra_embeddings.weight", (2, 768)), "extra_embeddings.weight is not"),
+        (("classifier.bias", None), "it lacks classifier.bias"),
+        (("classifier.bias", (4,)), r"classifier.bias is \[4\] in f, but .* for \[3\]"),
+        (
+            ("bert.encoder.layer.12.output.dense.bias", (768,)),
+            "dense.bias, which the model",
+        ),
+        (("bert.encoder.layer.0.attention.self.rotary.weight", (9,)), "rotary.weight, which"),
+        (("classifier.scale", (3,)), "classifier.scale, which is not a weight of the classifier"),
+        (
+            ("bert.embeddings.extra_embeddings.weight", (2, 768)),
+            "extra_embeddings.weight, which",
+        ),
     ],
 )
 def test_a_weight_that_does_not_belong_is_named(
@@ -107,8 +116,10 @@ def test_a_weight_that_does_not_belong_is_named(
         del shapes[name]
     else:
         shapes[name] = shape
+    tensors: Any = {n: SimpleNamespace(shape=s, dtype="float32") for n, s in shapes.items()}
+    fitted = fit(encoder.weights, encoder.family.prefix, tensors)
     with pytest.raises(UserError, match=says):
-        encoder.check(shapes)
+        check_fit(fitted, encoder.weights, tensors, "f", is_known_unused)
 
 
 @pytest.mark.parametrize(

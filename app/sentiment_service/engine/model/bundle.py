@@ -19,7 +19,7 @@ SIDE_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 EMBEDDED_BUNDLE = Path(__file__).resolve().parents[2] / "models/minilm-l6-tweet-sentiment"
 
 Precision = Literal["fp32", "fp16", "int8"]
-ReferenceKind = Literal["pytorch", "fp32"]
+ReferenceKind = Literal["pytorch", "fp32", "onnx"]
 CalibrationLoss = Literal["log", "brier"]
 
 
@@ -84,10 +84,13 @@ class Variant(DataFile):
 
     ``data`` is a second file with the weights, if they exceed the 2 GB limit of a protobuf file.
     ``passes`` says in plain words what the exporter did to the graph; older manifests lack it.
+    ``batch_invariant`` is measured of graphs that come from elsewhere: whether every text's logits
+    had the same bits alone and in a batch.
     """
 
     passes: list[str] = []
     data: DataFile | None = None
+    batch_invariant: bool | None = None
     parity: Parity | None = None
     accuracy: dict[str, Any] | None = None
     calibration: Calibration | None = None
@@ -121,7 +124,8 @@ class Manifest(_Record):
     by itself; one that begins with "warning" asks for an option. ``fetched`` is the repository from
     which this bundle itself came. ``threshold`` is the score from which on a text has a label
     of a multi-label model; ``thresholds`` has those of labels that differ. ``reference`` is what
-    the variants were compared with: the checkpoint in PyTorch, or the bundle's own fp32 graph.
+    the variants were compared with: the checkpoint in PyTorch, the bundle's own fp32 graph, or the
+    ONNX graph that was the source.
     """
 
     format_version: Literal[1, 2]

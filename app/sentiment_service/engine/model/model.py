@@ -127,7 +127,8 @@ class Model:
         self.thresholds = {
             label: manifest.thresholds.get(label, manifest.threshold) for label in self.labels
         }
-        self._convolves = bundle.convolves
+        varies = manifest.variants[precision].batch_invariant is False
+        self._exact = precision != "fp16" and not bundle.convolves and not varies
         self.text_pairs = manifest.text_pairs
         self.language = manifest.language
         self.parity = manifest.variants[precision].parity
@@ -176,10 +177,10 @@ class Model:
     def batch_invariant(self) -> Literal[True] | None:
         """Whether a text's logits are the same to the last bit in every batch; None: unknown or no.
 
-        Tests compare the bits for fp32 and int8 on x86 CPUs. On arm64, and where DeBERTa-v2 has a
-        convolution, some differed.
+        Tests compare the bits for fp32 and int8 on x86 CPUs; of graphs that come from elsewhere, an
+        export does. On arm64, and where DeBERTa-v2 has a convolution, some differed.
         """
-        exact = self.provider == CPU and self.precision != "fp16" and not self._convolves
+        exact = self.provider == CPU and self._exact
         return True if exact and platform.machine() == "x86_64" else None
 
     def with_threads(self, threads: int) -> "Model":

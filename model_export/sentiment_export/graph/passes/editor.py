@@ -6,14 +6,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
-from sentiment_service.errors import UserError
 
-
-class NotRecognised(UserError):
-    """The graph does not have the form that a pass needs; ``reason`` says what differs."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"unsupported architecture: {reason}")
+from sentiment_export.checkpoint.architectures import NotRecognised
 
 
 @dataclass(frozen=True, slots=True)

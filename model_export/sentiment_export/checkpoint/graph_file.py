@@ -1,0 +1,296 @@
+"""Reads an ONNX file that anyone may have made: what its graph takes and gives, and its weights.
+
+Weights may lie in other files beside it. They are read here, and not by ``onnx`` or ONNX Runtime:
+a hub's cache has links in the place of files, and a graph may name any file of the machine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePosixPath
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx.defs import onnx_opset_version
+from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.errors import UserError, first_line
+
+from sentiment_export.checkpoint.source import origin
+
+PRODUCER = "sentiment-export"  # what our own graphs name as their maker
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+LOGITS = "logits"
+# What models give that classify nothing.
+FEATURES = ("last_hidden_state", "pooler_output", "sentence_embedding", "token_embeddings")
+# The operators of graphs that are quantized already, by parts of their names; and of those whose
+# weights have four bits, for which a bundle has no variant.
+QUANTIZED = ("QuantizeLinear", "QLinear", "MatMulInteger", "QAttention", "QGemm", "QEmbed")
+FOUR_BITS = ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFile:
+    """A classifier's graph, without the weights that lie in other files.
+
+    ``precision`` is what the graph computes in. ``labels`` is the number of logits, and ``rows``
+    that of tokens with an embedding, where the graph says it.
+    """
+
+    path: Path
+    model: ModelProto
+    logits: str
+    precision: Precision
+    labels: int | None
+    rows: int | None
+
+    @classmethod
+    def read(cls, path: Path) -> "GraphFile":
+        """Read the file and check the graph.
+
+        Raises:
+            UserError: it is damaged, its opset is newer than ONNX's, it is no classifier, or takes
+                other inputs than texts of any number and length.
+        """
+        model = read_model(path)
+        if model.producer_name == PRODUCER:
+            raise UserError(
+                f"{path} is the graph of a bundle, which lacks its manifest.json: copy the bundle "
+                "again, or give the checkpoint that it was made from"
+            )
+        for used in model.opset_import:
+            if not used.domain and used.version > onnx_opset_version():
+                raise UserError(
+                    f"{path} is of opset {used.version}; the newest that the installed ONNX reads "
+                    f"is {onnx_opset_version()}: upgrade onnx and onnxruntime, or export it again"
+                )
+        constants = {tensor.name for tensor in model.graph.initializer}
+        inputs = [one for one in model.graph.input if one.name not in constants]
+        _check_inputs(path, inputs)
+        output = _logits(path, model.graph)
+        for name in data_files(path):
+            _data_file(path, name)
+        nodes = [node for graph in _graphs(model) for node in graph.node]
+        axes = output.type.tensor_type.shape.dim
+        return cls(
+            path=path,
+            model=model,
+            logits=output.name,
+            precision=_precision(path, model, nodes),
+            labels=axes[-1].dim_value or None if axes else None,
+            rows=_rows(model.graph),
+        )
+
+    def check_labels(self, labels: int) -> None:
+        """Check that there are as many logits as labels, if the graph says it.
+
+        Raises:
+            UserError: there are not.
+        """
+        if self.labels not in (None, labels):
+            raise UserError(
+                f"{self.path} gives {self.labels} logits, but config.json names {labels} labels: "
+                "one of the two is from another model"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all is float32 and in ONNX's own operators, which our passes know."""
+        nodes = (node for graph in _graphs(self.model) for node in graph.node)
+        return self.precision == "fp32" and all(node.domain in ("", "ai.onnx") for node in nodes)
+
+    def whole(self) -> ModelProto:
+        """The model with all of its weights, and the logits as the only output.
+
+        Raises:
+            UserError: a file of its weights is missing, too short, or not in its directory.
+        """
+        for tensor in _tensors(self.model):
+            if tensor.external_data:
+                tensor.raw_data = _external(tensor, self.path)
+                tensor.data_location = tensor.DEFAULT
+                tensor.ClearField("external_data")
+        output = next(one for one in self.model.graph.output if one.name == self.logits)
+        kept = type(output).FromString(output.SerializeToString())
+        del self.model.graph.output[:]
+        self.model.graph.output.append(kept)
+        return self.model
+
+
+def read_model(path: Path) -> ModelProto:
+    """The model in an ONNX file, without the weights that lie in other files.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except (OSError, DecodeError, ValueError) as error:
+        raise UserError(
+            f"cannot read {path}: it is not an ONNX model, or was cut ({first_line(error)})"
+        ) from error
+    if not model.graph.node or not model.graph.output:
+        raise UserError(f"cannot read {path}: it is not an ONNX model, or was cut")
+    return model
+
+
+def data_files(path: Path) -> list[str]:
+    """The names of the files beside an ONNX file in which weights of it lie.
+
+    Raises:
+        UserError: the file is no ONNX model, or names one that is not in its directory.
+    """
+    names = {_location(tensor, path) for tensor in _tensors(read_model(path))} - {""}
+    return sorted(names)
+
+
+def _location(tensor: TensorProto, graph: Path) -> str:
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    if not said:
+        return ""
+    place = PurePosixPath(said.get("location", ""))
+    if place.is_absolute() or not place.parts or ".." in place.parts or "\\" in str(place):
+        raise UserError(
+            f"{graph} has the weight {tensor.name} in {str(place)!r}, which is not a file in its "
+            "own directory"
+        )
+    return str(place)
+
+
+def _data_file(graph: Path, location: str) -> Path:
+    """The file of weights that a graph names, if it is one of the same model."""
+    file = graph.parent / location
+    if not file.is_file():
+        raise UserError(f"{graph} has weights in {location}, which is missing: put it beside it")
+    # A hub's cache has links to files of the same model.
+    snapshot = next((parent for parent in graph.parents if origin(parent)), None)
+    home = snapshot.parent.parent if snapshot else graph.parent
+    if not file.resolve().is_relative_to(home.resolve()):
+        raise UserError(
+            f"{graph} has weights in {location}, which is a link to a file outside of its "
+            "directory: copy the file"
+        )
+    return file
+
+
+def _external(tensor: TensorProto, graph: Path) -> bytes:
+    """The bytes of a weight that lies in another file."""
+    location = _location(tensor, graph)
+    file = _data_file(graph, location)
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    size = file.stat().st_size
+    try:
+        offset = int(said.get("offset") or 0)
+        length = int(said.get("length") or _bytes_of(tensor) or size - offset)
+    except (ValueError, TypeError, KeyError):
+        offset = length = -1
+    if offset < 0 or length < 0 or length != (_bytes_of(tensor) or length):
+        raise UserError(
+            f"{graph} is damaged: the place of {tensor.name} in {location} does not fit its shape"
+        )
+    if offset + length > size:
+        raise UserError(
+            f"{file} was cut: it has {size} bytes, and {tensor.name} ends at {offset + length}"
+        )
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        return opened.read(length)
+
+
+def _bytes_of(tensor: TensorProto) -> int:
+    """The size of a weight by its shape; 0 where a value is no whole number of bytes."""
+    if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
+        return 0
+    size: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return int(prod(tensor.dims)) * size
+
+
+def _check_inputs(path: Path, inputs: list[ValueInfoProto]) -> None:
+    named = {one.name for one in inputs}
+    if other := sorted(named - {*INPUTS}):
+        raise UserError(
+            f"{path} takes {', '.join(other[:3])}; the inputs of a graph that is served can be "
+            f"{', '.join(INPUTS)}"
+        )
+    if INPUTS[0] not in named:
+        raise UserError(f"{path} does not take {INPUTS[0]}, so it is not a classifier of texts")
+    for one in inputs:
+        kind = one.type.tensor_type
+        if kind.elem_type != TensorProto.INT64:
+            name = TensorProto.DataType.Name(kind.elem_type).lower()
+            raise UserError(f"{path} takes {one.name} as {name}; it must be int64: export it again")
+        axes = [axis.dim_value for axis in kind.shape.dim]
+        if len(axes) != 2 or any(axes):
+            shown = ", ".join(str(size or "any") for size in axes)
+            raise UserError(
+                f"{path} takes {one.name} of the fixed shape [{shown}]; texts have any number and "
+                "length: export it again with dynamic axes for batch and sequence"
+            )
+
+
+def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
+    """The output that has the logits."""
+    names = [one.name for one in graph.output]
+    output: ValueInfoProto = next(
+        (one for one in graph.output if one.name == LOGITS), graph.output[0]
+    )
+    rank = len(output.type.tensor_type.shape.dim)
+    if output.name != LOGITS and (len(names) > 1 or output.name in FEATURES):
+        raise UserError(
+            f"{path} gives {', '.join(names[:4])} and no {LOGITS}: it is not a sequence "
+            "classifier, so give the graph of one"
+        )
+    if rank not in (0, 2):  # 0: the file does not say it
+        raise UserError(
+            f"{path} gives {output.name} with {rank} axes, where a sequence classifier's have two: "
+            "[batch, labels]"
+        )
+    return output
+
+
+def _precision(path: Path, model: ModelProto, nodes: list[NodeProto]) -> Precision:
+    kinds = {node.op_type for node in nodes}
+    if four := sorted(kinds.intersection(FOUR_BITS)):
+        raise UserError(
+            f"{path} has weights of four bits ({four[0]}), for which there is no variant: give an "
+            "fp32, fp16 or int8 graph"
+        )
+    if any(part in kind for kind in kinds for part in QUANTIZED):
+        return "int8"
+    matrices = [tensor for tensor in _tensors(model) if len(tensor.dims) > 1]
+    half = any(tensor.data_type == TensorProto.FLOAT16 for tensor in matrices)
+    return "fp16" if half else "fp32"
+
+
+def _rows(graph: GraphProto) -> int | None:
+    """How many tokens have an embedding: the rows of the table that the token ids index."""
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    producers = {output: node for node in graph.node for output in node.output}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[1] == INPUTS[0]:
+            table = node.input[0]
+            if table not in shapes and table in producers and producers[table].input:
+                table = producers[table].input[0]  # what DequantizeLinear or a Cast reads
+            return shapes[table][0] if len(shapes.get(table, ())) == 2 else None
+    return None
+
+
+def _graphs(model: ModelProto) -> Iterator[GraphProto]:
+    """The graph and those within it: the branches of an If, the bodies of loops."""
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                waiting += [*attribute.graphs, *[attribute.g] * attribute.HasField("g")]
+
+
+def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+    for graph in _graphs(model):
+        yield from graph.initializer
+        for node in graph.node:
+            for attribute in node.attribute:
+                yield from attribute.tensors
+                if attribute.HasField("t"):
+                    yield attribute.t
