@@ -113,7 +113,6 @@ def _nest(name: str) -> Callable[[Path], None]:
     [
         pytest.param(_no_labels_in_config, "no usable id2label", id="config without labels"),
         pytest.param(_manifest(format_version="2"), "format_version", id="format as text"),
-        pytest.param(_delete("manifest.json"), "no manifest.json", id="no manifest"),
         pytest.param(_delete("onnx/model.onnx"), "lacks 'onnx/model.onnx'", id="no model"),
         pytest.param(_delete("tokenizer.json"), "lacks 'tokenizer.json'", id="no tokenizer"),
         pytest.param(_append("onnx/model.onnx"), "model.onnx is damaged", id="changed model"),

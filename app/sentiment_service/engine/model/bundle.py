@@ -36,6 +36,8 @@ class Parity(_Record):
 
 
 class BeforeAfter(_Record):
+    """A figure of the scores without and with calibration."""
+
     before: float = Field(description="without calibration")
     after: float = Field(description="with calibration")
 
