@@ -295,8 +295,7 @@ class Classifier:
         """
         if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
-        if options.threshold is not None:
-            self.model.check(options)
+        self.model.check(options)
         with self.in_use():
             begun_ns, started = time.time_ns(), time.perf_counter()
             encoded = await self._encode(texts, options, deadline, refuse=admitted is None)

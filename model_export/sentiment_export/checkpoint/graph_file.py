@@ -68,7 +68,7 @@ class GraphFile:
         inputs = [one for one in model.graph.input if one.name not in constants]
         _check_inputs(path, inputs)
         output = _logits(path, model.graph)
-        for name in data_files(path):
+        for name in _locations(model, path):
             _data_file(path, name)
         nodes = [node for graph in _graphs(model) for node in graph.node]
         axes = output.type.tensor_type.shape.dim
@@ -140,8 +140,11 @@ def data_files(path: Path) -> list[str]:
     Raises:
         UserError: the file is no ONNX model, or names one that is not in its directory.
     """
-    names = {_location(tensor, path) for tensor in _tensors(read_model(path))} - {""}
-    return sorted(names)
+    return _locations(read_model(path), path)
+
+
+def _locations(model: ModelProto, graph: Path) -> list[str]:
+    return sorted({_location(tensor, graph) for tensor in _tensors(model)} - {""})
 
 
 def _location(tensor: TensorProto, graph: Path) -> str:
