@@ -215,9 +215,9 @@ class Listener:
 
     def _connection(self) -> Connection:
         if self.tls is None:
-            return Connection(self._protocol(), self._buffers, self._on_end)
+            return Connection(self._protocol, self._buffers, self._on_end)
         connection = TlsConnection(
-            self._protocol(),
+            self._protocol,
             self._buffers,
             self._on_end,
             context=self.tls,
