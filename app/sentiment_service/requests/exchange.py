@@ -155,7 +155,7 @@ class Exchange(ABC):
             classifier.observer.failure(error, texts)
             raise
         outcomes = done.outcomes[:texts]
-        classifier.observer.predictions(outcomes)
+        classifier.observer.answered(outcomes, done.stages)
         self.classified(done, outcomes)
         return done
 
