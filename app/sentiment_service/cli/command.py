@@ -227,12 +227,6 @@ def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--json", type=os.path.expanduser, metavar="FILE", help="write every figure to a file"
     )
-    bench.add_argument(
-        "--picture",
-        type=os.path.expanduser,
-        metavar="FILE.svg",
-        help="draw the latencies by rate",
-    )
 
 
 def _serve(
@@ -299,11 +293,8 @@ def _bench_fault(options: argparse.Namespace, settings: Settings) -> str | None:
         return found
     if len(settings.model) > 1 and not options.url:
         return "bench measures one model; give --model once"
-    if options.picture and not options.picture.lower().endswith(".svg"):
-        return f"{options.picture} must end in .svg"
-    for name in ("json", "picture"):
-        if (made := vars(options)[name]) and not Path(made).parent.is_dir():
-            return f"the directory {Path(made).parent} of --{name} does not exist"
+    if options.json and not Path(options.json).parent.is_dir():
+        return f"the directory {Path(options.json).parent} of --json does not exist"
     return None
 
 
