@@ -10,7 +10,7 @@ from typing import Any
 
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.files import command as classify_command
-from sentiment_service.files.command import LOCAL, ClassifyOptions, input_fault, url_fault
+from sentiment_service.files.command import LOCAL, input_fault, url_fault
 from sentiment_service.installation import missing_extra
 from sentiment_service.observability import logs
 from sentiment_service.server.process import (
@@ -311,13 +311,12 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := classify_command.fault(options, settings):
         _say(fault)
         return 2
-    chosen = ClassifyOptions.from_arguments(options)
-    if sys.stdout is None and not chosen.output:
+    if sys.stdout is None and not options.output:
         raise UserError("standard output is closed; give --output FILE for the results")
     open_standard_files()
     if not options.url:
         from sentiment_service.exported_models import with_bundles
 
         settings = with_bundles(settings, _say)
-    classify_command.classify(chosen, settings)
+    classify_command.classify(options, settings)
     return 0

@@ -181,16 +181,7 @@ def _validating(body: bytes, schema: Schema[Body], most_signs: int) -> Steps[Bod
 
 
 async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
-    """The body, decompressed. ``empty`` is the error of an empty body.
-
-    Raises:
-        InvalidRequest: it is empty, or its compressed data is not valid.
-        PayloadTooLarge: it is longer than allowed, as it is or decompressed.
-        DeadlineExceeded: the rest of it did not arrive before the request's deadline.
-        Overloaded: the bodies of all requests together would take more bytes than allowed, or it
-            is long and the queue has no room for its texts.
-        UnsupportedMediaType, ClientDisconnected: as ``read_body``.
-    """
+    """The body, decompressed. ``empty`` is the error of an empty body."""
     exchange = request.exchange
     max_bytes = exchange.service.settings.max_body_bytes
     _check_announced(exchange, max_bytes)

@@ -87,11 +87,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def _answer(self) -> Awaitable[None]:
-        """Read the request and answer it.
-
-        Raises:
-            ServiceError: what the client must know instead.
-        """
+        """Read the request and answer it."""
 
     @abstractmethod
     async def _fail(self, error: errors.ServiceError, cause: BaseException) -> None:

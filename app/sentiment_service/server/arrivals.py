@@ -55,11 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class Arrivals:
-    """Listens on a bound socket and gives ``take`` its connections. Create it on the event loop.
-
-    Raises:
-        UserError: another process listens on this address.
-    """
+    """Listens on a bound socket and gives ``take`` its connections. Create it on the event loop."""
 
     def __init__(self, site: socket.socket, take: Callable[[socket.socket], None]) -> None:
         self._site = site
@@ -159,9 +155,6 @@ class Listener:
     ``arrivals`` takes the sockets of the site. ``on_end`` is called when a connection has ended.
     With ``tls``, which may be replaced later, connections begin with its handshake. Create it on
     the event loop.
-
-    Raises:
-        UserError: another process listens on this address.
     """
 
     def __init__(
