@@ -165,11 +165,12 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         """Send the data together with the data that waits, or keep it for the next write."""
         if self._unsent:
+            self._flushing.cancel()
             joined, self._unsent = self._unsent + data, b""
             self._send(joined)
         elif data:
             self._unsent = data
-            self._loop.call_soon(self._flush)
+            self._flushing = self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._unsent and not self._transport.is_closing():
