@@ -185,7 +185,7 @@ async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
     exchange = request.exchange
     max_bytes = exchange.service.settings.max_body_bytes
     _check_announced(exchange, max_bytes)
-    encoding = exchange.headers.get(b"content-encoding", b"").decode("latin-1")
+    encoding = _header(request, b"content-encoding")
     # One block: the pieces of many long bodies would leave gaps in the heap, which keeps them.
     received = bytearray()
     more = True
@@ -233,10 +233,15 @@ async def _receive_in_time(request: HttpRequest) -> Message:
         raise errors.DeadlineExceeded("the body did not arrive within the time allowed") from None
 
 
+def _header(request: HttpRequest, name: bytes) -> str:
+    """The value of the first header with this name, or "". Faster than ``request.headers``."""
+    values = (value for known, value in request.scope["headers"] if known == name)
+    return next(values, b"").decode("latin-1")
+
+
 def media_type(request: HttpRequest, name: bytes) -> str:
     """The media type in the header ``name``, without its parameters; empty if there is none."""
-    value = request.exchange.headers.get(name, b"").decode("latin-1")
-    return value.partition(";")[0].strip().lower()
+    return _header(request, name).partition(";")[0].strip().lower()
 
 
 def _is_json(media_type: str) -> bool:
