@@ -31,15 +31,8 @@ from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.http import routes
-from sentiment_service.http.exchange import (
-    HttpRequest,
-    JsonAnswer,
-    Route,
-    TextRoute,
-    media_type,
-    read_body,
-    read_bytes,
-)
+from sentiment_service.http.body import media_type, read_body, read_bytes
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
 from sentiment_service.http.routes import OWN_PATHS
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter

@@ -28,8 +28,9 @@ from sentiment_service.errors import (
     TooManyTexts,
     UnsupportedMediaType,
 )
+from sentiment_service.http.body import media_type
 from sentiment_service.http.decoding import Decoder, decoder
-from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute, media_type
+from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute
 from sentiment_service.http.openapi import ERRORS, documented, text_example
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import checked

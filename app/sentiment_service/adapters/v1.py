@@ -10,7 +10,8 @@ from pydantic import AliasChoices, BaseModel, Field, StrictBool
 
 from sentiment_service.adapters.forms import AllTexts, InstancesRequest, answer_instances
 from sentiment_service.errors import ServiceError
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute, read_body
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
 from sentiment_service.http.openapi import FOREIGN_BODY, NAME_IN_PATH
 from sentiment_service.requests.service import Adapter, Service
 from sentiment_service.requests.validation import as_list

@@ -1,6 +1,5 @@
 """The service that is measured: started if need be, asked by hand, and what its metrics say."""
 
-import asyncio
 import json
 import os
 import re
@@ -9,13 +8,13 @@ import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Self, cast
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
-import httptools
 from prometheus_client.parser import text_string_to_metric_families
 
 from sentiment_service.cli.load_generator import Load
@@ -149,71 +148,24 @@ class Target:
         """Status and body of an answer. A redirect is not followed: the key is for this URL.
 
         Raises:
-            OSError, ValueError: there is none in time, or it is too long, or not HTTP.
+            OSError, ValueError: nothing comes for a while, or it is too long, or not HTTP.
         """
         to = urlsplit(self.url)
-        lines = [
-            f"{'POST' if body else 'GET'} {to.path.rstrip('/')}{path} HTTP/1.1",
-            f"host: {to.netloc.rpartition('@')[2]}",
-            "connection: close",
-            *(["content-type: application/json", f"content-length: {len(body)}"] if body else []),
-            *([f"authorization: Bearer {self.key}"] if self.key else []),
-        ]
-        request = "\r\n".join((*lines, "\r\n")).encode() + body
-        return asyncio.run(_answer(self.url, request, self.timeout_s))
-
-
-async def _answer(url: str, request: bytes, timeout_s: float) -> tuple[int, bytes]:
-    to, loop = urlsplit(url), asyncio.get_running_loop()
-    tls = ssl.create_default_context() if to.scheme == "https" else None
-    port = to.port or (443 if tls else 80)
-    async with asyncio.timeout(timeout_s):
-        answer = _Answer(loop.create_future(), request)
-        transport, _ = await loop.create_connection(
-            lambda: answer, to.hostname or "", port, ssl=tls
-        )
-        try:
-            return await answer.done
-        finally:
-            transport.abort()
-
-
-class _Answer(asyncio.Protocol):
-    """Sends the request, and sets ``done`` to status and body of its answer."""
-
-    def __init__(self, done: "asyncio.Future[tuple[int, bytes]]", request: bytes) -> None:
-        self.done = done
-        self._request = request
-        self._body = bytearray()
-        self._parser = httptools.HttpResponseParser(self)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._fail(ValueError("it does not speak HTTP"))
-
-    def on_body(self, part: bytes) -> None:
-        self._body += part
-        if len(self._body) > MOST_BYTES:
-            self._fail(ValueError(f"its answer has more than {MOST_BYTES} bytes"))
-
-    def on_message_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status >= 200 and not self.done.done():  # others come before the answer
-            self.done.set_result((status, bytes(self._body)))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._body and not error:  # which ends with the connection
-            self.on_message_complete()
-        self._fail(error or ConnectionError("the connection was closed"))
-
-    def _fail(self, error: Exception) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+        kind = HTTPSConnection if to.scheme == "https" else HTTPConnection
+        headers = {"content-type": "application/json"} if body else {}
+        if self.key:
+            headers["authorization"] = f"Bearer {self.key}"
+        with closing(kind(to.hostname or "", to.port, timeout=self.timeout_s)) as connection:
+            try:
+                path = f"{to.path.rstrip('/')}{path}"
+                connection.request("POST" if body else "GET", path, body or None, headers)
+                answer = connection.getresponse()
+                content = answer.read(MOST_BYTES + 1)
+            except HTTPException:
+                raise ValueError("it does not speak HTTP") from None
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"its answer has more than {MOST_BYTES} bytes")
+        return answer.status, content
 
 
 def sums(scrape: str) -> Mapping[str, float]:

@@ -25,7 +25,7 @@ from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding, Text
 from sentiment_service.engine.tuning import ServingPlan
-from sentiment_service.errors import DeadlineExceeded, ServiceError
+from sentiment_service.errors import DeadlineExceeded, ModelNotFound, ServiceError
 from sentiment_service.results import FailedItem, Outcome, Prediction, item
 
 # The stages of a request in the engine, in their order.
@@ -364,3 +364,24 @@ class Classifier:
         steps = encode_steps(tokenizer, texts, options, max_chars=max_chars, check=check)
         kind = self._splitting if options.split else self._tokenising
         return await self._step_thread.run(steps, deadline=deadline, kind=kind, size=cost)
+
+
+class Classifiers(dict[str, Classifier]):
+    """Classifiers by the names of their models. Requests that name no model go to the first."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        super().__init__()
+        self._lifecycle = lifecycle
+
+    def of(self, name: str | None) -> Classifier:
+        """The classifier of the named model, or of the first one."""
+        if not self:
+            self._lifecycle.check()
+        if name is None:
+            return next(iter(self.values()))
+        try:
+            return self[name]
+        except KeyError:
+            raise ModelNotFound(
+                f"no model has that name; the served models are: {', '.join(self)}"
+            ) from None

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.classifier import Classifier, Classifiers
 from sentiment_service.engine.health import Lifecycle
 from sentiment_service.engine.host import give_back_memory
 from sentiment_service.engine.loading import Loaded, load_again
@@ -22,7 +22,6 @@ from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import (
     DeviceLost,
     InvalidBundle,
-    ModelNotFound,
     NoMemory,
     NotReady,
     OutOfMemory,
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRegistry:
-    """Classifiers by the names of their models. Requests that name no model go to the first.
+    """The classifiers that answer, and those that are replaced.
 
     Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
     """
@@ -58,7 +57,8 @@ class ModelRegistry:
         self._cpus = cpus
         self._classifier_of = classifier_of
         self._steps_of_load = load_again
-        self.classifiers: dict[str, Classifier] = {}
+        self.classifiers = Classifiers(lifecycle)
+        self.classifier = self.classifiers.of  # a model's, by its name
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
         self._loader: StepThread | None = None  # of the latest reload
@@ -68,19 +68,6 @@ class ModelRegistry:
         """Create the classifiers of the loaded models. They answer from now on."""
         for name, (model, plan) in loaded.items():
             self.classifiers[name] = self._classifier_of(model, plan)
-
-    def classifier(self, name: str | None) -> Classifier:
-        """The classifier of the named model, or of the first one."""
-        if not self.classifiers:
-            self._lifecycle.check()
-        if name is None:
-            return next(iter(self.classifiers.values()))
-        try:
-            return self.classifiers[name]
-        except KeyError:
-            raise ModelNotFound(
-                f"no model has that name; the served models are: {', '.join(self.classifiers)}"
-            ) from None
 
     def check_admission(self, *, timeout_s: float) -> None:
         """Return if any model admits work that must be done within ``timeout_s`` seconds.

@@ -13,14 +13,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.http.exchange import (
-    HttpRequest,
-    JsonAnswer,
-    Route,
-    TextRoute,
-    packed_answer,
-    read_body,
-)
+from sentiment_service.http.body import read_body
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute, packed_answer
 from sentiment_service.http.openapi import (
     EMPTY,
     ERRORS,

@@ -92,6 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reads = True  # whether the protocol wants more
         self._resting = False  # whether the connection waits for its next turn to read
         self._unsent = b""
+        self._flushing: asyncio.Handle  # while something is unsent
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None  # until ``connection_made``
 
