@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import brotli
@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from sentiment_service import errors
 from sentiment_service.engine.step_thread import Steps, finish
-from sentiment_service.http.exchange import HttpExchange, HttpRequest
+from sentiment_service.http.exchange import HttpExchange, HttpRequest, OtherForm, Route
 from sentiment_service.requests.exchange import Exchange
 from sentiment_service.requests.validation import NO_OBJECT, Body, Schema, checked
 
@@ -51,11 +51,22 @@ STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
-    """The body, decompressed and validated as ``schema``."""
+    """The body, decompressed and validated as ``schema``.
+
+    Raises:
+        OtherForm: it has a field of another server's form that the route knows, too.
+    """
     body = await read_bytes(request)
     if not _is_json(media_type(request, b"content-type")):
         raise errors.UnsupportedMediaType("send JSON, with content-type: application/json")
-    return await validated(request, body, schema)
+    try:
+        return await validated(request, body, schema)
+    except errors.UnknownField as error:
+        forms: Mapping[str, Route] = request.scope["route"].forms
+        known = [route for field, route in forms.items() if field in error.fields]
+        if not known:
+            raise
+    raise OtherForm(known[0], body)
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
@@ -86,6 +97,9 @@ async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
             is long and the queue has no room for its texts.
         UnsupportedMediaType, ClientDisconnected: as ``read_body``.
     """
+    if request.content:
+        body, request.content = request.content, b""
+        return body
     exchange = request.exchange
     max_bytes = exchange.service.settings.max_body_bytes
     _check_announced(exchange, max_bytes)

@@ -133,6 +133,7 @@ class HttpRequest(Request):
     """FastAPI's request, with the exchange that it belongs to."""
 
     exchange: HttpExchange
+    content = b""  # its body, decompressed, once the first route has read it: see OtherForm
 
 
 class JsonAnswer(Response):
@@ -172,6 +173,7 @@ class Route(APIRoute):
     """
 
     encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
+    forms: Mapping[str, "Route"] = {}  # by their fields: what answers bodies of other servers' form
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The exchange holds the scope: a cycle, which only the garbage collector would free.
@@ -182,7 +184,12 @@ class Route(APIRoute):
             raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
         request = HttpRequest(scope, receive, send)
         request.exchange = exchange
-        answer = await self.endpoint(request)
+        try:
+            answer = await self.endpoint(request)
+        except OtherForm as other:
+            scope["route"] = other.route  # errors have its members
+            request.content = other.body
+            answer = await other.route.endpoint(request)
         response = answer if isinstance(answer, Response) else JsonAnswer(answer)
         body = getattr(response, "body", None)  # a file and a stream have none
         # The endpoint has chosen the encoding of an answer with Vary.
@@ -196,6 +203,14 @@ class Route(APIRoute):
     def error_members(kind: type[ServiceError], detail: str) -> Mapping[str, Any]:
         """The fields that the route's protocol adds to an error."""
         return {}
+
+
+class OtherForm(Exception):
+    """The body is of another server's form, which ``route`` reads."""
+
+    def __init__(self, route: Route, body: bytes) -> None:
+        self.route = route
+        self.body = body
 
 
 class TextRoute(Route):

@@ -14,13 +14,13 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
 from sentiment_service.engine.options import Overflow, Split, TextOptions
 from sentiment_service.engine.text.input_tokenizer import VISIBLE
 from sentiment_service.engine.text.text_tokenizer import Text, TextPair
-from sentiment_service.errors import InvalidRequest, plain_words
+from sentiment_service.errors import InvalidRequest, UnknownField, plain_words
 
 Body = TypeVar("Body", bound=BaseModel)
 Validated = TypeVar("Validated", bound=BaseModel, covariant=True)
@@ -56,10 +56,11 @@ class RequestBody(BaseModel):
         known = cls.__pydantic_fields__
         if isinstance(body, dict) and not known.keys() >= body.keys():
             unknown = next(name for name in body if name not in known)
+            texts = "" if "inputs" in body else " texts belong in 'inputs', and"
             raise PydanticCustomError(
                 "unknown_field",
-                "unknown field {name}; the accepted fields are {accepted}",
-                {"name": ascii(unknown[:40]), "accepted": ", ".join(known)},
+                "unknown field {name};{texts} the accepted fields are {accepted}",
+                {"name": ascii(unknown[:40]), "texts": texts, "accepted": ", ".join(known)},
             )
         return body
 
@@ -69,18 +70,20 @@ def checked(value: Any, schema: Schema[Body]) -> Body:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequest(_first_fault(error)) from None
+        fault = error.errors()[0]
+    if fault["type"] == "unknown_field":
+        raise UnknownField(fault["msg"], value.keys())
+    raise InvalidRequest(_explained(fault))
 
 
-def _first_fault(error: ValidationError) -> str:
+def _explained(fault: ErrorDetails) -> str:
     """Which field is wrong, and what is accepted."""
-    fault = error.errors()[0]
     place = ".".join(str(part) for part in fault["loc"])
-    if place and fault["type"] in FAULTS:
+    if not place:
+        return NO_OBJECT
+    if fault["type"] in FAULTS:
         return f"{place} {FAULTS[fault['type']].format_map(fault.get('ctx', {}))}"
-    if place:
-        return f"{place} {plain_words(fault['msg'])}"
-    return fault["msg"] if fault["type"] == "unknown_field" else NO_OBJECT
+    return f"{place} {plain_words(fault['msg'])}"
 
 
 def whole(value: Any) -> Any:
