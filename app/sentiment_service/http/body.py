@@ -8,8 +8,10 @@ matters, and FastAPI's errors would have to be rewritten to be clear.
 import asyncio
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import brotli
@@ -20,7 +22,7 @@ from sentiment_service import errors
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.http.exchange import HttpExchange, HttpRequest, OtherForm, Route
 from sentiment_service.requests.exchange import Exchange
-from sentiment_service.requests.validation import NO_OBJECT, Body, Schema, checked
+from sentiment_service.requests.validation import Body, RequestBody, Schema, checked
 
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
 # it would be read and parsed in vain. A shorter body has usually arrived with the headers.
@@ -33,6 +35,9 @@ INLINE_BYTES = 65_536
 MOST_SIGNS, SIGNS_PER_TEXT = 100_000, 16
 
 FAST_DECODER = msgspec.json.Decoder()
+
+
+UNICODE = re.compile(r'charset *= *"?(utf-?8|us-ascii)\b')
 
 
 def _refuse_constant(name: str) -> None:
@@ -50,6 +55,9 @@ def _finite(digits: str) -> float:
 STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
+EMPTY_BODY = "the body is empty; send a JSON object"
+
+
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     """The body, decompressed and validated as ``schema``.
 
@@ -58,7 +66,7 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     """
     body = await read_bytes(request)
     if not _is_json(media_type(request, b"content-type")):
-        raise errors.UnsupportedMediaType("send JSON, with content-type: application/json")
+        return checked(_as_text(request, body, schema), schema)
     try:
         return await validated(request, body, schema)
     except errors.UnknownField as error:
@@ -67,6 +75,28 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
         if not known:
             raise
     raise OtherForm(known[0], body)
+
+
+def _as_text(request: HttpRequest, body: bytes, schema: Schema[Body]) -> dict[str, str]:
+    """What one of our own routes reads in a body that is not JSON: a text."""
+    kind, _, parameters = _header(request, b"content-type").lower().partition(";")
+    has_texts = isinstance(schema, type) and issubclass(schema, RequestBody)
+    if not has_texts or kind.strip() != "text/plain":
+        or_text = ", or one text, with content-type: text/plain" if has_texts else ""
+        raise errors.UnsupportedMediaType(
+            f"send JSON, with content-type: application/json{or_text}"
+        )
+    if "charset" in parameters and not UNICODE.search(parameters):
+        raise errors.UnsupportedMediaType("text/plain is read in UTF-8 only")
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise errors.InvalidRequest("the body is not a text in UTF-8") from None
+    if len(body) <= INLINE_BYTES and text.lstrip()[:1] in ("{", "["):
+        with suppress(errors.InvalidRequest):
+            parse(text.encode(), "the body")
+            raise errors.UnsupportedMediaType("the body is JSON: send it as application/json")
+    return {"inputs": text.removesuffix("\n").removesuffix("\r")}
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
@@ -86,7 +116,7 @@ def _validating(body: bytes, schema: Schema[Body], most_signs: int) -> Steps[Bod
     return checked(parse(body, "the body", most_signs), schema)
 
 
-async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
+async def read_bytes(request: HttpRequest, *, empty: str = EMPTY_BODY) -> bytes:
     """The body, decompressed. ``empty`` is the error of an empty body.
 
     Raises:

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import re
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -29,6 +29,11 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 COMPRESS_BYTES = 8_192
 add_compress_type(PROBLEM)
 add_compress_type("application/x-ndjson", streaming=True)
+
+
+# A wrong path and the nearest route begin with the same characters, at least so many. Only the
+# first ones of a long path are looked at.
+LEAST_COMMON, LONGEST_ASKED = 4, 200
 
 
 class HttpExchange(Exchange):
@@ -112,9 +117,13 @@ class HttpExchange(Exchange):
         if self.path == "/metrics":
             port = self.service.settings.metrics_port
             return NotFound(f"the metrics are on port {port} (--metrics-port)")
-        paths = {route.path for route in self._router.routes if isinstance(route, Route)}
+        routes = [route for route in self._router.routes if isinstance(route, Route)]
+        paths = {route.path for route in routes}
+        near = nearest(routes, self.verb, self.path)
+        if near or "/classify" in paths:
+            near = f"; the nearest is {near}" if near else "; POST /classify classifies texts"
         docs = "; /docs lists the routes" if "/docs" in paths else ""
-        return NotFound(f"no route has this path{docs}")
+        return NotFound(f"no route has this path{near}{docs}")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -181,7 +190,8 @@ class Route(APIRoute):
         exchange.route = self.path
         if scope["method"] not in (self.methods or ()):
             allowed = exchange.methods()
-            raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
+            detail = f"allowed here: {', '.join(allowed)}{self._example(exchange)}"
+            raise MethodNotAllowed(detail, allowed=allowed)
         request = HttpRequest(scope, receive, send)
         request.exchange = exchange
         try:
@@ -198,6 +208,18 @@ class Route(APIRoute):
         if not short:
             sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
         await sent(scope, receive, send)
+
+    def _example(self, exchange: HttpExchange) -> str:
+        """How to call one of our own routes for texts, for who opens its URL in a browser."""
+        content = (self.openapi_extra or {}).get("requestBody", {}).get("content", {})
+        if "example" not in content.get("application/json", {}):
+            return ""
+        host = exchange.headers.get(b"host", b"HOST").decode("latin-1")
+        path = f"{exchange.service.settings.root_path}{self.path}"
+        return (
+            f"; for example: curl http://{host}{path} -H 'content-type: application/json' "
+            """-d '{"inputs": "I love this!"}'"""
+        )
 
     @staticmethod
     def error_members(kind: type[ServiceError], detail: str) -> Mapping[str, Any]:
@@ -221,6 +243,38 @@ class TextRoute(Route):
     """
 
     operation: ClassVar[str] = "classify"
+
+
+def nearest(routes: Iterable[Route], method: str, path: str) -> str:
+    """The route that a wrong path probably means, with its method; empty if none is like it.
+
+    It is the end of the path, as behind a proxy's prefix, or begins like it. To compare all letters
+    would take a millisecond, and there are floods of wrong paths.
+    """
+    asked = path[:LONGEST_ASKED].strip("/").lower().split("/")
+    whole = f"/{'/'.join(asked)}/"
+    best, found = (LEAST_COMMON - 1, True, 0), ""
+    for route in routes:
+        known = f"{route.path}/"
+        same = len(known) if whole.endswith(known) else 1
+        if same > 1 or known[:LEAST_COMMON] == whole[:LEAST_COMMON]:
+            same = max(same, _same_begin(known.strip("/").split("/"), asked))
+        methods = route.methods or set()
+        if (score := (same, method in methods, -len(known))) > best:
+            best, found = score, f"{min(methods, default='')} {route.path}"
+    return found
+
+
+def _same_begin(known: Sequence[str], asked: Sequence[str]) -> int:
+    """With how many characters both paths begin. A name in braces stands for any other."""
+    same = 1
+    for part, word in zip(known, asked, strict=False):
+        if "{" not in part and part != word:
+            pairs = enumerate(zip(part, word, strict=False))
+            shorter = min(len(part), len(word))
+            return same + next((n for n, (one, other) in pairs if one != other), shorter)
+        same += len(word) + 1
+    return same
 
 
 def application(service: Service, router: APIRouter) -> ASGIApp:

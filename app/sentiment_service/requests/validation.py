@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NotRequired, Protocol, TypeVar
+from typing import Annotated, Any, LiteralString, NotRequired, Protocol, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ Body = TypeVar("Body", bound=BaseModel)
 Validated = TypeVar("Validated", bound=BaseModel, covariant=True)
 
 NO_OBJECT = "the body must be a JSON object"
+NO_INPUTS: LiteralString = 'the body must be a JSON object, such as {"inputs": "I love this!"}'
 # By pydantic's types of faults.
 FAULTS = {
     "missing": "is required",
@@ -54,7 +55,9 @@ class RequestBody(BaseModel):
         # Pydantic's own check reports every unknown field. A hostile body can have a million of
         # them, and the check would take seconds.
         known = cls.__pydantic_fields__
-        if isinstance(body, dict) and not known.keys() >= body.keys():
+        if not isinstance(body, dict):
+            raise PydanticCustomError("no_object", NO_INPUTS)
+        if not known.keys() >= body.keys():
             unknown = next(name for name in body if name not in known)
             texts = "" if "inputs" in body else " texts belong in 'inputs', and"
             raise PydanticCustomError(
@@ -80,7 +83,7 @@ def _explained(fault: ErrorDetails) -> str:
     """Which field is wrong, and what is accepted."""
     place = ".".join(str(part) for part in fault["loc"])
     if not place:
-        return NO_OBJECT
+        return NO_INPUTS if fault["type"] == "no_object" else NO_OBJECT
     if fault["type"] in FAULTS:
         return f"{place} {FAULTS[fault['type']].format_map(fault.get('ctx', {}))}"
     return f"{place} {plain_words(fault['msg'])}"

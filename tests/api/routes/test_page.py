@@ -656,7 +656,8 @@ def test_a_text_that_is_not_english(visits: Visits, embedded: str, url: str) -> 
 def test_without_javascript(client: TestClient) -> None:
     """A browser that runs no scripts says that the page needs them."""
     # Chromium hides <noscript> when Playwright turns scripts off.
-    assert re.search(r"<noscript>.*This page needs JavaScript.*</noscript>", client.get("/").text)
+    page = client.get("/", headers={"accept": "text/html"}).text
+    assert re.search(r"<noscript>.*This page needs JavaScript.*</noscript>", page)
 
 
 def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
