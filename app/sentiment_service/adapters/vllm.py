@@ -37,8 +37,13 @@ def _prompts(value: Any) -> list[Prompt]:
         return [lists]
     if not any(isinstance(one, list) for one in lists):
         return [*as_list(parse_texts(value))]
-    if not all(isinstance(one, list) and _are_ids(one) for one in lists):
-        raise PydanticCustomError("prompts", "must hold texts, or lists of token ids")
+    for place, one in enumerate(lists):
+        if not isinstance(one, list) or not _are_ids(one):
+            raise PydanticCustomError(
+                "prompts",
+                "must hold texts, or lists of token ids; the item at place {place} is no such list",
+                {"place": place},
+            )
     return lists
 
 
