@@ -50,7 +50,8 @@ logits, scores = (
 assert abs(sum(scores) - 1) < 1e-6 < abs(sum(logits) - 1)
 long["truncate_prompt_tokens"] = 513
 assert "truncate_prompt_tokens" in post("/classify", 422, **long)["error"]["message"]
-for empty in ("", []):
+empties: list[str | list[str]] = ["", []]
+for empty in empties:
     assert "error" in post("/classify", 422, model=model, input=empty)
 chat = [{"role": "user", "content": PROMPTS[0]}]
 assert "chat template" in post("/classify", 422, model=model, messages=chat)["error"]["message"]
