@@ -1,5 +1,7 @@
 """Fixtures: a tiny bundle, the application within its lifespan, and a gate before inference."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +18,11 @@ from sentiment_service.settings.settings import Settings
 from tests.support.raw_http import port_of
 from tests.support.serving import Gate, Process, listening
 from tests.support.tiny_bundle import make_bundle
+
+# Where this is set, each of the hundreds of processes that tests start would compile all modules
+# again, which takes as long as half of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # So that nothing is measured.
 SET_BY_HAND: dict[str, Any] = {"runners": 2, "threads": 1, "max_batch_tokens": 512}

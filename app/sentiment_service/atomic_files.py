@@ -103,9 +103,6 @@ def full_disk_named(directory: Path) -> Iterator[None]:
     The libraries that write weights and graphs have words of their own for that, and some of them
     notice only when they read the file again. Use this inside of what removes files after an
     error, because the disk has room again then.
-
-    Raises:
-        UserError: the disk of ``directory`` is full.
     """
     try:
         yield
@@ -123,11 +120,7 @@ def full_disk_named(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a directory, which the end of the process would release.
-
-    Raises:
-        BlockingIOError: another process has it, and ``wait`` is false.
-    """
+    """Hold the lock of a directory, which the end of the process would release."""
     lock = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

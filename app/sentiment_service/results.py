@@ -132,21 +132,3 @@ def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
             raise type(outcome)(detail, retry_after_s=outcome.retry_after_s) from None
         predictions.append(outcome)
     return predictions
-
-
-def items(outcomes: Sequence[Outcome], *, single: bool = False) -> list[Prediction | FailedItem]:
-    """The outcomes as ``results`` of an answer, which has a place for the error of each text.
-
-    Raises:
-        ServiceError: no text has a result. It is the error of a single text, or in a list the first
-            server error (5xx).
-    """
-    if isinstance(outcomes[0], ServiceError):  # seldom
-        errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
-        if len(errors) == len(outcomes):
-            if single:
-                raise errors[0]
-            for error in errors:
-                if error.status >= 500:
-                    raise error
-    return [item(outcome) for outcome in outcomes]

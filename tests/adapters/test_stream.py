@@ -23,7 +23,7 @@ from sentiment_service.engine.classifier import INLINE_CHARS
 from sentiment_service.engine.options import DEFAULTS
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from sentiment_service.http.body import decoder
+from sentiment_service.http.decoding import decoder
 from sentiment_service.http.exchange import HttpExchange
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board

@@ -1,6 +1,5 @@
 """``sentiment doctor``: what it finds, and what it says that helps."""
 
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,14 +169,24 @@ def test_a_bundle_that_cannot_be_served_is_a_problem(
     assert str(tmp_path / "none") in lines[4]
 
 
-def test_two_runtimes_at_once_are_a_problem(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both packages provide the same module, so what works depends on their order."""
-    version = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata,
-        "version",
-        lambda name: "1.0" if name.startswith("onnxruntime") else version(name),
-    )
+@pytest.mark.parametrize("beside", [True, False])
+def test_two_runtimes_in_one_place_are_a_problem(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, beside: bool
+) -> None:
+    """Both packages write the same files, so what works depends on their order.
+
+    One that lies elsewhere on Python's path, as with ``pip install --target``, is not used.
+    """
+    for name in ("onnxruntime", "onnxruntime_gpu"):
+        information = tmp_path / f"{name}-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Name: {name.replace('_', '-')}\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    if beside:
+        monkeypatch.setattr(ort, "__file__", str(tmp_path / "onnxruntime/__init__.py"))
     code, lines = ask()
-    assert code == 1
-    assert lines[1].startswith("PROBLEM  runtime: onnxruntime 1.0 and onnxruntime-gpu 1.0")
+    assert code == int(beside)
+    if beside:
+        assert lines[1].startswith("PROBLEM  runtime: onnxruntime 1.0 and onnxruntime-gpu 1.0")
+    else:
+        assert "1.0 and" not in lines[1]

@@ -49,12 +49,12 @@ async def _ask(
 
 
 async def test_a_bad_text_fails_alone_and_in_its_place(bundle: Path) -> None:
-    """Outcomes come in the order of the texts, and the three stages are reported."""
-    async with classifying(bundle) as (classifier, observer):
+    """Outcomes come in the order of the texts, with the time of the three stages."""
+    async with classifying(bundle) as (classifier, _):
         done = await _ask(classifier, "love", "", "worst nan", "worst")
         found = [label_or_code(outcome) for outcome in done.outcomes]
         assert found == ["positive", "empty_text", "inference_failed", "negative"]
-        assert (done.model, observer.stage_seconds) == (classifier.model, [done.stages])
+        assert done.model is classifier.model
         assert list(done.stages) == ["tokenize", "queue", "inference"]
 
 

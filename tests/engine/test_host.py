@@ -4,12 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from sentiment_service.engine.host import (
-    available_cpus,
-    cpu_flags,
-    numa_nodes,
-    ways_to_share,
-)
+from sentiment_service.engine.host import available_cpus, cpu_flags, ways_to_share
 
 
 @pytest.fixture(autouse=True)
@@ -114,12 +109,3 @@ def test_the_flags_are_those_that_linux_lists(tmp_path: Path, listed: str, flags
 def test_where_linux_lists_nothing_there_are_no_flags(tmp_path: Path) -> None:
     """Without /proc/cpuinfo, as on macOS and Windows, there are no flags."""
     assert cpu_flags(tmp_path) == frozenset()
-
-
-def test_the_cpus_of_each_numa_node(tmp_path: Path) -> None:
-    """Only CPUs that this process may use, and no node without one."""
-    nodes = tmp_path / "sys/devices/system/node"
-    lists = {"node0": "0-2,5", "node1": "3-4,6-9", "node2": "10-13", "node3": ""}
-    _write(nodes, {f"{name}/cpulist": f"{cpus}\n" for name, cpus in lists.items()})
-    assert numa_nodes(tmp_path) == [[0, 1, 2, 5], [3, 4, 6, 7]]
-    assert numa_nodes(tmp_path / "nothing") == []

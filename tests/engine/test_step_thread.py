@@ -139,6 +139,30 @@ def _sleeps(seconds: float) -> Steps[None]:
     yield
 
 
+class Counted:
+    """A result that counts how often somebody writes it out."""
+
+    written = 0
+
+    def __repr__(self) -> str:
+        self.written += 1
+        return "a long text"
+
+
+async def test_a_result_is_never_written_out(thread: StepThread) -> None:
+    """A job's end does not cost the text of its result, which no message needs.
+
+    That is long for a list of texts: on a machine with a GPU it was a tenth of the event loop.
+    """
+
+    def job() -> Steps[list[Counted]]:
+        yield
+        return [Counted()]
+
+    (result,) = await thread.run(job(), deadline=asyncio.get_running_loop().time() + 30)
+    assert not result.written
+
+
 def test_all_steps_at_once_give_the_same(thread: StepThread) -> None:
     """A small job, run at once without the thread, gives the same result."""
     log = Log()

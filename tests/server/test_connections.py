@@ -146,7 +146,7 @@ async def _send_to_a_closing_connection(pause_s: float) -> int:
         end.setblocking(False)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    connection = Connection(asyncio.Protocol(), Buffers(), ended.set, linger_s=1.0, silence_s=0.2)
+    connection = Connection(asyncio.Protocol, Buffers(), ended.set, linger_s=1.0, silence_s=0.2)
     await loop.connect_accepted_socket(lambda: connection, ours)
     connection.sending = lambda: True
     connection.write(b"refused")
@@ -214,7 +214,7 @@ def test_head_and_body_of_an_answer_leave_together() -> None:
             self.written.append(b"closed")
 
     async def run() -> list[bytes]:
-        transport = Connection(asyncio.Protocol(), Buffers())
+        transport = Connection(asyncio.Protocol, Buffers())
         transport.connection_made(cast(asyncio.Transport, Recorder()))
         for data in (b"head ", b"body", b"alone"):
             transport.write(data)

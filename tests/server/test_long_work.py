@@ -14,7 +14,7 @@ import pytest
 import sentencex
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.errors import InvalidRequest
-from sentiment_service.http.body import parse
+from sentiment_service.requests.validation import parse
 
 from tests.conftest import FLAGS, Serve
 from tests.support.raw_http import connect, post
@@ -163,7 +163,9 @@ def parsed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return json.loads(text)
 
     for decoder in ("FAST_DECODER", "STRICT_DECODER"):
-        monkeypatch.setattr(f"sentiment_service.http.body.{decoder}", SimpleNamespace(decode=note))
+        monkeypatch.setattr(
+            f"sentiment_service.requests.validation.{decoder}", SimpleNamespace(decode=note)
+        )
     return threads
 
 

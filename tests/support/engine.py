@@ -24,7 +24,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.gauges: Gauges
-        self.stage_seconds: list[dict[str, float]] = []
         self.failures: list[tuple[type[BaseException], int]] = []
         self.lookups: list[tuple[int, int]] = []
         self.batches: list[int] = []  # texts
@@ -35,10 +34,7 @@ class Recorder:
     def tag(self) -> object:
         return None
 
-    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
-        self.stage_seconds.append(dict(stages))
-
-    def predictions(self, outcomes: Iterable[Outcome]) -> None:
+    def answered(self, outcomes: Iterable[Outcome], stages: Mapping[str, float]) -> None:
         pass  # requests report them
 
     def failure(self, error: BaseException, texts: int) -> None:

@@ -56,40 +56,29 @@ def test_more_workers_than_cpus_is_a_warning(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_gpus_and_nodes_are_dealt_out() -> None:
+def test_gpus_are_dealt_out() -> None:
     """Each worker has its own of several, several if there are enough, and else shares one."""
     assert [part([0, 1], number, 4) for number in range(4)] == [[0], [1], [0], [1]]
     assert [part([0, 1, 2, 3], number, 2) for number in range(2)] == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(
-    ("number", "workers", "device", "cpus", "pinned", "gpu_workers"),
+    ("number", "workers", "device", "cpus", "gpu_workers"),
     [
-        (1, 2, "cuda:1", 4.0, [4, 5, 6, 7], 1),
-        (2, 4, "cuda:0", 2.0, [0, 1, 2, 3], 2),
-        (2, 3, "cuda:0", 8 / 3, [], 2),
-        (1, 3, "cuda:1", 8 / 3, [], 1),
-        (1, 3, "", 8 / 3, [], 3),
+        (1, 2, "cuda:1", 4.0, 1),
+        (2, 4, "cuda:0", 2.0, 2),
+        (2, 3, "cuda:0", 8 / 3, 2),
+        (1, 3, "cuda:1", 8 / 3, 1),
+        (1, 3, "", 8 / 3, 3),
     ],
 )
-def test_a_share_is_cpus_and_a_node_and_gpus(
-    number: int,
-    workers: int,
-    device: str,
-    cpus: float,
-    pinned: list[int],
-    gpu_workers: int,
+def test_a_share_is_cpus_and_gpus(
+    number: int, workers: int, device: str, cpus: float, gpu_workers: int
 ) -> None:
-    """CPUs are divided; a worker is pinned to its node where each has as many workers.
-
-    It knows how many have its GPU, itself included.
-    """
-    calls: list[list[int]] = []
-    nodes = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """CPUs are divided; a worker knows how many have its GPU, itself included."""
     settings = Settings(device="cuda:0,1" if device else "cpu")
-    share = take_share(settings, number, workers, cpus=8.0, nodes=nodes, pin=calls.append)
+    share = take_share(settings, number, workers, cpus=8.0)
     assert share == (Settings(device=device or "cpu", workers=workers), cpus, gpu_workers)
-    assert calls == ([pinned] if pinned else [])
 
 
 @pytest.mark.parametrize(

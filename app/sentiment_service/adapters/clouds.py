@@ -31,12 +31,19 @@ from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.http import routes
-from sentiment_service.http.body import INLINE_BYTES, media_type, parse, read_body, read_bytes
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute
+from sentiment_service.http.exchange import (
+    HttpRequest,
+    JsonAnswer,
+    Route,
+    TextRoute,
+    media_type,
+    read_body,
+    read_bytes,
+)
 from sentiment_service.http.routes import OWN_PATHS
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
-from sentiment_service.requests.validation import ClassifyRequest
+from sentiment_service.requests.validation import INLINE_BYTES, ClassifyRequest, parse
 from sentiment_service.results import Outcome, item
 from sentiment_service.settings.settings import Settings
 

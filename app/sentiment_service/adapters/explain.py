@@ -16,8 +16,7 @@ from typing_extensions import TypedDict
 
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.http.openapi import ERRORS, VERSION, documented, documented_body, example
 from sentiment_service.http.routes import Answered
 from sentiment_service.requests.service import Adapter

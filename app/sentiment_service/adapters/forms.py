@@ -23,7 +23,7 @@ from sentiment_service.requests.validation import (
     text_or_pair,
     whole,
 )
-from sentiment_service.results import Prediction, every_prediction, items
+from sentiment_service.results import Prediction, every_prediction
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[Text | list[Text], PlainValidator(parse_texts)]
@@ -143,7 +143,7 @@ async def answer_instances(
     """Classify the instances. A bad text has its error in its place."""
     options = (body.parameters or TextParameters()).options
     done = await request.exchange.classify(body.instances, model=model, options=options)
-    return JsonAnswer({"predictions": items(done.outcomes)}, done.server_timing)
+    return JsonAnswer({"predictions": done.items()}, done.server_timing)
 
 
 # {"inputs": …, "parameters": {"top_k": …}} → labels by score: the form of Hugging Face.

@@ -19,8 +19,7 @@ from sentiment_service.adapters.forms import (
 )
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list, parse_texts, text_or_pair

@@ -10,9 +10,8 @@ from pydantic_core import to_json
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
-from sentiment_service.http.body import INLINE_BYTES, parse
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.requests.validation import text_or_pair
+from sentiment_service.requests.validation import INLINE_BYTES, parse, text_or_pair
 from sentiment_service.results import Outcome, item
 
 # The most lines that are classified together.

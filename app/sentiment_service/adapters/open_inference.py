@@ -20,8 +20,14 @@ from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
-from sentiment_service.http.body import media_type, read_bytes, validated
-from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
+from sentiment_service.http.exchange import (
+    HttpRequest,
+    Route,
+    TextRoute,
+    media_type,
+    read_bytes,
+    validated,
+)
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
 from sentiment_service.results import Prediction, every_prediction

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sentiment_service.adapters.forms import TextParameters
 from sentiment_service.adapters.ndjson import NO_ID, Line, LineReader, LongLine, answer_line
-from sentiment_service.engine.classifier import Classification, Classifier
+from sentiment_service.engine.classifier import STAGES, Classification, Classifier
 from sentiment_service.engine.options import Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import (
@@ -28,8 +28,8 @@ from sentiment_service.errors import (
     TooManyTexts,
     UnsupportedMediaType,
 )
-from sentiment_service.http.body import Decoder, decoder, media_type
-from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute
+from sentiment_service.http.decoding import Decoder, decoder
+from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute, media_type
 from sentiment_service.http.openapi import ERRORS, documented, text_example
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import checked
@@ -264,11 +264,12 @@ class StreamedAnswers(Response):
             )
         except TooManyTexts as error:  # more tokens than one request may queue: halve the group
             if len(texts) == 1:
-                return Classification(classifier.model, [error], stages={})
+                return Classification(classifier.model, [error], dict.fromkeys(STAGES, 0.0))
             middle = len(texts) // 2
             first = await self._classified(texts[:middle], admitted)
             second = await self._classified(texts[middle:], admitted)
-            return Classification(classifier.model, first.outcomes + second.outcomes, stages={})
+            stages = {stage: first.stages[stage] + second.stages[stage] for stage in STAGES}
+            return Classification(classifier.model, first.outcomes + second.outcomes, stages)
 
     async def _arriving(self, receive: Receive) -> AsyncIterator[list[Line | LongLine]]:
         gate, reserved, more = self._classifier.stream_gate, 0, True

@@ -12,8 +12,7 @@ from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT
 from sentiment_service.engine.text.text_tokenizer import Offset, PairTokenizer, Text, TextPair
 from sentiment_service.errors import ServiceError, TooManyTexts
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.http.openapi import (
     EMPTY,
     ERRORS,

@@ -5,8 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from sentiment_service.adapters.forms import InstancesRequest, answer_instances
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
+from sentiment_service.http.exchange import HttpRequest, Route, TextRoute, read_body
 from sentiment_service.http.openapi import NAME_IN_PATH
 from sentiment_service.requests.service import Adapter, Service
 

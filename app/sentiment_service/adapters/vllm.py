@@ -14,8 +14,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.step_thread import Kind, Steps
 from sentiment_service.engine.text.text_tokenizer import Encoding, Text, TextPair, packed
 from sentiment_service.errors import InvalidRequest, ServiceError
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list, parse_texts, whole

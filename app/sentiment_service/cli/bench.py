@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from io import StringIO
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -67,15 +66,10 @@ Curves = Mapping[int, Sequence[Step]]
 HEAD = """\
 | requests/s | answered/s |   p50 ms |   p95 ms |   p99 ms | CPU ms a text | |
 | ---------: | ---------: | -------: | -------: | -------: | ------------: | --- |"""
-CEILING = 2.0  # times the goal; what is above is not drawn
 
 
 def bench(options: Namespace, own: Mapping[str, Any]) -> None:
     """Measure the service at the URL, or one that is started with the settings ``own``."""
-    if options.picture:
-        import matplotlib as mpl  # before the measurement, if it is missing
-
-        mpl.rcParams |= {"svg.fonttype": "none"}  # text, not outlines
     texts = tweets(MADE_UP)
     if options.input:
         texts = texts_of_file(Path(options.input), options.column)
@@ -93,8 +87,6 @@ def bench(options: Namespace, own: Mapping[str, Any]) -> None:
             print(f"\n{conclusions(curves[count], count, options)}\n")
     if options.json:
         write_text_atomically(Path(options.json), document(curves, options))
-    if options.picture:
-        write_text_atomically(Path(options.picture), svg(curves, options.p99_ms))
     if not all(map(best, curves.values())):
         goal = f"{options.p99_ms:g} ms"
         raise UserError(f"no rate was answered within {goal}; give a longer --p99-ms")
@@ -220,28 +212,6 @@ def _client_was_the_limit(steps: Sequence[Step], found: Step) -> bool:
 def _threshold_ms(found: Step) -> int | None:
     """Half of the predicted wait at the highest rate; None if not known."""
     return None if found.wait_ms is None else max(1, round(found.wait_ms / 2))
-
-
-def svg(curves: Curves, goal_ms: float) -> str:
-    """The latencies by rate as SVG: a panel for each number of texts, one below the other."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.5 * len(curves)), layout="constrained")
-    panels = figure.subplots(len(curves), squeeze=False)[:, 0]
-    for panel, (count, steps) in zip(panels, curves.items(), strict=True):
-        drawn = sorted((step for step in steps if step.answered), key=lambda step: step.rate)
-        for name in ("p50", "p95", "p99"):
-            latencies = [getattr(step, f"{name}_ms") for step in drawn]
-            panel.plot([step.rate for step in drawn], latencies, marker="o", label=name)
-        panel.axhline(goal_ms, color="black", linestyle="--", label=f"goal, {goal_ms:g} ms")
-        if found := best(steps):
-            panel.axvline(found.rate, color="grey", linestyle=":", label="best")
-        panel.set(title=f"{counted(count)} a request", xlabel="requests/s", ylabel="ms")
-        panel.set(xlim=(0, None), ylim=(0, CEILING * goal_ms))
-        panel.legend()
-    drawing = StringIO()
-    figure.savefig(drawing, format="svg")
-    return drawing.getvalue()
 
 
 def search(measure: Callable[[float], Step], start: float, least: float) -> list[Step]:

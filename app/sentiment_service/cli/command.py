@@ -10,7 +10,7 @@ from typing import Any
 
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.files import command as classify_command
-from sentiment_service.files.command import LOCAL, ClassifyOptions, input_fault, url_fault
+from sentiment_service.files.command import LOCAL, input_fault, url_fault
 from sentiment_service.installation import missing_extra
 from sentiment_service.observability import logs
 from sentiment_service.server.process import (
@@ -227,12 +227,6 @@ def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--json", type=os.path.expanduser, metavar="FILE", help="write every figure to a file"
     )
-    bench.add_argument(
-        "--picture",
-        type=os.path.expanduser,
-        metavar="FILE.svg",
-        help="draw the latencies by rate",
-    )
 
 
 def _serve(
@@ -299,11 +293,8 @@ def _bench_fault(options: argparse.Namespace, settings: Settings) -> str | None:
         return found
     if len(settings.model) > 1 and not options.url:
         return "bench measures one model; give --model once"
-    if options.picture and not options.picture.lower().endswith(".svg"):
-        return f"{options.picture} must end in .svg"
-    for name in ("json", "picture"):
-        if (made := vars(options)[name]) and not Path(made).parent.is_dir():
-            return f"the directory {Path(made).parent} of --{name} does not exist"
+    if options.json and not Path(options.json).parent.is_dir():
+        return f"the directory {Path(options.json).parent} of --json does not exist"
     return None
 
 
@@ -320,13 +311,12 @@ def _classify(options: argparse.Namespace, settings: Settings) -> int:
     if fault := classify_command.fault(options, settings):
         _say(fault)
         return 2
-    chosen = ClassifyOptions.from_arguments(options)
-    if sys.stdout is None and not chosen.output:
+    if sys.stdout is None and not options.output:
         raise UserError("standard output is closed; give --output FILE for the results")
     open_standard_files()
     if not options.url:
         from sentiment_service.exported_models import with_bundles
 
         settings = with_bundles(settings, _say)
-    classify_command.classify(chosen, settings)
+    classify_command.classify(options, settings)
     return 0

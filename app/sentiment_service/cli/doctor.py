@@ -67,12 +67,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _runtime() -> Finding:
-    installed = []
-    for name in RUNTIMES:
-        try:
-            installed.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    beside = [str(Path(ort.__file__).parents[1])]  # where the module that is used was installed
+    installed = [
+        f"{found.name} {found.version}"
+        for name in RUNTIMES
+        for found in importlib.metadata.distributions(name=name, path=beside)
+    ]
     providers = ", ".join(name.removesuffix("ExecutionProvider") for name in _providers())
     packages = f"{' and '.join(installed) or 'onnxruntime'}, with the providers {providers}"
     if len(installed) > 1:

@@ -26,7 +26,7 @@ from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode
 from sentiment_service.engine.text.text_tokenizer import Encoding, Input
 from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import DeadlineExceeded, ServiceError
-from sentiment_service.results import Outcome
+from sentiment_service.results import FailedItem, Outcome, Prediction, item
 
 # The stages of a request in the engine, in their order.
 STAGES = ("tokenize", "queue", "inference")
@@ -60,14 +60,11 @@ class Observer(BatchObserver, Protocol):
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""
 
-    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
-        """The seconds of each of a request's ``STAGES``. If nothing was computed, two are 0.
+    def answered(self, outcomes: Iterable[Outcome], stages: Mapping[str, float]) -> None:
+        """Each text of a request got a prediction, or the error that takes its place.
 
-        ``begun_ns`` is when the first stage began, as Unix time in nanoseconds.
+        ``stages`` are the seconds of each of ``STAGES``. If nothing was computed, two are 0.
         """
-
-    def predictions(self, outcomes: Iterable[Outcome]) -> None:
-        """Each text of a request got a prediction, or the error that takes its place."""
 
     def failure(self, error: BaseException, texts: int) -> None:
         """A request failed, so this many texts got no prediction."""
@@ -173,6 +170,24 @@ class Classification:
     model: Model
     outcomes: list[Outcome]
     stages: dict[str, float]  # by ``STAGES``
+
+    def items(self, *, single: bool = False) -> list[Prediction | FailedItem]:
+        """The outcomes as ``results`` of an answer, which has a place for the error of each text.
+
+        Raises:
+            ServiceError: no text has a result. It is the error of a single text, or in a list the
+                first server error (5xx).
+        """
+        outcomes = self.outcomes
+        if isinstance(outcomes[0], ServiceError):  # seldom
+            errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+            if len(errors) == len(outcomes):
+                for error in errors:
+                    if single or error.status >= 500:
+                        raise error
+        return [
+            item(outcome) if isinstance(outcome, ServiceError) else outcome for outcome in outcomes
+        ]
 
     @property
     def server_timing(self) -> str:
@@ -295,9 +310,10 @@ class Classifier:
         """
         if self._lifecycle.phase is not Phase.READY:
             self._lifecycle.check()
-        self.model.check(options)
+        if options.threshold is not None:
+            self.model.check(options)
         with self.in_use():
-            begun_ns, started = time.time_ns(), time.perf_counter()
+            started = time.perf_counter()
             encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
             tokenize_s = time.perf_counter() - started
             tag = self.observer.tag()
@@ -314,7 +330,6 @@ class Classifier:
                 answer = await compute(items)
             seconds = (tokenize_s, answer.queue_seconds, answer.inference_seconds)
             stages = dict(zip(STAGES, seconds, strict=True))
-            self.observer.stages(stages, begun_ns=begun_ns, tag=tag)
             outcomes = outcomes_of(self.model, encoded, answer.results)
             return Classification(self.model, outcomes, stages)
 

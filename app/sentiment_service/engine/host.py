@@ -53,20 +53,6 @@ def available_cpus(root: Path = Path("/")) -> float:
     return min([float(affinity or 1), *_cgroup_quotas(root)])
 
 
-def numa_nodes(root: Path = Path("/")) -> list[list[int]]:
-    """The CPUs of each NUMA node that this process may use; none where the system does not say."""
-    allowed = os.sched_getaffinity(0)
-    nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*/cpulist"))
-    cpus = [[cpu for cpu in _listed(node.read_text()) if cpu in allowed] for node in nodes]
-    return [node for node in cpus if node]
-
-
-def _listed(cpus: str) -> list[int]:
-    """The numbers of a list such as ``0-3,8``."""
-    ranges = [part.split("-") for part in cpus.strip().split(",") if part]
-    return [cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)]
-
-
 def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int, int]]:
     """Pairs (runners, threads per runner) whose product fits ``cpus``.
 

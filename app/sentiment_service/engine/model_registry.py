@@ -100,21 +100,13 @@ class ModelRegistry:
             raise
 
     def check_live(self) -> None:
-        """Return if every model can answer, or will probably recover by itself.
-
-        Raises:
-            NotReady: the process must be restarted.
-        """
+        """Return if every model can answer, or will probably recover by itself."""
         self._lifecycle.check_recovers()
         for classifier in self.classifiers.values():
             classifier.health.check_live()
 
     async def check_ready(self) -> None:
-        """Return if every model answers.
-
-        Raises:
-            NotReady, ShuttingDown: the service is starting, failing or stopping.
-        """
+        """Return if every model answers."""
         self._lifecycle.check()
         self._lifecycle.check_recovers()
         for classifier in self.classifiers.values():

@@ -74,6 +74,15 @@ class _Job:
             self.done.set_result(result)
 
 
+def _leave(jobs: deque[_Job], job: _Job) -> None:
+    """Remove a job that may have left already.
+
+    The error of ``deque.remove`` would hold the text of the whole result.
+    """
+    if job in jobs:
+        jobs.remove(job)
+
+
 class StepThread:
     """Runs jobs on its own thread, which starts with the first job and ends after ``close``.
 
@@ -116,8 +125,8 @@ class StepThread:
                 raise
             raise DeadlineExceeded("the request was not prepared in the time allowed") from None
         finally:
-            with self._condition, suppress(ValueError):  # it is done
-                jobs.remove(job)
+            with self._condition:
+                _leave(jobs, job)
             # What ended early says only that it might have taken as long as it did.
             ended = job.done.cancelled() or not job.done.done() or job.done.exception()
             if kind and (not ended or job.spent_s > expected_s):
@@ -185,8 +194,8 @@ class StepThread:
         finally:
             job.spent_s += time.perf_counter() - begun
             self.busy = False
-        with self._condition, suppress(ValueError):  # nobody waits for it any more
-            jobs.remove(job)
+        with self._condition:
+            _leave(jobs, job)
         self._tell(job, result, error)
         error = None  # its traceback has this frame: a cycle until the next collection
 

@@ -7,9 +7,8 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sentiment_service.errors import CannotContinue, UserError, system_error
 from sentiment_service.files.formats import LinesOutput, ResultsOutput, open_table, output_format
@@ -40,29 +39,6 @@ DESCRIPTIONS = {
     "device": "where to compute: 'cpu', 'cuda' (the first GPU) or GPUs by their numbers, such as "
     "'cuda:1' or 'cuda:0,1'; auto means: on the first GPU if CUDA works, else on the CPU",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ClassifyOptions:
-    """The command's options. ``fault`` has checked that they fit together.
-
-    Without ``input``, the texts are ``texts``; without those, the lines of standard input.
-    Without ``output``, the results go to standard output.
-    """
-
-    texts: Sequence[str]
-    input: str | None
-    output: str | None
-    column: str
-    threshold: float | None
-    resume: bool
-    overwrite: bool
-    json: bool
-    url: str | None
-
-    @classmethod
-    def from_arguments(cls, arguments: Namespace) -> Self:
-        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
 
 
 def add_arguments(classify: ArgumentParser) -> None:
@@ -192,7 +168,8 @@ STREAM_CHUNK_ROWS = 1_000
 MEASURE_FROM_BYTES = 200_000
 
 
-def classify(options: ClassifyOptions, settings: Settings) -> None:
+def classify(options: Namespace, settings: Settings) -> None:
+    """Classify as the ``options`` say, in which ``fault`` has found nothing wrong."""
     logging.basicConfig(handlers=[Warnings(logging.WARNING)])
     source = None if options.input is None else Source(Path(options.input))
     if source:
@@ -235,7 +212,7 @@ def _to_file(
     output: OutputFile,
     source: Source | None,
     table: Table,
-    options: ClassifyOptions,
+    options: Namespace,
     settings: Settings,
 ) -> None:
     target = output.target
@@ -315,9 +292,7 @@ def _fill(
                 total.add(tally)
 
 
-def _to_standard_output(
-    table: Table, classifier: TableClassifier, options: ClassifyOptions
-) -> None:
+def _to_standard_output(table: Table, classifier: TableClassifier, options: Namespace) -> None:
     output = ResultsOutput() if options.json else LinesOutput()
     is_file = options.input is not None
     shown = is_file and sys.stderr.isatty() and not sys.stdout.isatty()
@@ -360,7 +335,7 @@ def _read_ahead(is_file: bool) -> int:
     return READ_AHEAD_CHUNKS if is_file else 0
 
 
-def _classifier(options: ClassifyOptions, settings: Settings) -> TableClassifier:
+def _classifier(options: Namespace, settings: Settings) -> TableClassifier:
     classifier: TableClassifier
     if options.url is not None:
         from sentiment_service.files.remote import RemoteClassifier

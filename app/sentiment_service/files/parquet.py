@@ -44,9 +44,14 @@ class ParquetTable(Table):
             raise UserError(f"{path}: column {column!r} has the type {kind}, not text")
 
     def chunks(self) -> Iterator[Chunk]:
-        with _opened(self._path) as file:
-            for rows in self._batches(file):
-                yield Chunk(rows, texts(rows.column(self._text_index)))
+        try:
+            with _opened(self._path) as file:
+                # Reading takes one thread; the model needs the others. Where row groups begin and
+                # end does not matter.
+                for rows in file.iter_batches(CHUNK_ROWS, use_threads=False):
+                    yield Chunk(rows, texts(rows.column(self._text_index)))
+        except (pa.ArrowException, OSError) as error:
+            raise CannotContinue(f"{self._path} cannot be read: {first_line(error)}") from None
 
     def expected_rows(self, read: int) -> int:
         return self._count
@@ -65,22 +70,6 @@ class ParquetTable(Table):
                 f"{first_line(error)}"
             ) from None
         return records
-
-    def _batches(self, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-        """All rows; each batch but the last has ``CHUNK_ROWS``, whatever the row groups are."""
-        rest = None
-        try:
-            # Reading takes one thread; the model needs the others.
-            for batch in file.iter_batches(CHUNK_ROWS, use_threads=False):
-                rows = batch if rest is None else pa.concat_batches([rest, batch])
-                while rows.num_rows >= CHUNK_ROWS:
-                    yield rows.slice(0, CHUNK_ROWS)
-                    rows = rows.slice(CHUNK_ROWS)
-                rest = rows if rows.num_rows else None
-            if rest is not None:
-                yield rest
-        except (pa.ArrowException, OSError) as error:
-            raise CannotContinue(f"{self._path} cannot be read: {first_line(error)}") from None
 
 
 class ParquetOutput(Output):

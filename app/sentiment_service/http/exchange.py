@@ -1,9 +1,13 @@
-"""A request over HTTP, the route that answers it, and how the answer is sent."""
+"""A request over HTTP: how its body is read, the route that answers it, and how that is sent.
+
+FastAPI could read and validate the body from the route's signature. But with a small model, time on
+the event loop matters, and FastAPI's errors would have to be rewritten to be clear.
+"""
 
 import asyncio
 import gzip
 import re
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,23 +21,36 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
+from sentiment_service import errors
+from sentiment_service.engine.step_thread import Steps
 from sentiment_service.errors import PROBLEM, BadRequest, MethodNotAllowed, NotFound, ServiceError
+from sentiment_service.http.decoding import decompressed
+from sentiment_service.http.nearest import nearest
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
 from sentiment_service.requests.service import Service
+from sentiment_service.requests.validation import (
+    EMPTY_BODY,
+    INLINE_BYTES,
+    MOST_SIGNS,
+    SIGNS_PER_TEXT,
+    Body,
+    Schema,
+    checked,
+    parse,
+    text_body,
+)
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # A path that contains one of these, decoded, matches no route. Starlette would ignore a line feed
 # at its end.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# If a body's content-length is above this, the body is read only if the queue has room. Otherwise
+# it would be read and parsed in vain. A shorter body has usually arrived with the headers.
+LONG_BYTES = 65_536
 # Shorter responses are not compressed, because compression takes time on the event loop.
 COMPRESS_BYTES = 8_192
 add_compress_type(PROBLEM)
 add_compress_type("application/x-ndjson", streaming=True)
-
-
-# A wrong path and the nearest route begin with the same characters, at least so many. Only the
-# first ones of a long path are looked at.
-LEAST_COMMON, LONGEST_ASKED = 4, 200
 
 
 class HttpExchange(Exchange):
@@ -119,7 +136,8 @@ class HttpExchange(Exchange):
             return NotFound(f"the metrics are on port {port} (--metrics-port)")
         routes = [route for route in self._router.routes if isinstance(route, Route)]
         paths = {route.path for route in routes}
-        near = nearest(routes, self.verb, self.path)
+        known = [(route.path, *sorted(route.methods or ())) for route in routes]
+        near = nearest(known, self.verb, self.path)
         if near or "/classify" in paths:
             near = f"; the nearest is {near}" if near else "; POST /classify classifies texts"
         docs = "; /docs lists the routes" if "/docs" in paths else ""
@@ -143,6 +161,110 @@ class HttpRequest(Request):
 
     exchange: HttpExchange
     content = b""  # its body, decompressed, once the first route has read it: see OtherForm
+
+
+async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
+    """The body, decompressed and validated as ``schema``.
+
+    Raises:
+        OtherForm: it has a field of another server's form that the route knows, too.
+    """
+    body = await read_bytes(request)
+    if not _is_json(media_type(request, b"content-type")):
+        kind = request.exchange.headers.get(b"content-type", b"").decode("latin-1")
+        return checked(text_body(kind, body, schema), schema)
+    try:
+        return await validated(request, body, schema)
+    except errors.UnknownField as error:
+        forms: Mapping[str, Route] = request.scope["route"].forms
+        known = [route for field, route in forms.items() if field in error.fields]
+        if not known:
+            raise
+    raise OtherForm(known[0], body)
+
+
+async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
+    """A decompressed body, parsed as JSON and validated as ``schema``."""
+    if len(body) <= INLINE_BYTES:
+        return checked(parse(body, "the body"), schema)
+    exchange = request.exchange
+    most = max(MOST_SIGNS, SIGNS_PER_TEXT * exchange.service.settings.max_texts)
+    return await exchange.service.step_thread.run(
+        _validating(body, schema, most), deadline=exchange.deadline
+    )
+
+
+def _validating(body: bytes, schema: Schema[Body], most_signs: int) -> Steps[Body]:
+    """One step: a document of very many values is held no longer than it takes to refuse it."""
+    yield
+    return checked(parse(body, "the body", most_signs), schema)
+
+
+async def read_bytes(request: HttpRequest, *, empty: str = EMPTY_BODY) -> bytes:
+    """The body, decompressed. ``empty`` is the error of an empty body."""
+    if request.content:
+        body, request.content = request.content, b""
+        return body
+    exchange = request.exchange
+    max_bytes = exchange.service.settings.max_body_bytes
+    _check_announced(exchange, max_bytes)
+    encoding = exchange.headers.get(b"content-encoding", b"").decode("latin-1")
+    # One block: the pieces of many long bodies would leave gaps in the heap, which keeps them.
+    received = bytearray()
+    more = True
+    while more:
+        # If the whole body has come, no timer is needed. It costs as much as all the rest here.
+        arrived = exchange.arrival.complete
+        message = await (request.receive() if arrived else _receive_in_time(request))
+        if message["type"] == "http.disconnect":
+            raise errors.ClientDisconnected("while sending the body")
+        piece = message.get("body", b"")
+        if len(received) + len(piece) > max_bytes:
+            raise errors.PayloadTooLarge(
+                f"the body has more than {max_bytes} bytes, the most that is accepted"
+            )
+        exchange.hold(len(piece))
+        received += piece
+        more = message.get("more_body", False)
+    body = bytes(received)
+    if encoding:
+        body = await decompressed(exchange, body, encoding)
+    if not body:
+        raise errors.InvalidRequest(empty)
+    return body
+
+
+def _check_announced(exchange: HttpExchange, max_bytes: int) -> None:
+    """Refuse a body by its content-length, before it is read."""
+    announced = int(exchange.headers.get(b"content-length", 0))
+    if announced > max_bytes:
+        raise errors.PayloadTooLarge(
+            f"the body has {announced} bytes; at most {max_bytes} are accepted"
+        )
+    if announced > LONG_BYTES:
+        if announced > exchange.service.inflight.remaining:
+            raise exchange.refuse_body()
+        left_s = max(0.0, exchange.deadline - asyncio.get_running_loop().time())
+        exchange.service.models.check_admission(timeout_s=left_s)
+
+
+async def _receive_in_time(request: HttpRequest) -> Message:
+    try:
+        async with asyncio.timeout_at(request.exchange.deadline):
+            return await request.receive()
+    except TimeoutError:
+        raise errors.DeadlineExceeded("the body did not arrive within the time allowed") from None
+
+
+def media_type(request: HttpRequest, name: bytes) -> str:
+    """The media type in the header ``name``, without its parameters; empty if there is none."""
+    value = request.exchange.headers.get(name, b"").decode("latin-1")
+    return value.partition(";")[0].strip().lower()
+
+
+def _is_json(media_type: str) -> bool:
+    main, _, sub = media_type.partition("/")
+    return main == "application" and (sub == "json" or sub.endswith("+json"))
 
 
 class JsonAnswer(Response):
@@ -243,38 +365,6 @@ class TextRoute(Route):
     """
 
     operation: ClassVar[str] = "classify"
-
-
-def nearest(routes: Iterable[Route], method: str, path: str) -> str:
-    """The route that a wrong path probably means, with its method; empty if none is like it.
-
-    It is the end of the path, as behind a proxy's prefix, or begins like it. To compare all letters
-    would take a millisecond, and there are floods of wrong paths.
-    """
-    asked = path[:LONGEST_ASKED].strip("/").lower().split("/")
-    whole = f"/{'/'.join(asked)}/"
-    best, found = (LEAST_COMMON - 1, True, 0), ""
-    for route in routes:
-        known = f"{route.path}/"
-        same = len(known) if whole.endswith(known) else 1
-        if same > 1 or known[:LEAST_COMMON] == whole[:LEAST_COMMON]:
-            same = max(same, _same_begin(known.strip("/").split("/"), asked))
-        methods = route.methods or set()
-        if (score := (same, method in methods, -len(known))) > best:
-            best, found = score, f"{min(methods, default='')} {route.path}"
-    return found
-
-
-def _same_begin(known: Sequence[str], asked: Sequence[str]) -> int:
-    """With how many characters both paths begin. A name in braces stands for any other."""
-    same = 1
-    for part, word in zip(known, asked, strict=False):
-        if "{" not in part and part != word:
-            pairs = enumerate(zip(part, word, strict=False))
-            shorter = min(len(part), len(word))
-            return same + next((n for n, (one, other) in pairs if one != other), shorter)
-        same += len(word) + 1
-    return same
 
 
 def application(service: Service, router: APIRouter) -> ASGIApp:

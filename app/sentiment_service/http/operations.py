@@ -293,7 +293,7 @@ async def reload(request: HttpRequest) -> Reloaded:
     The old model answers until the new one is loaded.
     """
     service, name = request.exchange.service, request.path_params["name"]
-    await service.reload(name)
+    await service.worker.reload(service.models, name)
     digest = service.models.classifier(name).model.digest
     return {"status": "reloaded", "digest": digest}
 

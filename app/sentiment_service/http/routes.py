@@ -13,8 +13,14 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute, packed_answer
+from sentiment_service.http.exchange import (
+    HttpRequest,
+    JsonAnswer,
+    Route,
+    TextRoute,
+    packed_answer,
+    read_body,
+)
 from sentiment_service.http.openapi import (
     EMPTY,
     ERRORS,
@@ -26,7 +32,7 @@ from sentiment_service.http.openapi import (
 )
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.validation import ClassifyRequest
-from sentiment_service.results import FailedItem, Prediction, items
+from sentiment_service.results import FailedItem, Prediction
 
 # Those of all our own routes.
 OWN_PATHS = Paths(
@@ -94,7 +100,7 @@ async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
     response: ClassifyResponse = {
         "model": done.model.version,
         "labels": done.model.labels,
-        "results": items(done.outcomes, single=single),
+        "results": done.items(single=single),
     }
     return JsonAnswer(response, done.server_timing)
 

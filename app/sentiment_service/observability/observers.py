@@ -73,8 +73,9 @@ class Tracer:
             span.set_status(trace.StatusCode.ERROR)
         span.end()
 
-    def stages(self, model: str, begun_ns: int, stages: Mapping[str, float]) -> None:
-        """Record the stages of the current request, one after the other, with their seconds."""
+    def stages(self, model: str, stages: Mapping[str, float]) -> None:
+        """Record the stages of the current request, which end now, with their seconds."""
+        begun_ns = time.time_ns() - int(sum(stages.values()) * 1e9)
         for name, seconds in stages.items():
             span = self._tracer.start_span(
                 name, start_time=begun_ns, attributes={"sentiment.model": model}
@@ -184,7 +185,15 @@ class ModelObserver:
         metrics.cache_bytes.watch(gauges.cache_bytes, name)
         metrics.model_ready.watch(gauges.model_ready, name)
 
-    def predictions(self, outcomes: Iterable[Outcome]) -> None:
+    def answered(self, outcomes: Iterable[Outcome], stages: Mapping[str, float]) -> None:
+        tokenize, queue, inference = STAGES
+        # If nothing was computed, only the first counts.
+        if not (stages[queue] or stages[inference]):
+            stages = {tokenize: stages[tokenize]}
+        for stage, seconds in stages.items():
+            self._stage_seconds[stage].observe(seconds)
+        if self._tracer is not None and self.tag() is not None:
+            self._tracer.stages(self._name, stages)
         for outcome in outcomes:
             if isinstance(outcome, ServiceError):
                 self._metrics.texts.labels(self._name, outcome.code).value += 1
@@ -204,16 +213,6 @@ class ModelObserver:
         self._metrics.texts.labels(self._name, error.code).value += texts
         if error.rejection:
             self._metrics.rejections.labels(self._name, error.rejection).value += 1
-
-    def stages(self, stages: Mapping[str, float], *, begun_ns: int, tag: object) -> None:
-        tokenize, queue, inference = STAGES
-        # If nothing was computed, only the first counts.
-        if not (stages[queue] or stages[inference]):
-            stages = {tokenize: stages[tokenize]}
-        for stage, seconds in stages.items():
-            self._stage_seconds[stage].observe(seconds)
-        if self._tracer is not None and tag is not None:
-            self._tracer.stages(self._name, begun_ns, stages)
 
     def cache_lookup(self, hits: int, misses: int) -> None:
         self._cache_hits.value += hits

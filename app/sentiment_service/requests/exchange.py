@@ -87,11 +87,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def _answer(self) -> Awaitable[None]:
-        """Read the request and answer it.
-
-        Raises:
-            ServiceError: what the client must know instead.
-        """
+        """Read the request and answer it."""
 
     @abstractmethod
     async def _fail(self, error: errors.ServiceError, cause: BaseException) -> None:
@@ -155,7 +151,7 @@ class Exchange(ABC):
             classifier.observer.failure(error, texts)
             raise
         outcomes = done.outcomes[:texts]
-        classifier.observer.predictions(outcomes)
+        classifier.observer.answered(outcomes, done.stages)
         self.classified(done, outcomes)
         return done
 

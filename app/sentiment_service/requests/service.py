@@ -140,10 +140,6 @@ class Service:
     def _others(self) -> list[WorkerStatus]:
         return [worker for worker in self.workers if worker is not self.status]
 
-    async def reload(self, name: str) -> None:
-        """Load a model again, at all workers of the service."""
-        await self.worker.reload(self.models, name)
-
     def show_status(self) -> None:
         """Write on the board what this process is doing, and take from it what others count.
 

@@ -55,11 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class Arrivals:
-    """Listens on a bound socket and gives ``take`` its connections. Create it on the event loop.
-
-    Raises:
-        UserError: another process listens on this address.
-    """
+    """Listens on a bound socket and gives ``take`` its connections. Create it on the event loop."""
 
     def __init__(self, site: socket.socket, take: Callable[[socket.socket], None]) -> None:
         self._site = site
@@ -159,9 +155,6 @@ class Listener:
     ``arrivals`` takes the sockets of the site. ``on_end`` is called when a connection has ended.
     With ``tls``, which may be replaced later, connections begin with its handshake. Create it on
     the event loop.
-
-    Raises:
-        UserError: another process listens on this address.
     """
 
     def __init__(
@@ -215,9 +208,9 @@ class Listener:
 
     def _connection(self) -> Connection:
         if self.tls is None:
-            return Connection(self._protocol(), self._buffers, self._on_end)
+            return Connection(self._protocol, self._buffers, self._on_end)
         connection = TlsConnection(
-            self._protocol(),
+            self._protocol,
             self._buffers,
             self._on_end,
             context=self.tls,

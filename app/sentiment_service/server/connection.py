@@ -51,7 +51,7 @@ class Buffers:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A protocol for the socket's transport, and the transport of ``protocol``.
+    """A protocol for the socket's transport, and the transport of what ``protocol`` makes.
 
     uvicorn writes the head and the body of an answer separately. That would be two system calls,
     and two packets that wake the client twice. So a write waits for the next one, at most until
@@ -70,14 +70,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        protocol: asyncio.Protocol,
+        protocol: Callable[[], asyncio.Protocol],
         buffers: Buffers,
         on_end: Callable[[], None] | None = None,
         *,
         linger_s: float = LINGER_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self._protocol: asyncio.Protocol | None = protocol
+        self._make_protocol = protocol
+        self._protocol: asyncio.Protocol | None = None  # from the begin to the end
         self._buffers = buffers
         self._on_end = on_end
         self._linger_s = linger_s
@@ -139,22 +140,19 @@ class Connection(asyncio.BufferedProtocol):
         protocol, self._protocol = self._protocol, None  # no cycle is left for the collector
         self.sending = bool
         if protocol is not None:
-            self._end(protocol, exc)
+            protocol.connection_lost(exc)
         if self._on_end is not None:
             self._on_end()
 
     # What a connection with TLS does otherwise
 
     def _begin(self) -> None:
-        if self._protocol is not None:
-            self._protocol.connection_made(self)  # type: ignore[arg-type]
+        self._protocol = self._make_protocol()
+        self._protocol.connection_made(self)  # type: ignore[arg-type]
 
     def _arrived(self, data: bytes) -> None:
         if self._protocol is not None:
             self._protocol.data_received(data)
-
-    def _end(self, protocol: asyncio.Protocol, exc: Exception | None) -> None:
-        protocol.connection_lost(exc)
 
     def _send(self, data: bytes) -> None:
         self._transport.write(data)
@@ -167,11 +165,12 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         """Send the data together with the data that waits, or keep it for the next write."""
         if self._unsent:
+            self._flushing.cancel()
             joined, self._unsent = self._unsent + data, b""
             self._send(joined)
         elif data:
             self._unsent = data
-            self._loop.call_soon(self._flush)
+            self._flushing = self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._unsent and not self._transport.is_closing():
@@ -275,7 +274,7 @@ class TlsConnection(Connection):
 
     def __init__(
         self,
-        protocol: asyncio.Protocol,
+        protocol: Callable[[], asyncio.Protocol],
         buffers: Buffers,
         on_end: Callable[[], None] | None = None,
         *,
@@ -287,7 +286,6 @@ class TlsConnection(Connection):
         self._context = context
         self._take_turn = begin
         self._on_open = on_open
-        self._open = False
         self._received, self._sent = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: Any = None  # an SSLObject from the first bytes on, because it takes memory
 
@@ -297,16 +295,22 @@ class TlsConnection(Connection):
             return self._context
         return self._transport.get_extra_info(name, default)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        if self._protocol is None:
+            self._on_open(self)
+        super().connection_lost(exc)
+
     def _begin(self) -> None:
         self._late = self._loop.call_later(HANDSHAKE_S, self._transport.abort)
 
     def _arrived(self, data: bytes) -> None:
         self._received.write(data)
-        if self._open:
-            self._decrypt()
-        else:
+        if self._protocol is None:
             self._hold()
             self._take_turn(self._shake_hands)
+        else:
+            self._decrypt()
 
     def _shake_hands(self) -> None:
         """Take the next step of the handshake."""
@@ -324,7 +328,6 @@ class TlsConnection(Connection):
         else:
             self._pass_on()
             self._read_on()
-            self._open = True
             self._late.cancel()
             self._on_open(self)
             super()._begin()
@@ -375,10 +378,3 @@ class TlsConnection(Connection):
             with suppress(ssl.SSLError):  # it would wait for the client's own end
                 self._tls.unwrap()
             self._pass_on()
-
-    def _end(self, protocol: asyncio.Protocol, exc: Exception | None) -> None:
-        self._late.cancel()
-        if self._open:
-            super()._end(protocol, exc)
-        else:
-            self._on_open(self)

@@ -138,12 +138,12 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Connection) -> None:  # type: ignore[override]
         self._transport = transport
         transport.sending = self._is_sending
+        self._close_later()
         super().connection_made(cast(asyncio.Transport, transport))
         self._service.connections += 1
         if self.client and self.client[0].startswith(IPV4_MAPPED):
             host, port = self.client
             self.client = plain_address(host), port  # compared with --trusted-proxies
-        self._close_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()

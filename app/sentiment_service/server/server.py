@@ -186,7 +186,7 @@ class Server(uvicorn.Server):
 
     async def _reload(self, name: str) -> None:
         try:
-            await self._service.reload(name)
+            await self._service.worker.reload(self._service.models, name)
         except ServiceError:
             pass  # the log says why, or the service shuts down
         except Exception:

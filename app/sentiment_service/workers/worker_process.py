@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, TypeVar
 
-from sentiment_service.engine.host import available_cpus, numa_nodes
+from sentiment_service.engine.host import available_cpus
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.settings.settings import Settings, cache_directory
 from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus
@@ -118,21 +118,13 @@ def take_share(
     workers: int,
     *,
     cpus: float | None = None,
-    nodes: Sequence[Sequence[int]] | None = None,
-    pin: Callable[[list[int]], None] = lambda cpus: os.sched_setaffinity(0, cpus),
 ) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
     The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
     limits are shared.
-
-    On a machine with several NUMA nodes, the process is pinned to the CPUs of its node, so that
-    its memory is near. Call it before threads are started.
     """
     cpus = (cpus or available_cpus()) / workers
-    nodes = nodes or numa_nodes()
-    if len(nodes) > 1 and (workers % len(nodes) == 0 or len(nodes) % workers == 0):
-        pin([cpu for node in part(nodes, number, workers) for cpu in node])
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
     if numbers:

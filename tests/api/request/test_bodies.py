@@ -15,7 +15,7 @@ import brotli
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
-from sentiment_service.http.body import PIECE_BYTES, decoder
+from sentiment_service.http.decoding import PIECE_BYTES, decoder
 
 from tests.conftest import Serve
 from tests.support.serving import Gate
@@ -82,7 +82,7 @@ def test_a_long_body_is_decompressed_in_linear_time_off_the_event_loop(
 
         decompress, process = partialmethod(_call, "decompress"), partialmethod(_call, "process")
 
-    monkeypatch.setattr(f"sentiment_service.http.body.{module}.{name}", Noted)
+    monkeypatch.setattr(f"sentiment_service.http.decoding.{module}.{name}", Noted)
     text = base64.b64encode(random.Random(1).randbytes(1_000_000)).decode()
     body = json.dumps({"inputs": [text]}).encode()
     compress = {"zlib": zlib.compress, "brotli": brotli.compress}[module]

@@ -18,18 +18,11 @@ from sentiment_service.errors import (
     InvalidRequest,
     PayloadTooLarge,
 )
-from sentiment_service.http.body import (
-    FIRST_BYTES,
-    INLINE_BYTES,
-    UNSUSPICIOUS_BYTES,
-    decoder,
-    read_body,
-    read_bytes,
-)
-from sentiment_service.http.exchange import HttpRequest
+from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, decoder
+from sentiment_service.http.exchange import HttpRequest, read_body, read_bytes
 from sentiment_service.requests.exchange import Arrival
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.requests.validation import RequestBody, SingleText
+from sentiment_service.requests.validation import INLINE_BYTES, RequestBody, SingleText
 
 T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
