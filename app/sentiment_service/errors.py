@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Literal, get_args
 
@@ -183,6 +183,14 @@ class UnsupportedMediaType(ServiceError):
 
 class InvalidRequest(ServiceError):
     status, code, title = 422, "invalid_request", "Invalid request"
+
+
+class UnknownField(InvalidRequest):
+    """The body has a field that its form does not have. ``fields`` are all that it has."""
+
+    def __init__(self, detail: str, fields: Collection[str]) -> None:
+        super().__init__(detail)
+        self.fields = fields
 
 
 class EmptyText(ServiceError):

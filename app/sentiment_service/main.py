@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property, reduce
 from importlib import import_module
 from operator import or_
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -43,6 +43,7 @@ ADAPTERS = (
     "sentiment_service.adapters.stream",
     "sentiment_service.adapters.tokenize",
     "sentiment_service.adapters.v1",
+    "sentiment_service.adapters.vllm",
     # The last: some of its paths are the user's, who gets an error if one is taken.
     "sentiment_service.adapters.clouds",
     "sentiment_service.adapters.grpc",
@@ -181,6 +182,10 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
     if prefix := service.settings.root_path:
         own.append(_to_page(prefix))
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
+    forms: dict[str, dict[str, Route]] = {}
+    for adapter in adapters:
+        for (path, field), form in adapter.forms.items():
+            forms.setdefault(path, {})[field] = cast(Route, form)
     taken = set()
     for route in routes:
         if isinstance(route, Route):
@@ -190,6 +195,7 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
                     f"{route.name}: {route.path} is another route; choose another path"
                 )
             taken.add(kind)
+            route.forms = forms.get(route.path, {})
     expect_requests(service.metrics, routes)
     return sorted(routes, key=_order)
 

@@ -27,6 +27,7 @@ def request(*, binary: bool) -> InferRequest:
 async def main(url: str, grpc_address: str) -> None:
     """Ask for readiness and predictions."""
     async with InferenceRESTClient(RESTConfig(protocol="v1")) as client:
+        assert await client.is_server_live(url)
         assert await client.is_model_ready(url, MODEL)
         answer = await client.infer(url, {"instances": TEXTS}, model_name=MODEL)
         labels = [one["label"] for one in answer["predictions"]]

@@ -1,51 +1,85 @@
-"""Triton's gRPC client, blocking and on asyncio."""
+"""Triton's clients: what its examples for health, metadata and texts call, over HTTP and gRPC."""
 
 import asyncio
 import sys
+from types import ModuleType
+from typing import Any
 
 import numpy as np
-import tritonclient.grpc as blocking
+import tritonclient.grpc as over_grpc
+import tritonclient.http as over_http
 from tritonclient.grpc import aio
+from tritonclient.utils import InferenceServerException
 
 MODEL = "minilm-l6-tweet-sentiment"
-TEXTS = ["I love this!", "worst service ever"]
+TEXTS = np.array(["I love this!", "worst service ever"], dtype=object)
 LABELS = [b"positive", b"negative"]
+# The extensions that this service does not have; the error names what there is instead.
+EXTENSIONS = {
+    "get_model_config": [MODEL],
+    "get_inference_statistics": [MODEL],
+    "get_model_repository_index": [],
+    "load_model": [MODEL],
+    "get_trace_settings": [],
+    "get_system_shared_memory_status": [],
+}
+INSTEAD = {over_grpc: "the methods are", over_http: "the nearest is"}
 
 
-def texts() -> blocking.InferInput:
+def texts(module: ModuleType, **options: bool) -> Any:
     """The input tensor."""
-    tensor = blocking.InferInput("text", [len(TEXTS)], "BYTES")
-    tensor.set_data_from_numpy(np.array(TEXTS, dtype=object))
+    tensor = module.InferInput("text", TEXTS.shape, "BYTES")
+    tensor.set_data_from_numpy(TEXTS, **options)
     return tensor
 
 
-def check_blocking(address: str) -> None:
-    """Ask for health, metadata, results and an error."""
-    with blocking.InferenceServerClient(address) as client:
-        assert client.is_server_live()
-        assert client.is_server_ready()
-        assert client.is_model_ready(MODEL)
-        assert client.get_model_metadata(MODEL).inputs[0].name == "text"
-        outputs = [blocking.InferRequestedOutput(name) for name in ("label", "scores")]
-        answer = client.infer(MODEL, [texts()], outputs=outputs, request_id="5", client_timeout=10)
+def check(module: ModuleType, client: Any, compressed: dict[str, str]) -> None:
+    """Ask for health, metadata and results, and for what is refused."""
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready(MODEL)
+    assert "sentiment-service" in str(client.get_server_metadata())
+    assert "logits" in str(client.get_model_metadata(MODEL))
+    outputs = [module.InferRequestedOutput(name) for name in ("label", "scores")]
+    asked = {"outputs": outputs, "request_id": "5", "sequence_id": 1, "sequence_start": True}
+    for options in ({}, compressed, {"model_version": "1", "priority": 1, **asked}):
+        answer = client.infer(MODEL, [texts(module)], **options)
         assert list(answer.as_numpy("label")) == LABELS
         assert answer.as_numpy("scores").shape == (len(TEXTS), 3)
-        assert answer.get_response().id == "5"
-        status = ""
-        try:
-            client.infer("other", [texts()])
-        except blocking.InferenceServerException as error:
-            status = error.status()
-        assert "NOT_FOUND" in status
+    classes = [module.InferRequestedOutput("scores", class_count=2)]
+    refuse("classification must be left out", client.infer, MODEL, [texts(module)], outputs=classes)
+    refuse("the served models are", client.infer, "other", [texts(module)])
+    for name, arguments in EXTENSIONS.items():
+        refuse(INSTEAD[module], getattr(client, name), *arguments)
+
+
+def refuse(words: str, call: Any, *arguments: Any, **options: Any) -> None:
+    """Make a call that must raise the client's exception with these words."""
+    said = ""
+    try:
+        call(*arguments, **options)
+    except InferenceServerException as error:
+        said = error.message()
+    assert words in said, (call, said)
 
 
 async def check_asyncio(address: str) -> None:
     """Send compressed requests at the same time."""
     async with aio.InferenceServerClient(address) as client:
-        calls = (client.infer(MODEL, [texts()], compression_algorithm="gzip") for _ in range(20))
+        tensors = [texts(over_grpc)]
+        calls = (client.infer(MODEL, tensors, compression_algorithm="gzip") for _ in range(20))
         for answer in await asyncio.gather(*calls):
             assert list(answer.as_numpy("label")) == LABELS
 
 
-check_blocking(sys.argv[2])
-asyncio.run(check_asyncio(sys.argv[2]))
+url, grpc_address = sys.argv[1:]
+with over_grpc.InferenceServerClient(grpc_address) as grpc_client:
+    check(over_grpc, grpc_client, {"compression_algorithm": "gzip"})
+asyncio.run(check_asyncio(grpc_address))
+with over_http.InferenceServerClient(url.removeprefix("http://")) as client:
+    check(over_http, client, {"request_compression_algorithm": "gzip"})
+    as_json = [over_http.InferRequestedOutput("label", binary_data=False)]
+    answer = client.infer(MODEL, [texts(over_http, binary_data=False)], outputs=as_json)
+    assert list(answer.as_numpy("label")) == [label.decode() for label in LABELS]
+    later = client.async_infer(MODEL, [texts(over_http)])
+    assert list(later.get_result().as_numpy("label")) == LABELS

@@ -13,7 +13,7 @@ from checks.support.environments import CACHE, InstallFailed, python
 
 HERE = Path(__file__).parent
 # The name of a platform is that of its script, ``call_<name>.py``, and of its requirements.
-PLATFORMS = ("sagemaker", "vertex", "kserve", "triton", "azure")
+PLATFORMS = ("sagemaker", "vertex", "kserve", "triton", "azure", "vllm", "huggingface")
 VERTEX = "/v1/endpoints/1/deployedModels/2"
 VARIABLES = {"AIP_HEALTH_ROUTE": VERTEX, "AIP_PREDICT_ROUTE": f"{VERTEX}:predict"}
 

@@ -1,4 +1,5 @@
-"""Generates clients from the service's OpenAPI document and calls it with them.
+"""Generates clients from the service's OpenAPI document and calls it with them, and with Hugging
+Face's client for JavaScript.
 
 ``make platform-check`` runs this after the clients of platforms. Java, npm and Go are the system's;
 the generators themselves are kept in the user's cache directory.
@@ -98,6 +99,11 @@ def openapi_typescript(folder: Path, url: str) -> None:
     _compile_and_call("call_openapi_typescript", folder, url)
 
 
+def huggingface(folder: Path, url: str) -> None:
+    """Compile strictly and call with @huggingface/inference."""
+    _compile_and_call("call_huggingface", folder, url)
+
+
 def go(folder: Path, url: str) -> None:
     """Generate with the defaults, compile and call."""
     program = _found("go")
@@ -119,6 +125,7 @@ GENERATORS: dict[str, Callable[[Path, str], None]] = {
     "openapi-generator-typescript-fetch": typescript_fetch,
     "openapi-generator-go": go,
     "openapi-typescript": openapi_typescript,
+    "huggingface-inference": huggingface,
 }
 
 

@@ -17,7 +17,8 @@ SERVICE = Path(sentiment_service.__file__).parent
 ASKED = {
     "sentiment_service.adapters.explain": ("POST /explain",),
     "sentiment_service.adapters.huggingface": ("POST /", "POST /predict"),
-    "sentiment_service.adapters.v1": ("POST /v1/classify", "POST /v1/models/tiny:predict"),
+    "sentiment_service.adapters.v1": ("POST /v1/models/tiny:predict",),
+    "sentiment_service.adapters.vllm": ("POST /v1/classify",),
     "sentiment_service.adapters.open_inference": ("POST /v2/models/tiny/infer",),
     "sentiment_service.adapters.clouds": ("POST /invocations", "POST /of/vertex"),
     "sentiment_service.adapters.stream": ("POST /classify/stream",),

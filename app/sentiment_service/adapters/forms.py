@@ -1,11 +1,11 @@
 """Bodies and answers that several protocols of other servers have in common."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString
 
 import numpy as np
 from fastapi import Response
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -13,7 +13,7 @@ from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.errors import InvalidRequest
+from sentiment_service.errors import UnknownField
 from sentiment_service.http.exchange import HttpRequest, JsonAnswer
 from sentiment_service.requests.validation import (
     NO_OBJECT,
@@ -27,6 +27,26 @@ from sentiment_service.results import Prediction, every_prediction
 
 # These protocols have no place for the error of one text, so every text must be valid.
 AllTexts = Annotated[Text | list[Text], PlainValidator(parse_texts)]
+
+_OWN_OPTION = "is an option of inputs, our own form; leave it out, or send inputs"
+REFUSED: dict[str, LiteralString] = {
+    "candidate_labels": "asks for zero-shot classification, which is not done here; leave it out "
+    "to get the model's own labels, which GET /models lists",
+    "messages": "asks for a chat template, which no model here has; send texts in another field",
+    "inputs": "is our own form, and input and prompt are vLLM's; send only one of them",
+    "overflow": _OWN_OPTION,
+    "split": _OWN_OPTION,
+    "threshold": _OWN_OPTION,
+}
+
+
+def _refuse(value: Any, info: ValidationInfo) -> None:
+    if value is not None:
+        raise PydanticCustomError("refused", REFUSED[str(info.field_name)])
+
+
+# A field of ``REFUSED``, whose answer would be to another question. Further fields are ignored.
+Refused = Annotated[None, PlainValidator(_refuse)]
 
 
 class ByField:
@@ -48,7 +68,8 @@ class ByField:
         form = next(known, self._otherwise)
         if form is None:
             names = ", ".join(self._forms)
-            raise InvalidRequest(f"{NO_OBJECT} with at least one of the fields {names}")
+            detail = f"{NO_OBJECT} with at least one of the fields {names}"
+            raise UnknownField(detail, fields)
         return form.model_validate(obj)
 
 
@@ -64,6 +85,7 @@ class TextParameters(BaseModel):
 
     overflow: Overflow = "truncate"
     threshold: Threshold | None = None
+    candidate_labels: Refused = None
 
     @property
     def options(self) -> TextOptions:
@@ -137,11 +159,13 @@ class PipelineParameters(BaseModel):
 
     top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = None
     function_to_apply: Function | None = None
+    candidate_labels: Refused = None
 
 
 class TextClassification(BaseModel):
     """One text, or a list of texts; other fields are ignored."""
 
+    candidate_labels: Refused = None
     inputs: AllTexts
     parameters: PipelineParameters | None = None
 

@@ -23,7 +23,7 @@ from sentiment_service.engine.options import DEFAULTS, EngineConfig, TextOptions
 from sentiment_service.engine.step_thread import Kind, StepThread
 from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
-from sentiment_service.engine.text.text_tokenizer import Encoding, Text
+from sentiment_service.engine.text.text_tokenizer import Encoding, Input
 from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import DeadlineExceeded, ModelNotFound, ServiceError
 from sentiment_service.results import FailedItem, Outcome, Prediction, item
@@ -296,7 +296,7 @@ class Classifier:
 
     async def classify(
         self,
-        texts: Sequence[Text | ServiceError],
+        texts: Sequence[Input | ServiceError],
         options: TextOptions = DEFAULTS,
         *,
         deadline: float,
@@ -335,7 +335,7 @@ class Classifier:
 
     async def _encode(
         self,
-        texts: Sequence[Text | ServiceError],
+        texts: Sequence[Input | ServiceError],
         options: TextOptions,
         deadline: float,
         *,

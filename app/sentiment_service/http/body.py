@@ -5,22 +5,24 @@ matters, and FastAPI's errors would have to be rewritten to be clear.
 """
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.types import Message
 
 from sentiment_service import errors
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.http.decoding import decompressed
-from sentiment_service.http.exchange import HttpExchange, HttpRequest
+from sentiment_service.http.exchange import HttpExchange, HttpRequest, OtherForm, Route
 from sentiment_service.requests.validation import (
+    EMPTY_BODY,
     INLINE_BYTES,
     MOST_SIGNS,
-    NO_OBJECT,
     SIGNS_PER_TEXT,
     Body,
     Schema,
     checked,
     parse,
+    text_body,
 )
 
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
@@ -29,11 +31,23 @@ LONG_BYTES = 65_536
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
-    """The body, decompressed and validated as ``schema``."""
+    """The body, decompressed and validated as ``schema``.
+
+    Raises:
+        OtherForm: it has a field of another server's form that the route knows, too.
+    """
     body = await read_bytes(request)
     if not _is_json(media_type(request, b"content-type")):
-        raise errors.UnsupportedMediaType("send JSON, with content-type: application/json")
-    return await validated(request, body, schema)
+        kind = _header(request, b"content-type")
+        return checked(text_body(kind, body, schema), schema)
+    try:
+        return await validated(request, body, schema)
+    except errors.UnknownField as error:
+        forms: Mapping[str, Route] = request.scope["route"].forms
+        known = [route for field, route in forms.items() if field in error.fields]
+        if not known:
+            raise
+    raise OtherForm(known[0], body)
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
@@ -53,8 +67,11 @@ def _validating(body: bytes, schema: Schema[Body], most_signs: int) -> Steps[Bod
     return checked(parse(body, "the body", most_signs), schema)
 
 
-async def read_bytes(request: HttpRequest, *, empty: str = NO_OBJECT) -> bytes:
+async def read_bytes(request: HttpRequest, *, empty: str = EMPTY_BODY) -> bytes:
     """The body, decompressed. ``empty`` is the error of an empty body."""
+    if request.content:
+        body, request.content = request.content, b""
+        return body
     exchange = request.exchange
     max_bytes = exchange.service.settings.max_body_bytes
     _check_announced(exchange, max_bytes)

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
 
 from sentiment_service.errors import PROBLEM, BadRequest, MethodNotAllowed, NotFound, ServiceError
+from sentiment_service.http.nearest import nearest
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
 from sentiment_service.requests.service import Service
 
@@ -112,9 +113,14 @@ class HttpExchange(Exchange):
         if self.path == "/metrics":
             port = self.service.settings.metrics_port
             return NotFound(f"the metrics are on port {port} (--metrics-port)")
-        paths = {route.path for route in self._router.routes if isinstance(route, Route)}
+        routes = [route for route in self._router.routes if isinstance(route, Route)]
+        paths = {route.path for route in routes}
+        known = [(route.path, *sorted(route.methods or ())) for route in routes]
+        near = nearest(known, self.verb, self.path)
+        if near or "/classify" in paths:
+            near = f"; the nearest is {near}" if near else "; POST /classify classifies texts"
         docs = "; /docs lists the routes" if "/docs" in paths else ""
-        return NotFound(f"no route has this path{docs}")
+        return NotFound(f"no route has this path{near}{docs}")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -133,6 +139,7 @@ class HttpRequest(Request):
     """FastAPI's request, with the exchange that it belongs to."""
 
     exchange: HttpExchange
+    content = b""  # its body, decompressed, once the first route has read it: see OtherForm
 
 
 class JsonAnswer(Response):
@@ -172,6 +179,7 @@ class Route(APIRoute):
     """
 
     encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
+    forms: Mapping[str, "Route"] = {}  # by their fields: what answers bodies of other servers' form
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The exchange holds the scope: a cycle, which only the garbage collector would free.
@@ -179,10 +187,16 @@ class Route(APIRoute):
         exchange.route = self.path
         if scope["method"] not in (self.methods or ()):
             allowed = exchange.methods()
-            raise MethodNotAllowed(f"allowed here: {', '.join(allowed)}", allowed=allowed)
+            detail = f"allowed here: {', '.join(allowed)}{self._example(exchange)}"
+            raise MethodNotAllowed(detail, allowed=allowed)
         request = HttpRequest(scope, receive, send)
         request.exchange = exchange
-        answer = await self.endpoint(request)
+        try:
+            answer = await self.endpoint(request)
+        except OtherForm as other:
+            scope["route"] = other.route  # errors have its members
+            request.content = other.body
+            answer = await other.route.endpoint(request)
         response = answer if isinstance(answer, Response) else JsonAnswer(answer)
         body = getattr(response, "body", None)  # a file and a stream have none
         # The endpoint has chosen the encoding of an answer with Vary.
@@ -192,10 +206,30 @@ class Route(APIRoute):
             sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
         await sent(scope, receive, send)
 
+    def _example(self, exchange: HttpExchange) -> str:
+        """How to call one of our own routes for texts, for who opens its URL in a browser."""
+        content = (self.openapi_extra or {}).get("requestBody", {}).get("content", {})
+        if "example" not in content.get("application/json", {}):
+            return ""
+        host = exchange.headers.get(b"host", b"HOST").decode("latin-1")
+        path = f"{exchange.service.settings.root_path}{self.path}"
+        return (
+            f"; for example: curl http://{host}{path} -H 'content-type: application/json' "
+            """-d '{"inputs": "I love this!"}'"""
+        )
+
     @staticmethod
     def error_members(kind: type[ServiceError], detail: str) -> Mapping[str, Any]:
         """The fields that the route's protocol adds to an error."""
         return {}
+
+
+class OtherForm(Exception):
+    """The body is of another server's form, which ``route`` reads."""
+
+    def __init__(self, route: Route, body: bytes) -> None:
+        self.route = route
+        self.body = body
 
 
 class TextRoute(Route):

@@ -129,8 +129,11 @@ _HEADERS = {
 )
 @page_router.get("/web/{name}", include_in_schema=False)
 async def page(request: HttpRequest) -> Response:
-    """A web page for trying the service."""
+    """A web page for trying the service. Who accepts no HTML gets the status in JSON."""
     name = request.path_params.get("name", "index.html")
+    if name == "index.html" and "html" not in request.headers.get("accept", "html"):
+        request.exchange.service.check_live()
+        return JsonAnswer({"status": "alive"})  # as KServe's protocol V1 has it
     if name == "index.html" and request.exchange.service.settings.docs == "off":
         text = (_DIRECTORY / name).read_text(encoding="utf-8")
         response: Response = HTMLResponse(text.replace(_DOCS_LINK, ""))

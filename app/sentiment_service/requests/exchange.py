@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from sentiment_service import errors
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.options import DEFAULTS, TextOptions
-from sentiment_service.engine.text.text_tokenizer import Text
+from sentiment_service.engine.text.text_tokenizer import Input
 from sentiment_service.observability.logs import log_request, trace_id
 from sentiment_service.observability.observers import ModelUse, count_request
 from sentiment_service.requests.limits import READING, timeout_ms
@@ -124,7 +124,7 @@ class Exchange(ABC):
 
     async def classify(
         self,
-        texts: Sequence[Text | errors.ServiceError],
+        texts: Sequence[Input | errors.ServiceError],
         *,
         model: str | None,
         options: TextOptions = DEFAULTS,

@@ -204,13 +204,16 @@ class Adapter:
     """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
 
     ``routes`` are HTTP's, of the class ``http.exchange.Route``; those at ``instances`` read
-    Vertex AI's form. ``server`` makes a server on the event loop when the models are ready; it
-    raises UserError if it cannot use its address. ``configured`` is for one that depends on the
-    settings or on other adapters: it gets them, and returns the adapter to serve.
+    Vertex AI's form. ``forms`` are of bodies at the paths of other routes: the path and a field of
+    the body, and the route that answers it. ``server`` makes a server on the event loop when the
+    models are ready; it raises UserError if it cannot use its address. ``configured`` is for one
+    that depends on the settings or on other adapters: it gets them, and returns the adapter to
+    serve.
     """
 
     routes: "Sequence[BaseRoute]" = ()
     paths: Paths = field(default_factory=Paths)
     instances: Set[str] = frozenset()
+    forms: "Mapping[tuple[str, str], BaseRoute]" = field(default_factory=dict)
     server: Callable[[Service], SideServer] | None = None
     configured: "Callable[[Settings, Sequence[Adapter]], Adapter] | None" = None

@@ -4,7 +4,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NotRequired, Protocol, TypeVar
+from contextlib import suppress
+from typing import Annotated, Any, LiteralString, NotRequired, Protocol, TypeVar
 
 import msgspec
 from pydantic import (
@@ -17,13 +18,13 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
 from sentiment_service.engine.options import Overflow, Split, TextOptions
 from sentiment_service.engine.text.input_tokenizer import VISIBLE
 from sentiment_service.engine.text.text_tokenizer import Text, TextPair
-from sentiment_service.errors import InvalidRequest, plain_words
+from sentiment_service.errors import InvalidRequest, UnknownField, UnsupportedMediaType, plain_words
 
 Body = TypeVar("Body", bound=BaseModel)
 Validated = TypeVar("Validated", bound=BaseModel, covariant=True)
@@ -52,7 +53,9 @@ def _finite(digits: str) -> float:
 # which would become Infinity.
 STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
+EMPTY_BODY = "the body is empty; send a JSON object"
 NO_OBJECT = "the body must be a JSON object"
+NO_INPUTS: LiteralString = 'the body must be a JSON object, such as {"inputs": "I love this!"}'
 # By pydantic's types of faults.
 FAULTS = {
     "missing": "is required",
@@ -127,14 +130,40 @@ class RequestBody(BaseModel):
         # Pydantic's own check reports every unknown field. A hostile body can have a million of
         # them, and the check would take seconds.
         known = cls.__pydantic_fields__
-        if isinstance(body, dict) and not known.keys() >= body.keys():
+        if not isinstance(body, dict):
+            raise PydanticCustomError("no_object", NO_INPUTS)
+        if not known.keys() >= body.keys():
             unknown = next(name for name in body if name not in known)
+            texts = "" if "inputs" in body else " texts belong in 'inputs', and"
             raise PydanticCustomError(
                 "unknown_field",
-                "unknown field {name}; the accepted fields are {accepted}",
-                {"name": ascii(unknown[:40]), "accepted": ", ".join(known)},
+                "unknown field {name};{texts} the accepted fields are {accepted}",
+                {"name": ascii(unknown[:40]), "texts": texts, "accepted": ", ".join(known)},
             )
         return body
+
+
+UNICODE = re.compile(r'charset *= *"?(utf-?8|us-ascii)\b')
+
+
+def text_body(content_type: str, body: bytes, schema: Schema[Any]) -> dict[str, str]:
+    """What one of our own forms reads in a body that is not JSON: a text."""
+    kind, _, parameters = content_type.lower().partition(";")
+    has_texts = isinstance(schema, type) and issubclass(schema, RequestBody)
+    if not has_texts or kind.strip() != "text/plain":
+        or_text = ", or one text, with content-type: text/plain" if has_texts else ""
+        raise UnsupportedMediaType(f"send JSON, with content-type: application/json{or_text}")
+    if "charset" in parameters and not UNICODE.search(parameters):
+        raise UnsupportedMediaType("text/plain is read in UTF-8 only")
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not a text in UTF-8") from None
+    if len(body) <= INLINE_BYTES and text.lstrip()[:1] in ("{", "["):
+        with suppress(InvalidRequest):
+            parse(text.encode(), "the body")
+            raise UnsupportedMediaType("the body is JSON: send it as application/json")
+    return {"inputs": text.removesuffix("\n").removesuffix("\r")}
 
 
 def checked(value: Any, schema: Schema[Body]) -> Body:
@@ -142,18 +171,20 @@ def checked(value: Any, schema: Schema[Body]) -> Body:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequest(_first_fault(error)) from None
+        fault = error.errors()[0]
+    if fault["type"] == "unknown_field":
+        raise UnknownField(fault["msg"], value.keys())
+    raise InvalidRequest(_explained(fault))
 
 
-def _first_fault(error: ValidationError) -> str:
+def _explained(fault: ErrorDetails) -> str:
     """Which field is wrong, and what is accepted."""
-    fault = error.errors()[0]
     place = ".".join(str(part) for part in fault["loc"])
-    if place and fault["type"] in FAULTS:
+    if not place:
+        return NO_INPUTS if fault["type"] == "no_object" else NO_OBJECT
+    if fault["type"] in FAULTS:
         return f"{place} {FAULTS[fault['type']].format_map(fault.get('ctx', {}))}"
-    if place:
-        return f"{place} {plain_words(fault['msg'])}"
-    return fault["msg"] if fault["type"] == "unknown_field" else NO_OBJECT
+    return f"{place} {plain_words(fault['msg'])}"
 
 
 def whole(value: Any) -> Any:

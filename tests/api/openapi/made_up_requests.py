@@ -23,11 +23,13 @@ def filter_case(context: schemathesis.HookContext, case: schemathesis.Case[Any])
 
 @schemathesis.hook
 def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> Any:
-    """Make pairs of texts acceptable, and leave out a threshold: the model is not multi-label.
+    """Ask as browsers do, make pairs of texts acceptable, and leave out a threshold: the model is
+    not multi-label.
 
     The service refuses a pair with a blank text or a NUL character, and a pair with ``split``. The
     document says so in words only, because the same objects may have such texts in other places.
     """
+    case.headers["accept"] = "text/html, */*"  # the document has no other answer for the page
     body: Any = case.body
     parameters = body.get("parameters") if isinstance(body, dict) else None
     for options in (body, parameters, case.query):

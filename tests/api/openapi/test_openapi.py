@@ -108,7 +108,7 @@ def test_examples_are_true(embedded: TestClient) -> None:
                     real = embedded.request(
                         method,
                         path.format(**parameters),
-                        headers=headers | {"content-type": content_type},
+                        headers=headers | {"content-type": content_type, "accept": media_type},
                         content=body if isinstance(body, str) else json.dumps(body),
                     )
                     assert real.status_code == 200, (path, real.text)

@@ -178,7 +178,7 @@ def test_without_docs_nothing_leads_there(serve: Serve) -> None:
     """With docs off, neither the page nor an error mentions /docs, and its files are not served."""
     for docs in ("on", "off"):
         client = serve(docs=docs)
-        page = client.get("/")
+        page = client.get("/", headers={"accept": "text/html"})
         assert "content-security-policy" in page.headers
         assert ('href="docs"' in page.text) == (docs == "on")
         assert ("/docs" in client.get("/nowhere").json()["detail"]) == (docs == "on")

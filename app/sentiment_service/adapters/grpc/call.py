@@ -36,6 +36,7 @@ Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 Task = asyncio.Task[object]
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"  # the method that takes texts
+NAMES = ", ".join(path.rpartition("/")[2] for path in METHODS if "GRPCInference" in path)
 SHORT_BYTES = 4_096  # the most of a message for any other method
 # Fields of a message, its parts' included, beside one for each text. Decoding a million of them
 # would hold the event loop.
@@ -226,7 +227,7 @@ class Call(Exchange):
         if self.path not in paths.probes and self.path not in paths.open:
             self.limits.check()
         if self._handler is None:
-            raise MethodNotAllowed("no gRPC method has this name")
+            raise MethodNotAllowed(f"no gRPC method has this name; the methods are {NAMES}")
         if (left_s := self._context.time_remaining()) is not None:
             self.deadline = min(self.deadline, asyncio.get_running_loop().time() + left_s)
         handler: Any = self._handler

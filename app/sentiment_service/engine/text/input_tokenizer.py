@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from sentiment_service.engine.options import DEFAULTS, Preprocessing, TextOptions
 from sentiment_service.engine.text.text_tokenizer import (
     Encoding,
+    Input,
     PairTokenizer,
     Text,
     TextPair,
@@ -125,14 +126,15 @@ class InputTokenizer:
 
     def encode_texts(
         self,
-        texts: Sequence[Text | ServiceError],
+        texts: Sequence[Input | ServiceError],
         options: TextOptions = DEFAULTS,
         *,
         max_chars: float = math.inf,
     ) -> list[EncodedText | ServiceError]:
         """Tokenise each text as a whole, or return the error that says why it is not classified.
 
-        A text may be such an error already: one that could not be read. It stays in its place.
+        A text may be such an error already: one that could not be read. It stays in its place, and
+        so do token ids.
 
         ``steps.encode_steps`` finds their sentences, too.
         """
@@ -143,7 +145,7 @@ class InputTokenizer:
         ]
 
     def encode_batch(
-        self, texts: Sequence[Text | ServiceError], *, max_chars: float = math.inf
+        self, texts: Sequence[Input | ServiceError], *, max_chars: float = math.inf
     ) -> list[Encoding | ServiceError]:
         """Tokenise many texts, keeping at most ``max_tokens`` tokens of each.
 
@@ -155,10 +157,10 @@ class InputTokenizer:
             for text in texts
         ]
         sound = [text for text, error in zip(texts, faults, strict=True) if error is None]
-        encodings = iter(self._encode_sound(cast(list[Text], sound)))
+        encodings = iter(self._encode_sound(cast(list[Input], sound)))
         return [error or next(encodings) for error in faults]
 
-    def _fault(self, text: Text, max_chars: float) -> ServiceError | None:
+    def _fault(self, text: Input, max_chars: float) -> ServiceError | None:
         """The reason why a text or pair cannot be tokenised, or None if it can."""
         if len(text) > max_chars:
             return TextTooLong(
@@ -166,6 +168,8 @@ class InputTokenizer:
             )
         if isinstance(text, str):
             return _fault(text, "the text")
+        if isinstance(text, Encoding):
+            return None
         if self.pairs is None:
             return InvalidRequest(
                 f"the model {self._model} takes single texts, so leave out text_pair; a model that "
@@ -173,20 +177,24 @@ class InputTokenizer:
             )
         return _fault(text.text, "the text") or _fault(text.text_pair, "text_pair")
 
-    def _encode_sound(self, texts: Sequence[Text]) -> Sequence[Encoding | EmptyText]:
+    def _encode_sound(self, texts: Sequence[Input]) -> Sequence[Encoding | EmptyText]:
         single = [self.normalise(text) for text in texts if isinstance(text, str)]
         encoded = self.texts.encode(single)
         if len(encoded) == len(texts):
             return encoded
-        pairs = cast(PairTokenizer, self.pairs)  # without it, a pair is not sound
         remaining = iter(encoded)
         return [
-            next(remaining) if isinstance(text, str) else pairs.encode(text.map(self.normalise))
-            for text in texts
+            next(remaining) if isinstance(text, str) else self._encode_other(text) for text in texts
         ]
 
+    def _encode_other(self, text: TextPair | Encoding) -> Encoding:
+        if isinstance(text, Encoding):
+            return text
+        pairs = cast(PairTokenizer, self.pairs)  # without it, a pair is not sound
+        return pairs.encode(text.map(self.normalise))
+
     def _with_options(
-        self, text: Text | ServiceError, encoding: Encoding | ServiceError, options: TextOptions
+        self, text: Input | ServiceError, encoding: Encoding | ServiceError, options: TextOptions
     ) -> EncodedText | ServiceError:
         if isinstance(text, ServiceError):
             return text
@@ -203,7 +211,8 @@ class InputTokenizer:
                 return TextTooLong(f"{too_long}, and a pair of texts is not cut into windows")
         windows = encoding.windows if options.overflow == "window" else [encoding]
         warnings: tuple[TextWarning, ...] = ()
-        if self._is_english and looks_foreign(text if isinstance(text, str) else text.text):
+        read = text.text if isinstance(text, TextPair) else text
+        if self._is_english and isinstance(read, str) and looks_foreign(read):
             warnings = ("other_language",)
         # The first is quickly found, and nearly never true.
         if self.texts.unknown in encoding.packed_ids and (

@@ -14,7 +14,7 @@ from sentiment_service.engine.text.input_tokenizer import (
     InputTokenizer,
     encodings,
 )
-from sentiment_service.engine.text.text_tokenizer import Text
+from sentiment_service.engine.text.text_tokenizer import Input
 from sentiment_service.errors import ServiceError
 
 # Titles before a name. In these languages, sentencex takes them for the end of a sentence.
@@ -105,7 +105,7 @@ CHARS_PER_TEXT = 30  # one more text takes as long as this many more characters
 
 def encode_steps(
     tokenizer: InputTokenizer,
-    texts: Sequence[Text | ServiceError],
+    texts: Sequence[Input | ServiceError],
     options: TextOptions,
     *,
     max_chars: int,
@@ -147,12 +147,12 @@ def _tokens_of(texts: Sequence[EncodedText | ServiceError]) -> int:
     return sum(map(len, encodings(texts)))
 
 
-def chars_of(text: Text | ServiceError) -> int:
+def chars_of(text: Input | ServiceError) -> int:
     """The characters of a text; none of one that could not be read."""
     return 0 if isinstance(text, ServiceError) else len(text)
 
 
-def _groups(texts: Sequence[Text | ServiceError]) -> Iterator[Sequence[Text | ServiceError]]:
+def _groups(texts: Sequence[Input | ServiceError]) -> Iterator[Sequence[Input | ServiceError]]:
     """The texts in their order, in groups. A group fits in one step, or has one longer text."""
     first = chars = 0
     for index, text in enumerate(texts):

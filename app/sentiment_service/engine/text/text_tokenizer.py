@@ -309,8 +309,9 @@ class TextPair:
         return TextPair(change(self.text), change(self.text_pair))
 
 
-# What one prediction is made for.
+# What one prediction is made for. A client may send token ids in the place of a text.
 Text = str | TextPair
+Input = Text | Encoding
 
 
 class PairTokenizer:
