@@ -164,18 +164,21 @@ class Client(asyncio.Protocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        self._kept.append(data)
-        self.hand_on()
+        if self._inner is not None and (self.trusted or self.has_turn) and not self._kept:
+            self._inner.write(data)
+        else:
+            self._kept.append(data)
+            self.hand_on()
 
     def hand_on(self) -> None:
         """Give gRPC what has arrived, if it is the client's turn; and read on, or not."""
-        if not self.trusted and not self.has_turn:
-            if self._kept:
-                self._wait()
-        elif self._inner is not None:
-            kept, self._kept = self._kept, []
-            for data in kept:
-                self._inner.write(data)
+        if self.trusted or self.has_turn:
+            if self._inner is not None:
+                kept, self._kept = self._kept, []
+                for data in kept:
+                    self._inner.write(data)
+        elif self._kept and not self._waits:
+            self._wait()
         if self._kept or self.is_full:
             self.transport.pause_reading()
         else:
@@ -196,9 +199,8 @@ class Client(asyncio.Protocol):
             self._inner.abort()
 
     def _wait(self) -> None:
-        if not self._waits:
-            self._waits = True
-            self._door.wait(self)
+        self._waits = True
+        self._door.wait(self)
 
     async def _connect(self) -> None:
         try:
