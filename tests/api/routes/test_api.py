@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.engine.model.bundle import MANIFEST, sha256
 from sentiment_service.engine.model.device import CUDA
+from sentiment_service.requests.exchange import Exchange
 
 from tests.conftest import Serve
 from tests.support.reloads import reload
@@ -169,9 +170,7 @@ def test_a_fault_in_a_route_is_a_problem_too(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug in a route is answered as a problem with an id; only the log has the cause."""
-    monkeypatch.setattr(
-        "sentiment_service.engine.model_registry.ModelRegistry.classifier", lambda *_: 1 / 0
-    )
+    monkeypatch.setattr(Exchange, "classify", lambda *_, **__: 1 / 0)
     answer = client.post("/classify", json={"inputs": "love"}, headers={"x-request-id": "find-me"})
     assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")
     assert answer.headers["x-request-id"] == "find-me"
