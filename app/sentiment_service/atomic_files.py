@@ -103,6 +103,9 @@ def full_disk_named(directory: Path) -> Iterator[None]:
     The libraries that write weights and graphs have words of their own for that, and some of them
     notice only when they read the file again. Use this inside of what removes files after an
     error, because the disk has room again then.
+
+    Raises:
+        UserError: the disk of ``directory`` is full.
     """
     try:
         yield

@@ -447,13 +447,15 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     ("head", "piece", "words"),
     [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "does not answer within 0.5 s"),
         (OK, b"x: y\r\n", "it does not speak HTTP"),
         (CHUNKED, b"10000\r\n" + b" " * 65_536 + b"\r\n", "answer has more than 16777216 bytes"),
+        (CHUNKED, b"4\r\n[[[[\r\n", "(within 0.5 s|more than 16777216 bytes)"),
     ],
-    ids=["headers", "body"],
+    ids=["100s", "headers", "body", "small pieces"],
 )
 def test_an_answer_without_an_end_is_given_up(head: bytes, piece: bytes, words: str) -> None:
-    """Whether it is another header each time or a piece of the body."""
+    """Whether it is another 100 each time, a header or a piece of the body."""
     with raw_server(lambda: chain([head], repeat(piece))) as (url, _):
         target = Target(url, timeout_s=0.5)
         with pytest.raises(UserError, match=words):

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -148,24 +150,37 @@ class Target:
         """Status and body of an answer. A redirect is not followed: the key is for this URL.
 
         Raises:
-            OSError, ValueError: nothing comes for a while, or it is too long, or not HTTP.
+            OSError, ValueError: there is none in time, or it is too long, or not HTTP.
         """
         to = urlsplit(self.url)
         kind = HTTPSConnection if to.scheme == "https" else HTTPConnection
         headers = {"content-type": "application/json"} if body else {}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
+        path, until = f"{to.path.rstrip('/')}{path}", time.monotonic() + self.timeout_s
         with closing(kind(to.hostname or "", to.port, timeout=self.timeout_s)) as connection:
+            connection.connect()
+            # The connection's own limit is for each piece, and some answer in pieces for ever.
+            late = threading.Timer(self.timeout_s, _shut, [connection.sock])
+            late.start()
             try:
-                path = f"{to.path.rstrip('/')}{path}"
                 connection.request("POST" if body else "GET", path, body or None, headers)
                 answer = connection.getresponse()
                 content = answer.read(MOST_BYTES + 1)
             except HTTPException:
                 raise ValueError("it does not speak HTTP") from None
+            finally:
+                late.cancel()
+                if time.monotonic() >= until:
+                    raise TimeoutError
         if len(content) > MOST_BYTES:
             raise ValueError(f"its answer has more than {MOST_BYTES} bytes")
         return answer.status, content
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def sums(scrape: str) -> Mapping[str, float]:

@@ -89,6 +89,9 @@ class OutputFile:
 
         ``identity`` has JSON values that tell the run from one with another input or other options.
         Without ``input``, the run cannot be continued.
+
+        Raises:
+            UserError: there is an unfinished run: of another identity, or ``resume`` is not set.
         """
         self._output, self._resumable = output, "input" in identity
         identity = _as_json(identity)
@@ -122,7 +125,11 @@ class OutputFile:
         return sum(chunk.tally["rows"] for chunk in self.saved)
 
     def check_complete(self, identity: dict[str, Any]) -> None:
-        """Return if the complete file is of a run with this identity, or of an unknown one."""
+        """Return if the complete file is of a run with this identity, or of an unknown one.
+
+        Raises:
+            UserError: it is of another one.
+        """
         made: dict[str, Any] = {}
         with suppress(AttributeError, OSError):
             made = _json_line(os.getxattr(self.target, ATTRIBUTE))
@@ -133,7 +140,12 @@ class OutputFile:
             )
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem], tally: Tally) -> None:
-        """Save a finished chunk and its counts."""
+        """Save a finished chunk and its counts.
+
+        Raises:
+            CannotContinue: the file was removed.
+            OSError: the chunk cannot be written.
+        """
         if not self._lock.is_held():
             self.saved = []
             raise CannotContinue(f"{self.partial} was removed during the run")
