@@ -7,10 +7,8 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +43,6 @@ from checks.support.http2 import (
     Connection,
     hold_back,
     message,
-    reset_calls,
     status_of,
 )
 from tests.adapters.grpc_api.conftest import serving
@@ -390,58 +387,6 @@ def test_calls_that_are_reset_do_not_end_those_of_others() -> None:
     taken, statuses = asyncio.run(outcome())
     assert statuses == [grpc.StatusCode.OK.value[0]] * 20
     assert taken <= 12 * (STREAMS + 1) + AT_ONCE + 20
-
-
-def reconnect(port: int, until: float) -> None:
-    """Open calls and reset them, on ever new connections."""
-    flood = reset_calls(range(1, 2 * STREAMS, 2))
-    while time.monotonic() < until:
-        with suppress(OSError), Connection(port) as hostile:
-            hostile.socket.sendall(flood)
-            hostile.ping()
-
-
-def reset_on(connections: int) -> Callable[[int, float], None]:
-    """What opens calls and resets them on so many connections, again and again."""
-
-    def reset(port: int, until: float) -> None:
-        with ExitStack() as stack:
-            hostile = [stack.enter_context(Connection(port)) for _ in range(connections)]
-            for first in count(1, 2 * STREAMS):
-                flood = reset_calls(range(first, first + 2 * STREAMS, 2))
-                for one in hostile:
-                    if time.monotonic() > until:
-                        return
-                    with suppress(OSError):
-                        one.socket.settimeout(0.1)
-                        one.socket.sendall(flood)
-
-    return reset
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, gRPC listens itself")
-@pytest.mark.parametrize("attack", [reconnect, reset_on(50)])
-def test_floods_of_reset_calls_end_no_calls_of_others(
-    bundle: Path, attack: Callable[[int, float], None]
-) -> None:
-    """Three clients need no key for them. gRPC itself cancelled a third of the other calls."""
-
-    def answered(port: int) -> int:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        answers = 0
-        with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-            while time.monotonic() < until:
-                channel.unary_unary(INFER.decode())(ASKED, timeout=20, wait_for_ready=True)
-                answers += 1
-        return answers
-
-    with serving(bundle) as (_, port), ThreadPoolExecutor(8) as pool:
-        until = time.monotonic() + 3
-        attacks = [pool.submit(attack, port, until) for _ in range(3)]
-        others = [pool.submit(answered, port) for _ in range(4)]
-        assert all(other.result() for other in others)
-        for one in attacks:
-            one.result()
 
 
 @pytest.mark.parametrize(

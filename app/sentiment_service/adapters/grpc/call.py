@@ -15,7 +15,6 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from sentiment_service.adapters.grpc.door import Client
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.errors import (
@@ -124,7 +123,6 @@ class CallLimits:
         self.service = service
         self.drop = drop
         self.untaken_s = untaken_s
-        self.clients: Mapping[str, Client] = {}  # by the names that gRPC has for them
         self.call_bytes = WINDOW_BYTES + settings.max_header_bytes
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
         self.running: set[Task] = set()
@@ -180,12 +178,9 @@ class CallLimits:
     def client(self, peer: str, forwarded: str) -> str:
         """The address of a call's client, which a trusted proxy names.
 
-        ``peer`` is one of ``clients``, or such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
+        ``peer`` is such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
         """
-        if client := self.clients.get(peer):
-            host = client.address
-        else:
-            host = unquote(peer).partition(":")[2].rpartition(":")[0]
+        host = unquote(peer).partition(":")[2].rpartition(":")[0]
         address = plain_address(host.strip("[]"))
         return self.service.proxies.client(address, [forwarded.encode("latin-1")])
 

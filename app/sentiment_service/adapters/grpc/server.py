@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
@@ -30,7 +29,6 @@ from sentiment_service.adapters.grpc.call import (
     Handler,
     Task,
 )
-from sentiment_service.adapters.grpc.door import Door
 from sentiment_service.errors import MethodNotAllowed, UserError
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.limits import Access
@@ -160,24 +158,14 @@ def _given_up(taking: asyncio.Task[object]) -> None:
         taking.exception()
 
 
-def rpc_handler(
-    limits: CallLimits, path: str, handler: Handler | None, door: Door | None = None
-) -> grpc.RpcMethodHandler:
+def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.RpcMethodHandler:
     """What gRPC calls for a method, or for all unknown ones; it gets bytes.
 
     All calls are handled as streams. So it begins before the message has arrived, and a call
-    without a key is refused before its message is read. One that its client has reset already
-    does not begin.
+    without a key is refused before its message is read.
     """
 
     async def handle(requests: object, context: Context) -> None:
-        if door is not None:
-            reset = True
-            try:
-                await asyncio.sleep(0)  # gRPC cancels it here
-                reset = False
-            finally:
-                door.taken(context.peer(), reset=reset)
         task = cast(Task, asyncio.current_task())
         limits.begin(task)
         await Call(limits, path, handler, context).run()
@@ -209,23 +197,16 @@ class GrpcServer:
             handlers = {**handlers, methods.REFLECT: methods.reflect}
         self._service = service
         self._limits = CallLimits(service, lambda task: self._server.drop(task))
-        options = _options(service)
+        by_path = {path: rpc_handler(self._limits, path, one) for path, one in handlers.items()}
+        by_path[UNKNOWN] = rpc_handler(self._limits, UNKNOWN, None)
+        self._server = AioServer(_options(service), by_path, busy=[INFER], crashed=self._crashed)
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        where, self._door = self._address, None
-        if sys.platform == "linux":
-            most = dict(options)["grpc.max_allowed_incoming_connections"]
-            self._door = Door(host, port, shared=service.board.workers > 1, most=most)
-            where, self._limits.clients = self._door.inner, self._door.clients
-        by_path = {
-            path: rpc_handler(self._limits, path, one, self._door)
-            for path, one in [*handlers.items(), (UNKNOWN, None)]
-        }
-        self._server = AioServer(options, by_path, busy=[INFER], crashed=self._crashed)
+        where = self._address.encode()
         if credentials := _credentials(service.access):
-            bound = self._server.add_secure_port(where.encode(), credentials)
+            bound = self._server.add_secure_port(where, credentials)
         else:
-            bound = self._server.add_insecure_port(where.encode())
+            bound = self._server.add_insecure_port(where)
         if not bound:  # gRPC does not say why
             raise UserError(
                 f"cannot listen on {self._address} for gRPC; choose another port with --grpc-port"
@@ -240,8 +221,6 @@ class GrpcServer:
     async def start(self) -> None:
         """Accept calls. If the server ends by itself, liveness fails."""
         await self._server.start()
-        if self._door:
-            await self._door.open()
         logger.info("serving gRPC at %s", self._address)
 
     async def stop(self, stop_by: float) -> None:
@@ -253,11 +232,7 @@ class GrpcServer:
         self._limits.arriving.give_up_all()
         if running := set(self._limits.running):
             await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))
-        if self._door:
-            self._door.close()
         await self._server.shutdown(None)
-        if self._door:
-            await self._door.empty()
 
 
 def _credentials(access: Access) -> grpc.ServerCredentials | None:
