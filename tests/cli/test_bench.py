@@ -447,7 +447,8 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     ("head", "piece", "words"),
     [
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "does not answer within 0.5 s"),
+        # Python limits the number of these since 3.14.
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "(within 0.5 s|it does not speak HTTP)"),
         (OK, b"x: y\r\n", "it does not speak HTTP"),
         (CHUNKED, b"10000\r\n" + b" " * 65_536 + b"\r\n", "answer has more than 16777216 bytes"),
         (CHUNKED, b"4\r\n[[[[\r\n", "(within 0.5 s|more than 16777216 bytes)"),
