@@ -12,7 +12,7 @@ FROM ${BASE_IMAGE} AS python
 # without file times, which builds with --timestamp change.
 # hadolint ignore=DL3008
 RUN apt-get update && \
-    apt-get install --yes --no-install-recommends python3.11 && \
+    apt-get install --yes --no-install-recommends ca-certificates python3.11 && \
     python3.11 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3.11 && \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig \
         /var/log/apt /var/log/*.log
@@ -37,12 +37,12 @@ ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt
 # Packages and code have separate layers, because the packages change seldom and the code often.
 FROM build AS cpu-packages
 COPY requirements/cpu.txt requirements/images.txt requirements/
-# Symbols for debuggers are 44 MB, the packages' own tests 15 MB, and hf_xet, without which the hub's
+# Symbols for debuggers are 44 MB, the packages' own tests 25 MB, and hf_xet, without which the hub's
 # client downloads over HTTP, 11 MB. The libraries in *.libs do not load after strip: auditwheel has
 # moved their parts.
 RUN $PIP --require-hashes --requirement requirements/cpu.txt --requirement requirements/images.txt && \
     find /opt/sentiment -name '*.so' -not -path '*.libs/*' -exec strip --strip-debug {} + && \
-    find /opt/sentiment -type d \( -name tests -o -name 'hf_xet*' \) -prune -exec rm -r {} + && \
+    find /opt/sentiment -type d \( -name tests -o -path '*/onnx/backend/test' -o -name 'hf_xet*' \) -prune -exec rm -r {} + && \
     $COMPILE
 
 
@@ -75,13 +75,18 @@ RUN SOURCE_DATE_EPOCH=1 $PIP --compile --constraint requirements/dev.txt ${TORCH
 
 FROM python AS runtime
 ARG VERSION=0.2.0
+# The commit, the address of the repository, and a time (RFC 3339), which only the builder knows.
 ARG REVISION=
+ARG SOURCE=
+ARG CREATED=
 ARG BASE_IMAGE
 LABEL org.opencontainers.image.title="sentiment-service" \
       org.opencontainers.image.description="Sentiment of short texts over HTTP, with a model inside" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.source="$SOURCE" \
+      org.opencontainers.image.created="$CREATED" \
       org.opencontainers.image.base.name="$BASE_IMAGE" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
 # Mount your own bundles here. A new volume gets the owner of this directory.
@@ -107,14 +112,8 @@ CMD ["serve"]
 
 
 FROM runtime AS export
-USER 0:0
-# hadolint ignore=DL3008
-RUN apt-get update && \
-    apt-get install --yes --no-install-recommends ca-certificates && \
-    rm -rf /var/lib/apt/lists/*
 COPY --from=export-packages /opt/sentiment /opt/sentiment
-USER 10001:10001
-# Downloads are kept beside the bundles, so that they can resume. /tmp may be in memory.
+# Downloads are kept beside the bundles: /tmp may be in memory.
 ENV HF_HOME=/models/.cache
 HEALTHCHECK NONE
 ENTRYPOINT ["sentiment-export"]

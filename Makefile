@@ -36,7 +36,7 @@ install-dev: .venv/.installed .venv/.installed-dev ## Add the tools for export, 
 
 .PHONY: test
 test: test-tools install-dev ## Run the whole test suite; as root, install the system packages it needs first
-	.venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	.venv/bin/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m 'not beside'
 
 # Chromium for the page, nginx before two replicas, Prometheus for the metrics, QEMU for other CPUs,
 # curl as documentation uses it.
@@ -52,11 +52,11 @@ check: install-dev ## Check formatting, lint, types and import rules
 	.venv/bin/lint-imports --no-logo
 
 # The tests that need neither a server nor PyTorch, by folder and file, and what is slow among them.
-UNIT_TESTS := tests/engine tests/config tests/replay tests/observability/test_series.py \
+UNIT_TESTS := tests/engine tests/settings tests/replay tests/observability/test_series.py \
 	tests/api/request/test_body_parsing.py tests/api/openapi/test_openapi_document.py \
 	tests/files/test_tables.py tests/project/test_links.py
 NO_UNIT_TESTS := tests/engine/model/test_every_cpu.py tests/engine/model/test_batch_invariance.py \
-	tests/engine/text/test_pairs.py tests/engine/text/test_bertweet_normalisation.py
+	tests/engine/text/test_pairs.py
 UNIT_TEST := .venv/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile \
 	$(addprefix --ignore=,$(NO_UNIT_TESTS)) $(UNIT_TESTS)
 
@@ -72,12 +72,13 @@ coverage: install-dev ## Show which lines of the engine the tests of quick do no
 deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compose and Kubernetes files against their schemas
 	.venv/bin/python -m checks.deploy.check
 
-# PyTorch, ONNX Runtime and the tests themselves run in QEMU; ALBERT's layers share their matrices. The
-# suite compares the embedded model and the recorded answers with such a CPU in less time.
+# The embedded model first; then PyTorch, ONNX Runtime and the tests themselves run in QEMU; ALBERT's
+# layers share their matrices. The suite compares the recorded answers with such a CPU in less time.
 .PHONY: emulated-check
 emulated-check: test-tools install-dev ## Test int8 graphs and their export on an emulated x86 CPU with AVX2 alone
+	.venv/bin/python -m pytest --numprocesses 2 -m beside tests/engine/model/test_every_cpu.py
 	qemu-x86_64 -cpu Haswell .venv/bin/python -m pytest -p no:xdist tests/model_export/graph/test_int8.py \
-		tests/model_export/graph/test_int8_embedding.py tests/model_export/quality/test_verification.py \
+		tests/model_export/quality/test_verification.py \
 		tests/model_export/test_export.py::test_others_load_the_bundle \
 		tests/model_export/test_export.py::test_others_load_the_embedded_bundle \
 		'tests/model_export/graph/test_graphs_of_architectures.py::test_logits_are_those_of_pytorch[albert-int8]'
@@ -106,6 +107,7 @@ python-tools:
 .PHONY: platform-check
 platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
 	.venv/bin/python -m checks.platforms.check
+	.venv/bin/python -m checks.platforms.clouds
 	.venv/bin/python -m checks.platforms.generated_clients
 
 # For the generated clients. Those for Go import a package that Go loads where Debian's is missing.
@@ -113,6 +115,17 @@ platform-check: install-dev platform-tools ## Call the service with the clients 
 platform-tools:
 	@tests/install-tools.sh java:default-jre-headless npm:npm go:golang-go \
 		/usr/share/gocode/src/gopkg.in/validator.v2:golang-gopkg-validator.v2-dev
+
+.PHONY: guest-check
+guest-check: install-dev ## Resolve the wheel beside the newest libraries of users; classify beside two of them and in a notebook
+	.venv/bin/python -m checks.guests
+
+# With the newest version of everything but PyTorch, which only the exporter's tests need.
+.PHONY: newest-check
+newest-check: install-dev ## Run the unit tests with the newest versions of all packages
+	$(UV) venv --quiet --clear --python .venv/bin/python .venv/newest
+	$(UV) pip install --quiet --python .venv/newest/bin/python --upgrade --editable '.[cpu,files,otel,grpc,export,dev]'
+	$(subst .venv/bin/python,.venv/newest/bin/python,$(UNIT_TEST))
 
 .PHONY: cluster-check
 cluster-check: install-dev ## Classify with Ray Data and Spark while processes are killed, and run the example of Ray Serve (ROWS=)
@@ -129,10 +142,16 @@ format: install-dev ## Format the code and apply the fixes of the linter
 bench: install-dev ## Measure the service, plain ONNX Runtime, other servers and int8 (takes an hour)
 	.venv/bin/python -m benchmarks --peers
 
+# Transformers 4 and its Optimum are installed beside what the suite has, which is transformers 5.
+.PHONY: parity-check
+parity-check: install-dev ## Compare exports of every architecture with the logits of transformers 5 and 4, and load them with Optimum
+	.venv/bin/python -m checks.parity
+
 # It needs gcc and nm on x86-64. The packages (350 MB) are kept in the user's cache.
 .PHONY: cuda-check
 cuda-check: install-dev ## Open the graphs for GPUs with ONNX Runtime's CUDA provider, without a GPU
 	.venv/bin/python -m checks.cuda
+	.venv/bin/python -m pytest --quiet -m beside tests/checks/test_gpu_pack.py
 
 # The exporter and the GPU's runtime have an environment each, because PyTorch brings CUDA libraries
 # of other versions. For a machine without a network: PIP_NO_INDEX=1 PIP_FIND_LINKS=DIRECTORY.
@@ -161,8 +180,8 @@ lock: ## Update requirements/*.txt with the uv of install-dev, or UV= (LOCK_FLAG
 	rm requirements/dev.txt.old
 	$(LOCK) --generate-hashes --extra cpu -c requirements/dev.txt pyproject.toml -o requirements/cpu.txt
 	$(LOCK) --generate-hashes --extra gpu -c requirements/dev.txt pyproject.toml -o requirements/gpu.txt
-	printf 'httpx\npyarrow\ntqdm\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/files.txt
-	printf 'grpcio\nprotobuf\nopentelemetry-sdk\nopentelemetry-exporter-otlp-proto-http\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/images.txt
+	printf 'httpx\nopenpyxl\npyarrow\ntqdm\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/files.txt
+	printf 'grpcio\nprotobuf\nopentelemetry-sdk\nopentelemetry-exporter-otlp-proto-http\nhuggingface-hub\nonnx\nsentencepiece\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/images.txt
 	printf 'hatchling\neditables\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/build.txt
 	printf 'cyclonedx-bom\n' | $(LOCK) --generate-hashes -c requirements/dev.txt - -o requirements/sbom.txt
 	for name in checks/containers/requirements/*.in checks/platforms/requirements/*.in; do $(LOCK) "$$name" -o "$${name%.in}.txt" || exit; done

@@ -2,7 +2,8 @@
 
     with Client("http://127.0.0.1:8000") as client:
         client.classify("I love this!").label               # "positive"
-        client.classify(["worst service ever", ""])         # [Prediction(…), ItemError(…)]
+        client.classify(["worst service ever", ""]).labels  # ["negative", None]
+        client.add_columns(frame, "text")                   # a table with the results beside it
         for result in client.classify_iter(open("texts")):  # a stream of any length
             ...
 
@@ -27,25 +28,42 @@ import sys
 import threading
 import time
 import urllib.request
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+import warnings
+from collections import Counter, deque
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
+from html import escape
+from itertools import islice, repeat
 from math import isfinite
-from typing import Any, ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from statistics import fmean
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Self,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
-try:
+if TYPE_CHECKING:
     import httpx
-except ModuleNotFoundError:
-    raise ModuleNotFoundError(
-        "sentiment_client needs the package httpx (0.28 or newer): run "
-        + shlex.join([sys.executable, "-m", "pip", "install", "httpx>=0.28"]),
-        name="httpx",
-    ) from None
 
 __all__ = [
     "AsyncClient",
@@ -55,6 +73,9 @@ __all__ = [
     "Model",
     "ModelInfo",
     "Prediction",
+    "Results",
+    "Sentence",
+    "SentenceError",
     "SentimentError",
     "Text",
 ]
@@ -75,6 +96,10 @@ PASSING = {"deadline_exceeded", "not_ready", "shutting_down"}
 SHOWN_FROM_S, SHOWN_EVERY_S = 5.0, 60.0
 # What columns have for a missing value, as ``str`` gives it: None, NaN of any type, NA and NaT.
 MISSING = {"None", "nan", "NaN", "<NA>", "NaT"}
+# A larger share of values that are neither text nor missing is probably a mistake.
+STRANGE_SHARE = 0.1
+SHOWN = 5  # rows, and errors behind them, that a notebook shows
+NO_TEXT = 'a text must be a string or {"text": ..., "text_pair": ...}'
 NOT_THE_SERVICE = "the answer is not from the sentiment service"
 
 logger = logging.getLogger(__name__)
@@ -87,7 +112,9 @@ class Prediction:
 
     ``polarity`` is the score of positive less that of negative; None of other label sets.
     ``labels`` are those that a multi-label model has chosen; None of other models.
-    ``warnings`` say why the model may be wrong about the text.
+    ``warnings`` say why the model may be wrong about the text. ``windows`` is the number of parts
+    that were classified, with the overflow "window". ``sentences`` are those of ``Classifier`` with
+    ``split="sentences"``.
     """
 
     label: str
@@ -99,6 +126,8 @@ class Prediction:
     polarity: float | None = None
     labels: list[str] | None = None
     warnings: list[str] | None = None
+    windows: int | None = None
+    sentences: "list[Sentence | SentenceError] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +139,24 @@ class ItemError:
 
     code: str
     message: str
-    label: ClassVar[None] = None
-    score: ClassVar[None] = None
-    scores: ClassVar[None] = None
-    logits: ClassVar[None] = None
-    tokens: ClassVar[None] = None
-    truncated: ClassVar[None] = None
-    polarity: ClassVar[None] = None
-    labels: ClassVar[None] = None
-    warnings: ClassVar[None] = None
+    label = score = scores = logits = tokens = truncated = None
+    polarity = labels = warnings = windows = sentences = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentence(Prediction):
+    """The result of a sentence: the text's characters from ``start`` to before ``end``."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceError(ItemError):
+    """Why a sentence has no prediction."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +186,8 @@ class SentimentError(Exception):
 
     ``status`` is the HTTP status of the error, if there was one. ``code`` is the service's error
     code, ``connection_failed`` or ``timed_out`` if there was no answer, ``model_changed`` if it is
-    from another model than the given ``ModelInfo``, and None if it is not from the service.
+    from another model than the given ``ModelInfo``, or the service kept changing its model during
+    the call, and None if it is not from the service.
     ``retry_after_s`` are the seconds of the header Retry-After.
     """
 
@@ -179,11 +218,151 @@ class ConnectionFailed(SentimentError):
 
 
 Outcome = Prediction | ItemError
+
+
+class Results(list[Outcome]):
+    """The result of each text, in order: a prediction, or the error in its place.
+
+    Its columns have None where there is none. A part, such as ``results[:5]``, is ``Results``, too.
+    All are of one ``model``, which is None if nothing was answered.
+    """
+
+    def __init__(
+        self, outcomes: Iterable[Outcome] = (), index: Any = None, model: ModelInfo | None = None
+    ) -> None:
+        super().__init__(outcomes)
+        self._index = index
+        self.model = model
+
+    @property
+    def labels(self) -> list[str | None]:
+        return [one.label for one in self]
+
+    @property
+    def scores(self) -> list[float | None]:
+        return [one.score for one in self]
+
+    @property
+    def polarity(self) -> list[float | None]:
+        return [one.polarity for one in self]
+
+    @property
+    def errors(self) -> list[str | None]:
+        return [
+            f"{one.code}: {one.message}" if isinstance(one, ItemError) else None for one in self
+        ]
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Outcome: ...
+    @overload
+    def __getitem__(self, key: slice) -> "Results": ...
+    def __getitem__(self, key: SupportsIndex | slice) -> "Outcome | Results":
+        if not isinstance(key, slice):
+            return super().__getitem__(key)
+        index = None if self._index is None else self._index[key]
+        return Results(super().__getitem__(key), index, self.model)
+
+    def to_frame(self) -> Any:
+        """The columns as a frame of pandas, with the index of the column that the texts were.
+
+        To add them to a table, use ``add_columns``: a join by an index that repeats would multiply
+        the rows.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(_typed(pd, _columns(self)), self._index)
+
+    def to_arrow(self) -> Any:
+        """The columns as a table of pyarrow."""
+        import pyarrow as pa
+
+        return pa.table(_typed(pa, _columns(self)))
+
+    def summary(self) -> dict[str, Any]:
+        """How many texts there are, with each label and each error; the mean of ``polarity``."""
+        labels = Counter(self.labels)
+        polarity = [value for value in self.polarity if value is not None]
+        return {
+            "texts": len(self),
+            "labels": {label: labels[label] for label in _label_set(self)},
+            "errors": dict(Counter(one.code for one in self if isinstance(one, ItemError))),
+            "truncated": sum(one.truncated or False for one in self),
+            "polarity": fmean(polarity) if polarity else None,
+        }
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw how many texts have each label, with matplotlib; its axes."""
+        from matplotlib import pyplot
+
+        ax = ax or pyplot.subplots()[1]
+        counts = self.summary()["labels"]
+        ax.bar([*counts], [*counts.values()])
+        ax.set(title=self._title(), ylabel="texts")
+        return ax
+
+    def __repr__(self) -> str:
+        rows = (f"\n{place:>7,}  {label:8}  {score}" for place, label, score in self._shown())
+        return f"{self._title()}{''.join(rows)}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        cells = (
+            f"<td>{'</td><td>'.join(map(escape, map(str, row)))}</td>" for row in self._shown()
+        )
+        return f"<p>{escape(self._title())}</p><table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
+
+    def _title(self) -> str:
+        counts = self.summary()
+        named = [f"{name} {count:,}" for name, count in counts["labels"].items()]
+        named.append(f"errors {sum(counts['errors'].values()):,}")
+        return f"{len(self):,} texts: {', '.join(named)}"
+
+    def _shown(self) -> Iterator[tuple[int, str, str]]:
+        """The first rows, and the first errors behind them."""
+        errors = (place for place, one in enumerate(self) if one.label is None)
+        for place in sorted({*range(min(SHOWN, len(self))), *islice(errors, SHOWN)}):
+            one = self[place]
+            if isinstance(one, ItemError):
+                yield place, "error", f"{one.code}: {one.message}"
+            else:
+                yield place, one.label, f"{one.score:.4f}"
+
+
 # Texts, and the errors in the places of values that are none.
 Batch = list[Text | ItemError]
 # The name of a model, or one of ``models()``: then answers of another digest, revision, precision
 # or other labels are errors with the code ``model_changed``.
 Model = str | ModelInfo
+
+
+# What a client does for a call: it sends a request of httpx, and gives back the answer or why there
+# is none; or it waits so many seconds, and gives back whether it is closed.
+Steps = Generator[Any, Any, T]
+
+
+class _OneModel:
+    """What the answers to one call must be of: the given ``ModelInfo``, else that of the first."""
+
+    def __init__(self, asked: Model | None) -> None:
+        self._lock = threading.Lock()
+        self.model = asked if isinstance(asked, ModelInfo) else None
+
+    def check(self, document: Any) -> None:
+        several = any("labels" in item for item in document["results"])
+        served = _model({**document["model"], "labels": document["labels"], "multi_label": several})
+        with self._lock:
+            expected = self.model or served
+            if served != expected:
+                detail = f"the service now serves {served}, not {expected}"
+                raise SentimentError(detail, code="model_changed")
+            if several or self.model is None:  # an answer of errors alone does not show it
+                self.model = served
+
+
+def _begins_again(error: SentimentError, model: Model | None, attempts: int) -> bool:
+    """Whether a call is made again from its first text: the service has changed its model."""
+    changed = error.code == "model_changed" and not isinstance(model, ModelInfo)
+    return changed and attempts < MAX_ATTEMPTS
 
 
 class _Options(TypedDict, total=False):
@@ -195,7 +374,7 @@ class _Options(TypedDict, total=False):
 
 
 class _BaseClient:
-    """The options that both clients have."""
+    """What both clients have: their options, and the steps of a call."""
 
     def __init__(
         self,
@@ -224,6 +403,7 @@ class _BaseClient:
             raise ValueError(
                 "timeout_s, batch_size and concurrency must be positive, patience_s not negative"
             )
+        _import_httpx()
         address = _address(url)
         # Without the user and the password that may be in the URL: it is shown in errors.
         self.url = f"{address.scheme}://{address.netloc.decode()}{address.path}"
@@ -242,11 +422,6 @@ class _BaseClient:
 
     def _open(self, way: dict[str, Any], **options: Any) -> None:
         raise NotImplementedError
-
-    def _attempt_s(self, started: float) -> float:
-        """Seconds for the next attempt of a request that began at ``started``."""
-        waited_s = 0.0 if self._patience_s else time.monotonic() - started
-        return max(0.001, self._timeout_s - waited_s)
 
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
@@ -267,7 +442,55 @@ class _BaseClient:
             logger.warning("%s; trying again in %.0f s", error, pause_s)
         return pause_s
 
-    def _outcomes(self, size: int, model: Model | None, document: Any) -> list[Outcome]:
+    def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> Steps[T]:
+        """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it.
+
+        Raises:
+            SentimentError: there was no answer, or it is an error.
+        """
+        request = {"method": "POST" if body else "GET", "url": path, "content": body}
+        started = time.monotonic()
+        attempts = 0
+        while True:
+            attempts += 1
+            waited_s = 0.0 if self._patience_s else time.monotonic() - started
+            limit_s = max(0.001, self._timeout_s - waited_s)
+            headers = {"x-request-timeout-ms": f"{limit_s * 1000:.0f}"}
+            answer = yield {**request, "headers": headers, "timeout": limit_s}
+            try:
+                if isinstance(answer, Exception):
+                    raise _connection_failed(answer, self.url + self._through)
+                result = read(_document(answer))
+                self._has_answered = True
+                return result
+            except SentimentError as error:
+                failure = error
+            pause_s = self._pause_s(failure, attempts, started)
+            if pause_s is None or (yield pause_s):
+                raise failure
+
+    def _classify_batch(
+        self, batch: list[Text], model: _OneModel, members: dict[str, Any]
+    ) -> Steps[list[Outcome]]:
+        if not batch:
+            return []
+        body, read = _body(batch, members), partial(self._outcomes, len(batch), model)
+        try:
+            outcomes = yield from self._request("/classify", read, body)
+        except SentimentError as error:
+            if error.status != 413 and error.code != "too_many_texts":
+                raise  # it would not accept smaller batches either
+            if len(batch) == 1:
+                return [ItemError(error.code or "payload_too_large", error.detail)]
+            middle = len(batch) // 2
+            first = yield from self._classify_batch(batch[:middle], model, members)
+            second = yield from self._classify_batch(batch[middle:], model, members)
+            return [*first, *second]
+        late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
+        again = iter((yield from self._classify_batch(late, model, members)))
+        return [next(again) if self._passes(one) else one for one in outcomes]
+
+    def _outcomes(self, size: int, model: _OneModel, document: Any) -> list[Outcome]:
         """The outcomes of a batch of ``size`` texts.
 
         Raises:
@@ -307,56 +530,76 @@ class Client(_BaseClient):
     @overload
     def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
     @overload
-    def classify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> list[Outcome]: ...
-    def classify(
-        self,
-        texts: Text | Iterable[Any],
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
-    ) -> Prediction | list[Outcome]:
+    def classify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Results: ...
+    def classify(self, texts: Any, **options: Unpack[_Options]) -> Prediction | Results:
         """Classify one text or pair of texts, or several.
 
-        One text gives its prediction. Several texts, such as a list or a column, give a list in the
-        same order, with an ``ItemError`` in place of each that cannot be classified: also of None,
-        NaN and what is no text. ``threshold`` is the score from which on a multi-label model
+        One text gives its prediction. Several texts, such as a list or a column, give ``Results``
+        in the same order, with an ``ItemError`` in place of each that cannot be classified: also of
+        None, NaN and what is no text. They are of one model: if the service changes it meanwhile,
+        all texts are sent again. ``threshold`` is the score from which on a multi-label model
         chooses a label, in the place of its bundle's.
 
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
             TypeError: the texts are a table.
         """
-        if _are_several(texts):
-            return list(
-                self.classify_iter(texts, model=model, overflow=overflow, threshold=threshold)
-            )
-        body = _body(_single(texts), _options(model, overflow, threshold))
-        return self._request("/classify", partial(_prediction, model), body)
+        model, members = options.get("model"), _members(**options)
+        if not are_several(texts):
+            read = partial(_prediction, _OneModel(model))
+            return self._done(self._request("/classify", read, _body(_single(texts), members)))
+        batches, attempts = [*_batches(texts, self._batch_size)], 0
+        while True:
+            attempts, one_model = attempts + 1, _OneModel(model)
+            try:
+                outcomes = [*self._classified(batches, repeat(one_model), members)]
+                return results_of(outcomes, texts, one_model.model)
+            except SentimentError as error:
+                if not _begins_again(error, model, attempts):
+                    raise
 
-    def classify_iter(
-        self,
-        texts: Iterable[Any],
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
-    ) -> Iterator[Outcome]:
+    def classify_iter(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Iterator[Outcome]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
+
+        If ``model`` is one of ``models()``, all are of that model.
 
         Raises:
             SentimentError: a request failed.
         """
-        options = _options(model, overflow, threshold)
+        models = map(_OneModel, repeat(options.get("model")))
+        return self._classified(_batches(texts, self._batch_size), models, _members(**options))
+
+    def _classified(
+        self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
+    ) -> Iterator[Outcome]:
         waiting: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
-        for batch in _batches(texts, self._batch_size):
-            send = partial(self._classify_batch, _to_send(batch), model, options)
-            waiting.append((batch, _in_thread(send)))
+        for batch, model in zip(batches, models, strict=False):
+            steps = self._classify_batch(_to_send(batch), model, members)
+            waiting.append((batch, _in_thread(partial(self._done, steps))))
             if len(waiting) == self._concurrency:
                 batch, outcomes = waiting.popleft()
                 yield from _in_places(batch, outcomes.result())
         for batch, outcomes in waiting:
             yield from _in_places(batch, outcomes.result())
+
+    def add_columns(
+        self, table: T, column: str = "text", *, prefix: str = "", **options: Unpack[_Options]
+    ) -> T:
+        """The table with the columns that ``sentiment classify`` adds to a file, row by row.
+
+        The table is a DataFrame of pandas or polars, a Table or RecordBatch of pyarrow, or a dict
+        of columns; ``column`` has its texts. The names of the new columns begin with ``prefix``,
+        and with "predicted_", too, if the table has such a column.
+
+        Raises:
+            SentimentError: a request failed.
+            TypeError: it is not such a table.
+            ValueError: it has no such column.
+        """
+        table = whole_table(table)
+        results = self.classify(column_of(table, column), **options)
+        results.model = _table_model(results.model, self.models(), options.get("model"))
+        return with_results(table, results, prefix)
 
     def models(self) -> list[ModelInfo]:
         """The models that the service has loaded; the first is the default.
@@ -364,55 +607,23 @@ class Client(_BaseClient):
         Raises:
             SentimentError: the request failed.
         """
-        return self._request("/models", _models)
+        return self._done(self._request("/models", _models))
 
-    def _classify_batch(
-        self, batch: list[Text], model: Model | None, options: dict[str, Any]
-    ) -> list[Outcome]:
-        if not batch:
-            return []
-        body, read = _body(batch, options), partial(self._outcomes, len(batch), model)
-        try:
-            outcomes = self._request("/classify", read, body)
-        except SentimentError as error:
-            if not _too_large(error):
-                raise
-            if len(batch) == 1:
-                return [ItemError(error.code or "payload_too_large", error.detail)]
-            first, second = _halves(batch)
-            return [
-                *self._classify_batch(first, model, options),
-                *self._classify_batch(second, model, options),
-            ]
-        late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
-        if not late:
-            return outcomes
-        again = iter(self._classify_batch(late, model, options))
-        return [next(again) if self._passes(one) else one for one in outcomes]
-
-    def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
-        """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it.
-
-        Raises:
-            SentimentError: there was no answer, or it is an error.
-        """
-        started = time.monotonic()
-        attempts = 0
+    def _done(self, steps: Steps[T]) -> T:
+        """What the steps return when they are done."""
+        result: Any = None
         while True:
-            attempts += 1
-            limits = _time_limit(self._attempt_s(started))
             try:
-                response = self._http.request(_method(body), path, content=body, **limits)
-                answer = read(_document(response))
-                self._has_answered = True
-                return answer
+                step = steps.send(result)
+            except StopIteration as end:
+                return cast(T, end.value)
+            if isinstance(step, float):
+                result = self._closed.wait(step)
+                continue
+            try:
+                result = self._http.request(**step)
             except httpx.RequestError as error:
-                failure: SentimentError = _connection_failed(error, self.url + self._through)
-            except SentimentError as error:
-                failure = error
-            pause_s = self._pause_s(failure, attempts, started)
-            if pause_s is None or self._closed.wait(pause_s):
-                raise failure
+                result = error
 
 
 class AsyncClient(_BaseClient):
@@ -434,39 +645,40 @@ class AsyncClient(_BaseClient):
     @overload
     async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
     @overload
-    async def classify(
-        self, texts: Iterable[Any], **options: Unpack[_Options]
-    ) -> list[Outcome]: ...
-    async def classify(
-        self,
-        texts: Text | Iterable[Any],
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
-    ) -> Prediction | list[Outcome]:
+    async def classify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Results: ...
+    async def classify(self, texts: Any, **options: Unpack[_Options]) -> Prediction | Results:
         """Like ``Client.classify``."""
-        if _are_several(texts):
-            results = self.classify_iter(texts, model=model, overflow=overflow, threshold=threshold)
-            return [outcome async for outcome in results]
-        body = _body(_single(texts), _options(model, overflow, threshold))
-        return await self._request("/classify", partial(_prediction, model), body)
+        model, members = options.get("model"), _members(**options)
+        if not are_several(texts):
+            read = partial(_prediction, _OneModel(model))
+            steps = self._request("/classify", read, _body(_single(texts), members))
+            return await self._done(steps)
+        batches, attempts = [*_batches(texts, self._batch_size)], 0
+        while True:
+            attempts, one_model = attempts + 1, _OneModel(model)
+            try:
+                results = self._classified(batches, repeat(one_model), members)
+                outcomes = [outcome async for outcome in results]
+                return results_of(outcomes, texts, one_model.model)
+            except SentimentError as error:
+                if not _begins_again(error, model, attempts):
+                    raise
 
-    async def classify_iter(
-        self,
-        texts: Iterable[Any],
-        *,
-        model: Model | None = None,
-        overflow: Overflow = "truncate",
-        threshold: float | None = None,
+    def classify_iter(
+        self, texts: Iterable[Any], **options: Unpack[_Options]
     ) -> AsyncGenerator[Outcome, None]:
         """Like ``Client.classify_iter``."""
-        options = _options(model, overflow, threshold)
+        models = map(_OneModel, repeat(options.get("model")))
+        return self._classified(_batches(texts, self._batch_size), models, _members(**options))
+
+    async def _classified(
+        self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
+    ) -> AsyncGenerator[Outcome, None]:
         waiting: deque[tuple[Batch, asyncio.Task[list[Outcome]]]] = deque()
         try:
-            for batch in _batches(texts, self._batch_size):
-                sending = self._classify_batch(_to_send(batch), model, options)
-                waiting.append((batch, asyncio.create_task(sending)))
+            for batch, model in zip(batches, models, strict=False):
+                steps = self._classify_batch(_to_send(batch), model, members)
+                waiting.append((batch, asyncio.create_task(self._done(steps))))
                 if len(waiting) == self._concurrency:
                     batch, task = waiting.popleft()
                     for outcome in _in_places(batch, await task):
@@ -481,59 +693,51 @@ class AsyncClient(_BaseClient):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def add_columns(
+        self, table: T, column: str = "text", *, prefix: str = "", **options: Unpack[_Options]
+    ) -> T:
+        """Like ``Client.add_columns``."""
+        table = whole_table(table)
+        results = await self.classify(column_of(table, column), **options)
+        results.model = _table_model(results.model, await self.models(), options.get("model"))
+        return with_results(table, results, prefix)
+
     async def models(self) -> list[ModelInfo]:
         """Like ``Client.models``."""
-        return await self._request("/models", _models)
+        return await self._done(self._request("/models", _models))
 
-    async def _classify_batch(
-        self, batch: list[Text], model: Model | None, options: dict[str, Any]
-    ) -> list[Outcome]:
-        if not batch:
-            return []
-        body, read = _body(batch, options), partial(self._outcomes, len(batch), model)
-        try:
-            outcomes = await self._request("/classify", read, body)
-        except SentimentError as error:
-            if not _too_large(error):
-                raise
-            if len(batch) == 1:
-                return [ItemError(error.code or "payload_too_large", error.detail)]
-            first, second = _halves(batch)
-            return [
-                *await self._classify_batch(first, model, options),
-                *await self._classify_batch(second, model, options),
-            ]
-        late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
-        if not late:
-            return outcomes
-        again = iter(await self._classify_batch(late, model, options))
-        return [next(again) if self._passes(one) else one for one in outcomes]
-
-    async def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
-        """Like ``Client._request``."""
-        started = time.monotonic()
-        attempts = 0
+    async def _done(self, steps: Steps[T]) -> T:
+        """Like ``Client._done``."""
+        result: Any = None
         while True:
-            attempts += 1
-            limit_s = self._attempt_s(started)
             try:
-                async with asyncio.timeout(limit_s):
-                    limits = _time_limit(limit_s)
-                    response = await self._http.request(_method(body), path, content=body, **limits)
-                answer = read(_document(response))
-                self._has_answered = True
-                return answer
+                step = steps.send(result)
+            except StopIteration as end:
+                return cast(T, end.value)
+            if isinstance(step, float):
+                result = await asyncio.sleep(step, False)
+                continue
+            try:
+                async with asyncio.timeout(step["timeout"]):
+                    result = await self._http.request(**step)
             except (httpx.RequestError, TimeoutError) as error:
-                failure: SentimentError = _connection_failed(error, self.url + self._through)
-            except SentimentError as error:
-                failure = error
-            pause_s = self._pause_s(failure, attempts, started)
-            if pause_s is None:
-                raise failure
-            await asyncio.sleep(pause_s)
+                result = error
 
 
-def _address(url: str) -> httpx.URL:
+def _import_httpx() -> None:
+    """Done by the first client: what else is here needs only Python."""
+    global httpx
+    try:
+        import httpx
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "sentiment_client needs the package httpx (0.28 or newer): run "
+            + shlex.join([sys.executable, "-m", "pip", "install", "httpx>=0.28"]),
+            name="httpx",
+        ) from None
+
+
+def _address(url: str) -> "httpx.URL":
     try:
         address = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -543,7 +747,7 @@ def _address(url: str) -> httpx.URL:
     return address
 
 
-def _way_to(address: httpx.URL) -> tuple[dict[str, Any], str]:
+def _way_to(address: "httpx.URL") -> tuple[dict[str, Any], str]:
     """The options of a transport, and what is said of the proxy in errors.
 
     httpx reads all variables of proxies and certificates, and one that it cannot read ends it, also
@@ -583,7 +787,7 @@ def _certificates() -> Any:
         raise ValueError(f"the certificates in {variable} cannot be used: {reason}") from None
 
 
-def _proxy(address: httpx.URL) -> tuple[str, str]:
+def _proxy(address: "httpx.URL") -> tuple[str, str]:
     """The variable that names a proxy for this address, and the proxy; two empty strings if none.
 
     This machine needs none, whatever the variables say.
@@ -624,10 +828,12 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def _are_several(texts: Any) -> bool:
+def are_several(texts: Any) -> bool:
     """Whether it is not a single text, nor what stands for one."""
     if hasattr(texts, "columns"):
-        raise TypeError("this is a table; give one column of it, such as table['text']")
+        raise TypeError(
+            "this is a table; give one column of it, such as table['text'], or use add_columns"
+        )
     return isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping)
 
 
@@ -639,8 +845,21 @@ def _checked(value: Any) -> Text | ItemError:
         return dict(value)
     if str(value) in MISSING:
         return ItemError("empty_text", "there is no text")
-    accepted = 'a string or {"text": ..., "text_pair": ...}'
-    return ItemError("invalid_request", f"a text must be {accepted}, not {type(value).__name__}")
+    return ItemError("invalid_request", f"{NO_TEXT}, not {type(value).__name__}")
+
+
+def results_of(outcomes: Iterable[Outcome], texts: Any, model: ModelInfo | None) -> Results:
+    """The results of a column, with one warning if it is probably no column of texts."""
+    index = getattr(texts, "index", None)  # of pandas; lists have a method of this name
+    results = Results(outcomes, None if callable(index) else index, model)
+    strange = [one for one in results if isinstance(one, ItemError) and NO_TEXT in one.message]
+    if len(strange) > len(results) * STRANGE_SHARE:
+        warnings.warn(
+            f"{len(strange):,} of {len(results):,} values are neither text nor missing: "
+            f"{strange[0].message}; each is an error in its place",
+            stacklevel=3,
+        )
+    return results
 
 
 def _single(value: Any) -> Text:
@@ -676,34 +895,21 @@ def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
         yield batch
 
 
-def _halves(batch: list[Text]) -> tuple[list[Text], list[Text]]:
-    middle = len(batch) // 2
-    return batch[:middle], batch[middle:]
+def _members(
+    model: Model | None = None, overflow: Overflow = "truncate", threshold: float | None = None
+) -> dict[str, Any]:
+    """The options of a call as members of a request's body."""
+    name = model.name if isinstance(model, ModelInfo) else model
+    members = {"model": name, "overflow": overflow, "threshold": threshold}
+    return {member: value for member, value in members.items() if value is not None}
 
 
-def _options(model: Model | None, overflow: Overflow, threshold: float | None) -> dict[str, Any]:
-    """The options of a request, as members of its body."""
-    name = model if model is None or isinstance(model, str) else model.name
-    options = {"model": name, "overflow": overflow, "threshold": threshold}
-    return {option: value for option, value in options.items() if value is not None}
-
-
-def _body(inputs: Text | list[Text], options: dict[str, Any]) -> bytes:
+def _body(inputs: Text | list[Text], members: dict[str, Any]) -> bytes:
     """JSON in ASCII. A lone surrogate can be sent, too; the service then refuses only its text."""
-    return json.dumps({"inputs": inputs, **options}).encode()
+    return json.dumps({"inputs": inputs, **members}).encode()
 
 
-def _method(body: bytes | None) -> str:
-    return "GET" if body is None else "POST"
-
-
-def _time_limit(remaining_s: float) -> dict[str, Any]:
-    """The arguments of an attempt that has ``remaining_s`` seconds."""
-    milliseconds = str(max(1, int(remaining_s * 1000)))
-    return {"headers": {"x-request-timeout-ms": milliseconds}, "timeout": remaining_s}
-
-
-def _document(response: httpx.Response) -> Any:
+def _document(response: "httpx.Response") -> Any:
     """The JSON of an answer.
 
     Raises:
@@ -711,7 +917,7 @@ def _document(response: httpx.Response) -> Any:
     """
     try:
         document = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if response.status_code == 200 and document is not None:
         return document
@@ -734,60 +940,50 @@ def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
 
 
 def _retry_after_s(value: str) -> float | None:
-    """The header's value as seconds from now. The value is a number of seconds or a date."""
-    try:
+    """The header's value, a number of seconds or a date, as seconds from now."""
+    with suppress(ValueError):
         return max(0.0, float(value)) if isfinite(float(value)) else None
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError):
         date = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    moment = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+        moment = date if date.tzinfo else date.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    return None
 
 
-def _too_large(error: SentimentError) -> bool:
-    """Whether the service may accept the same texts in smaller batches."""
-    return error.status == 413 or error.code == "too_many_texts"
-
-
-def _prediction(model: Model | None, document: Any) -> Prediction:
+def _prediction(model: _OneModel, document: Any) -> Prediction:
     (outcome,) = _outcomes(document, 1, model)
     if isinstance(outcome, ItemError):
         raise SentimentError(outcome.message, code=outcome.code)
     return outcome
 
 
-def _outcomes(document: Any, expected: int, model: Model | None) -> list[Outcome]:
-    served: Model | None = model
+def _outcomes(document: Any, expected: int, model: _OneModel) -> list[Outcome]:
     try:
-        outcomes = [_outcome(item) for item in document["results"]]
-        if isinstance(model, ModelInfo):
-            served = _model({**document["model"], "labels": document["labels"]})
+        outcomes = [outcome_of(item) for item in document["results"]]
+        model.check(document)
     except (KeyError, TypeError):
         outcomes = []
     if len(outcomes) != expected:
         raise SentimentError(f"{NOT_THE_SERVICE}: it does not have one result for each text")
-    if served != model:
-        raise SentimentError(f"the service now serves {served}, not {model}", code="model_changed")
     return outcomes
 
 
-def _outcome(item: Any) -> Outcome:
+def outcome_of(
+    item: Mapping[str, Any],
+    prediction: type[Prediction] = Prediction,
+    failure: type[ItemError] = ItemError,
+) -> Outcome:
+    """What an item of an answer's results says. Members that are not known are left out."""
+    kind: Any = prediction
     if "error" in item:
-        return ItemError(item["error"]["code"], item["error"]["message"])
-    return Prediction(
-        item["label"],
-        item["score"],
-        item["scores"],
-        item["logits"],
-        item["tokens"],
-        item["truncated"],
-        item.get("polarity"),
-        item.get("labels"),
-        item.get("warnings"),
-    )
+        item, kind = {**item, **item["error"]}, failure
+    members = {name: item[name] for name in kind.__dataclass_fields__ if name in item}
+    if "sentences" in members:
+        members["sentences"] = [
+            outcome_of(one, Sentence, SentenceError) for one in item["sentences"]
+        ]
+    outcome: Outcome = kind(**members)
+    return outcome
 
 
 def _model(item: Any) -> ModelInfo:
@@ -823,3 +1019,133 @@ def _in_thread(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
     except RuntimeError:  # the main thread has ended, and Python starts no more of them
         run()
     return future
+
+
+# A column of results: the type of its values, and a value for each row.
+Columns = dict[str, tuple[type, list[Any]]]
+
+
+def _label_set(results: Results) -> Sequence[str]:
+    if results.model:
+        return results.model.labels
+    return next((tuple(one.scores) for one in results if isinstance(one, Prediction)), ())
+
+
+def _columns(results: Results) -> Columns:
+    """The columns of results. They depend on the model, or on what the results show of it."""
+    labels = _label_set(results)
+    several = results.model and results.model.multi_label
+    several = several or any(one.labels is not None for one in results)
+    columns: Columns = {"label": (str, results.labels), "score": (float, results.scores)}
+    for name in labels:
+        columns[f"score_{name}"] = (float, [one.scores and one.scores[name] for one in results])
+    if {*labels} - {"neutral"} == {"negative", "positive"}:
+        columns["polarity"] = (float, results.polarity)
+    if several:
+        columns["labels"] = (list, [one.labels for one in results])
+    columns["warnings"] = (list, [one.warnings for one in results])
+    return {**columns, "error": (str, results.errors)}
+
+
+def _typed(library: Any, columns: Columns) -> dict[str, Any]:
+    """Columns of pandas, polars, pyarrow or NumPy. Their types are the same for any results."""
+    items = [(name, kind, values) for name, (kind, values) in columns.items()]
+    if library.__name__ == "numpy":
+        return {
+            name: library.array(values, float)
+            if kind is float
+            else library.fromiter(values, object)
+            for name, kind, values in items
+        }
+    if library.__name__ == "pandas":
+        types: dict[type, Any] = {str: str, float: float, list: object}
+        return {
+            name: library.Series(values, dtype=types[kind]).array for name, kind, values in items
+        }
+    if library.__name__ == "polars":
+        text = library.String
+        types = {str: text, float: library.Float64, list: library.List(text)}
+        return {name: library.Series(name, values, types[kind]) for name, kind, values in items}
+    text = library.string()
+    types = {str: text, float: library.float32(), list: library.list_(text)}
+    return {name: library.array(values, types[kind]) for name, kind, values in items}
+
+
+def _table_model(
+    answered: ModelInfo | None, models: Sequence[ModelInfo], asked: Model | None
+) -> ModelInfo:
+    """The model whose columns a table gets: if it still serves, as the list of models has it."""
+    listed = next((one for one in models if asked in (one, one.name)), models[0])
+    return listed if answered in (None, listed) else answered
+
+
+def whole_table(table: T) -> T:
+    """The table of a batch of datasets, whose columns have types also where all values are None."""
+    return cast(T, getattr(table, "pa_table", table))
+
+
+def _library(table: Any) -> str:
+    """The package that a table is of; "dict" of a dict of columns."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(table).__mro__}
+    found = packages & {"pandas", "polars", "pyarrow"}
+    if isinstance(table, Mapping):
+        return "dict"
+    if not found or not hasattr(table, "columns"):
+        raise TypeError(
+            f"{type(table).__name__} is not a table; give a DataFrame of pandas or polars, a Table "
+            "or RecordBatch of pyarrow, or a dict of columns"
+        )
+    return found.pop()
+
+
+def _names(table: Any) -> list[str]:
+    if (library := _library(table)) == "pyarrow":
+        return [*table.schema.names]
+    return [*(table if library == "dict" else table.columns)]
+
+
+def column_of(table: Any, column: str) -> Any:
+    """The values of a table's column.
+
+    Raises:
+        TypeError: it is not a table.
+        ValueError: it has no such column, or several.
+    """
+    if (names := _names(table)).count(column) != 1:
+        found = "several columns" if column in names else "no column"
+        raise ValueError(
+            f"the table has {found} {column!r}; its columns: {', '.join(map(repr, names))}"
+        )
+    if not are_several(values := table[column]):
+        raise TypeError(f"{column!r} holds one value; a column has one for each row")
+    return values
+
+
+def with_results(table: T, results: Results, prefix: str) -> T:
+    """The table with the columns of its rows' results, by position."""
+    names = _names(table)
+    names += [name[0] for name in names if isinstance(name, tuple)]  # pandas has such levels
+    columns: Columns = {}
+    for name, values in _columns(results).items():
+        free = f"{prefix}{name}"
+        while free in names:
+            free = f"predicted_{free}"
+        columns[free] = values
+    library, whole = _library(table), cast(Any, table)
+    if library == "dict":
+        added: dict[str, Any] = {name: values for name, (_, values) in columns.items()}
+        if any(type(values).__module__ == "numpy" for values in whole.values()):
+            added = _typed(sys.modules["numpy"], columns)
+        return cast(T, {**whole, **added})
+    typed = _typed(sys.modules[library], columns)
+    if library == "polars":
+        whole = whole.with_columns([*typed.values()])
+    elif library == "pandas":
+        whole = whole.copy(deep=False)
+        lower = ("",) * (whole.columns.nlevels - 1)
+        for name, values in typed.items():
+            whole[(name, *lower) if lower else name] = values  # by position: an index may repeat
+    else:
+        for name, values in typed.items():
+            whole = whole.append_column(name, values)
+    return cast(T, whole)

@@ -11,7 +11,6 @@ import torch
 from sentiment_service.cli.load_generator import WORDS
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, RobertaTokenizerFast
-from transformers.modeling_utils import no_init_weights
 
 # What all have in common: the config of RoBERTa-base and its relatives, with three labels.
 COMMON = {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1, "num_labels": 3}
@@ -32,10 +31,9 @@ def random_checkpoint(path: Path, model_type: str, **config: Any) -> Path:
     tokenizer.train_from_iterator(words, size, special_tokens=specials, show_progress=False)
     tokenizer.save_model(str(path))
     RobertaTokenizerFast.from_pretrained(path).save_pretrained(path)
-    with no_init_weights():
-        model = AutoModelForSequenceClassification.from_config(
-            AutoConfig.for_model(model_type, **(COMMON | config))
-        )
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model(model_type, **(COMMON | config))
+    )
     generator = torch.Generator().manual_seed(0)
     for key, weights in model.named_parameters():
         if key.lower().endswith("norm.weight"):

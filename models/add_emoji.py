@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentiment_export.checkpoint.labels import SENTIMENTS
+from sentiment_export.checkpoint.config import SENTIMENTS
 from sentiment_export.quality.labelled import Example, read_examples
 from sentiment_service.engine.text.tweets import EMOJI_NAMES
 from tokenizers import Tokenizer
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> None:
     counts, order = read_counts(Path(ranking)), random.Random(0)
     examples = order.sample(read_examples(Path(train), SENTIMENTS), int(texts))
     model = AutoModelForSequenceClassification.from_pretrained(base)
-    former = AutoTokenizer.from_pretrained(base)
+    former: Any = AutoTokenizer.from_pretrained(base)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=add_emoji(model, former, counts),
         model_max_length=former.model_max_length,

@@ -1,5 +1,7 @@
-"""Fixtures: a tiny bundle, the application within its lifespan, and a gate before inference."""
+"""Async tests, a tiny bundle, the application within its lifespan, and a gate before inference."""
 
+import asyncio
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 
+from tests.support.batching import PATIENCE_S
 from tests.support.raw_http import port_of
 from tests.support.serving import Gate, Process, listening
 from tests.support.tiny_bundle import make_bundle
@@ -36,9 +39,68 @@ FLAGS = [
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
+# The files that take longest, in this order. They begin first, so that the processes of `make test`
+# end at about the same time.
+LONGEST = (
+    "graph/test_graphs_of_architectures.py",
+    "checkpoint/test_architectures.py",
+    "checkpoint/test_source.py",
+    "routes/test_page.py",
+    "project/test_readme.py",
+    "model_export/test_known_checkpoints.py",
+    "server/test_shutdown.py",
+    "files/test_classify_files.py",
+    "request/test_key_files.py",
+    "checkpoint/test_describe.py",
+    "workers/test_supervisor.py",
+    "project/test_apps_named_app.py",
+    "recorded/test_recorded_answers.py",
+    "cli/test_bench.py",
+    "checks/test_soak.py",
+    "observability/test_logs.py",
+    "model/test_every_cpu.py",
+    "observability/test_traces.py",
+    "model_export/test_finetune.py",
+    "cli/test_exported_models.py",
+    "batching/test_batcher_simulation.py",
+    "faults/test_machine_faults.py",
+    "workers/test_workers.py",
+)
+
 Serve = Callable[..., TestClient]
 Listen = Callable[..., int]
 Start = Callable[..., Process]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes for each CPU, because tests wait for servers and timers; at most four."""
+    return min(2 * len(os.sched_getaffinity(0)), 4)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files of tests by how long they take, as far as that is known."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((n for n, name in enumerate(LONGEST) if path.endswith(name)), len(LONGEST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+
+    async def bounded() -> None:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+
+    asyncio.run(bounded())
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

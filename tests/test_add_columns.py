@@ -23,9 +23,7 @@ EXPECTED = ["positive", None, "negative", None, "neutral"]
 
 @pytest.fixture(scope="module")
 def classifier(bundle: Path) -> Iterator[Classifier]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SENTIMENT_MAX_BATCH_TOKENS", "512")  # so that nothing is measured
         with Classifier(bundle, runners=1, threads=1) as classifier:
             yield classifier
@@ -39,11 +37,17 @@ def _batch(**columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
+def _polars(**columns: Any) -> Any:
+    return pytest.importorskip("polars").DataFrame(columns)
+
+
 def _lists(table: Any) -> dict[str, list[Any]]:
     """The columns of any kind of table, with None for what is missing."""
     if isinstance(table, pa.Table | pa.RecordBatch):
         columns: dict[str, list[Any]] = table.to_pydict()
         return columns
+    if hasattr(table, "to_dict") and not isinstance(table, pd.DataFrame):  # of polars
+        table = table.to_dict(as_series=False)
     if isinstance(table, pd.DataFrame):
         table = {name: table[name].to_list() for name in table.columns}
     return {
@@ -56,6 +60,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "pa.Table": lambda **columns: pa.table(columns),
     "pa.RecordBatch": _batch,
     "pandas": _pandas,
+    "polars": _polars,
     "dict of lists": dict,
     "dict of arrays": lambda **columns: {n: np.array(v, object) for n, v in columns.items()},
 }
@@ -66,7 +71,10 @@ kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_each_kind_of_table_comes_back_with_the_columns(
     classifier: Classifier, make: Callable[..., Any]
 ) -> None:
-    """The same kind, the same rows in their order; rows without a result say why."""
+    """The same kind, the same rows in their order; rows without a result say why.
+
+    A table without rows gets the columns, too.
+    """
     table = make(number=[5, 4, 3, 2, 1], text=TEXTS)
     made = classifier.add_columns(table)
     assert type(made) is type(table)
@@ -80,33 +88,41 @@ def test_each_kind_of_table_comes_back_with_the_columns(
     assert columns["score"][1] is None
     assert columns["score"][0] == columns["score_positive"][0] > 0.5
     assert [*_lists(table)] == ["number", "text"]  # what was given stays as it was
+    empty = _lists(classifier.add_columns(make(text=[])))
+    assert [*empty.items()] == [(name, []) for name in ["text", *ADDED]]
 
 
 @kinds
-def test_a_taken_name_gets_the_prefix(classifier: Classifier, make: Callable[..., Any]) -> None:
-    """No column is lost, also when the name with the prefix is taken, too."""
-    table = make(text=["love"], label=["mine"], predicted_label=["too"], error=[1])
-    columns = _lists(classifier.add_columns(table))
-    assert columns["label"] == ["mine"]
-    assert columns["predicted_label"] == ["too"]
+def test_no_column_is_lost(classifier: Classifier, make: Callable[..., Any]) -> None:
+    """A taken name gets "predicted_", also twice, behind the prefix of one's own."""
+    given = {"text": ["love"], "label": ["mine"], "predicted_label": ["too"], "my_error": [1]}
+    columns = _lists(classifier.add_columns(make(**given)))
+    assert [*columns] == [*given, "predicted_predicted_label", *ADDED[1:]]
+    assert {name: columns[name] for name in given} == given
     assert columns["predicted_predicted_label"] == ["positive"]
-    assert columns["error"] == [1]
-    assert columns["predicted_error"] == [None]
+    columns = _lists(classifier.add_columns(make(**given), prefix="my_"))
+    named = [f"my_{name}" for name in ADDED]
+    assert [*columns] == [*given, *named[:-1], "predicted_my_error"]
+    assert (columns["my_label"], columns["predicted_my_error"]) == (["positive"], [None])
 
 
-@kinds
-def test_a_table_without_rows(classifier: Classifier, make: Callable[..., Any]) -> None:
-    """It gets the same columns."""
-    columns = _lists(classifier.add_columns(make(text=[])))
-    assert [*columns.items()] == [(name, []) for name in ["text", *ADDED]]
+def test_levels_of_columns(classifier: Classifier) -> None:
+    """A frame of pandas whose columns have two levels gets them at the first one."""
+    frame = pd.DataFrame({("tweet", "text"): ["love"], ("tweet", "id"): [1]})
+    made = classifier.add_columns(frame, ("tweet", "text"))  # type: ignore[arg-type]
+    assert [*made.columns][2:4] == [("label", ""), ("score", "")]
+    assert made["label"].to_list() == ["positive"]
+    again = classifier.add_columns(made, ("tweet", "text"))  # type: ignore[arg-type]
+    assert again.columns[2 + len(ADDED)] == ("predicted_label", "")
 
 
 @kinds
 def test_what_is_not_a_text_is_an_error_in_its_row(
     classifier: Classifier, make: Callable[..., Any]
 ) -> None:
-    """A column of numbers has an error in each row."""
-    columns = _lists(classifier.add_columns(make(value=[1, 2]), "value"))
+    """A column of numbers has an error in each row, and there is one warning."""
+    with pytest.warns(UserWarning, match="2 of 2 values are neither text nor missing"):
+        columns = _lists(classifier.add_columns(make(value=[1, 2]), "value"))
     assert columns["label"] == [None, None]
     assert [error.split(":")[0] for error in columns["error"]] == ["invalid_request"] * 2
 
@@ -114,10 +130,10 @@ def test_what_is_not_a_text_is_an_error_in_its_row(
 def test_missing_values_of_every_kind(classifier: Classifier) -> None:
     """None, NaN of each type, NA and NaT are empty; numbers, bytes and lists are invalid."""
     missing = [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT]
-    values = ["love", *missing, 3, np.int64(3), b"love", ["love"]]
+    values = [*["love"] * 31, *missing, 3, np.int64(3), b"love", ["love"]]
     errors = _lists(classifier.add_columns({"text": values}))["error"]
     codes = [error and error.split(":")[0] for error in errors]
-    assert codes == [None, *["empty_text"] * 5, *["invalid_request"] * 4]
+    assert codes == [*[None] * 31, *["empty_text"] * 5, *["invalid_request"] * 4]
 
 
 INDEXES = {
@@ -208,6 +224,16 @@ def test_a_batch_of_datasets_becomes_a_table_of_arrow(classifier: Classifier) ->
     assert made.schema.field("error").type == pa.string()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_datasets(classifier: Classifier) -> None:
+    """`map` adds the columns, with their types, also where the first batch has only errors."""
+    datasets = pytest.importorskip("datasets")
+    given = datasets.Dataset.from_dict({"text": [None, "love", "worst"]})
+    made = given.map(classifier.add_columns, batched=True, batch_size=1)
+    assert [*made["label"]] == [None, "positive", "negative"]
+    assert classifier.classify(given["text"]).labels == [None, "positive", "negative"]
+
+
 def test_options_are_those_of_classify(classifier: Classifier) -> None:
     """The overflow of long texts; a threshold is refused by a model with one label a text."""
     long = {"text": ["love " * 400]}
@@ -226,7 +252,7 @@ def test_options_are_those_of_classify(classifier: Classifier) -> None:
         ({"text": "love"}, TypeError, "'text' holds one value"),
         ({"text": {"text": "love"}}, TypeError, "'text' holds one value"),
         ({"text": 3}, TypeError, "'text' holds one value"),
-        ({"tweet": ["love"]}, UserError, "no column 'text'; column accepts one of: 'tweet'"),
+        ({"tweet": ["love"]}, UserError, "no column 'text'; its columns: 'tweet'"),
         (pd.DataFrame([["a", "b"]], columns=["text"] * 2), UserError, "several columns 'text'"),
         (pa.table([["a"], ["b"]], ["text"] * 2), UserError, "several columns 'text'"),
     ],

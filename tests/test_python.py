@@ -12,18 +12,19 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx2
+import pandas as pd
 import pyarrow as pa
 import pytest
 import sentiment_service
+from sentiment_client import outcome_of
 from sentiment_service import Classifier, ItemError, Prediction, UserError
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
-from sentiment_service.python import _prediction
 from sentiment_service.results import Prediction as AnsweredPrediction
 from sentiment_service.settings.settings import CheckpointOptions, Settings
 
@@ -72,7 +73,7 @@ def test_it_gives_what_the_service_gives(url: str, classifier: Classifier) -> No
 
 def _members(result: Any) -> dict[str, Any]:
     """A result as it is in an answer."""
-    members = {k: v for k, v in vars(result).items() if v is not None}
+    members = {k: v for k, v in asdict(result).items() if v is not None}
     if isinstance(result, ItemError):
         members["error"] = {name: members.pop(name) for name in ("code", "message")}
     elif result.sentences is not None:
@@ -83,8 +84,8 @@ def _members(result: Any) -> dict[str, Any]:
 def test_a_sentence_that_fails() -> None:
     """It has its error in its place, as in an answer."""
     error = {"error": {"code": "inference_failed", "message": "no logits"}, "start": 3, "end": 9}
-    sentences = _prediction({**dict.fromkeys(FIELDS), "sentences": [error]}).sentences
-    assert [*map(_members, sentences or ())] == [error]
+    prediction = outcome_of({**dict.fromkeys(FIELDS), "sentences": [error]})
+    assert [*map(_members, prediction.sentences or ())] == [error]
 
 
 def test_a_prediction_has_every_field_of_an_answer() -> None:
@@ -133,6 +134,14 @@ def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch)
         assert settings.checkpoint_flags() == [*words, "--max-tokens", "9"]
 
 
+def test_half_of_a_surrogate_pair_is_said_alike(classifier: Classifier) -> None:
+    """A string of Python has no encoding of which one could speak."""
+    (chunk,) = classifier.classify_iter(["a\udce9"])
+    for result in (*classifier.classify(["a\udce9"]), *chunk):
+        assert isinstance(result, ItemError)
+        assert "surrogate pair" in result.message
+
+
 def test_a_single_bad_text_raises(classifier: Classifier) -> None:
     """The error says why, with the code that the service gives it."""
     with pytest.raises(EmptyText, match="blank"):
@@ -160,14 +169,14 @@ def test_any_sequence(classifier: Classifier) -> None:
     assert len(many) == 5_001
     arrow = classifier.classify(pa.array(["love", None]))
     assert [type(one) for one in arrow] == [Prediction, ItemError]
-    mixed = classifier.classify(("love", {"text": "love"}, 3, b"love", ["love"], {"a": "love"}))
+    with pytest.warns(UserWarning, match="^4 of 6 values are neither .* int;"):
+        mixed = classifier.classify(("love", {"text": "love"}, 3, b"love", ["love"], {"a": "love"}))
     assert mixed[0] == mixed[1]
     assert [getattr(one, "code", "") for one in mixed[2:]] == ["invalid_request"] * 4
 
 
 def test_a_column_of_pandas(classifier: Classifier) -> None:
     """None, NaN and NA are errors in their place; the frame has the column's index."""
-    pd = pytest.importorskip("pandas")
     texts = ["love", None, float("nan"), "", pd.NA, "worst"]
     frame = pd.DataFrame({"text": texts}, index=list("uvwxyz"))
     results = classifier.classify(frame["text"])
@@ -182,6 +191,135 @@ def test_a_column_of_pandas(classifier: Classifier) -> None:
     assert [*classifier.classify([]).to_frame().columns] == [*made.columns]
     with pytest.raises(TypeError, match="one column"):
         classifier.classify(frame)
+
+
+def test_results_are_columns(classifier: Classifier) -> None:
+    """Each column has a value for each text, None where there is none; a part has them, too."""
+    results = classifier.classify(["love", "", "worst"])
+    assert results.labels == ["positive", None, "negative"]
+    assert results.scores == [results[0].score, None, results[2].score]
+    assert results.polarity == [results[0].polarity, None, results[2].polarity]
+    assert [error and error.split(":")[0] for error in results.errors] == [None, "empty_text", None]
+    assert (len(results), results[1:].labels) == (3, [None, "negative"])
+    frame, table = results.to_frame(), results.to_arrow()
+    assert table.column_names == [*frame.columns]
+    assert table["label"].to_pylist() == results.labels
+    assert results[::-1].to_frame()["error"].to_list()[1] == results.errors[1]
+    assert classifier.classify([]).to_arrow().schema == table.schema
+
+
+def test_what_a_notebook_shows_of_results(classifier: Classifier) -> None:
+    """Counts by label, the first rows and the first errors, and never all of a long list."""
+    results = classifier.classify(["love", *["worst"] * 20_000, "", "love"])
+    shown = repr(results).splitlines()
+    assert shown[0] == "20,003 texts: negative 20,000, neutral 0, positive 2, errors 1"
+    assert [line.split()[:2] for line in shown[1:]] == [
+        ["0", "positive"],
+        *([str(row), "negative"] for row in range(1, 5)),
+        ["20,001", "error"],
+    ]
+    html = results._repr_html_()
+    assert html.count("<tr>") == 6
+    assert html.startswith(f"<p>{shown[0]}</p>")
+    assert results.summary() == {
+        "texts": 20_003,
+        "labels": {"negative": 20_000, "neutral": 0, "positive": 2},
+        "errors": {"empty_text": 1},
+        "truncated": 0,
+        "polarity": pytest.approx(results[1].polarity, abs=0.01),
+    }
+    assert repr(classifier.classify([])).splitlines() == [
+        "0 texts: negative 0, neutral 0, positive 0, errors 0"
+    ]
+
+
+def test_results_are_drawn(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar for each label."""
+    pytest.importorskip("matplotlib").use("agg")
+    axes = classifier.classify(["love", "love", "worst", ""]).plot()
+    assert [bar.get_height() for bar in axes.patches] == [1, 0, 2]
+    assert [label.get_text() for label in axes.get_xticklabels()] == LABELS
+
+
+def test_a_generator_of_any_length(classifier: Classifier) -> None:
+    """It is read as its results are used, a few chunks ahead, and then closed."""
+    read = 0
+
+    def endless() -> Iterator[str | None]:
+        nonlocal read
+        while True:
+            read += 1
+            yield ("love", None, "worst")[read % 3]
+
+    chunks = classifier.classify_iter(endless())
+    assert read == 0
+    for number, chunk in zip(range(1, 4), chunks, strict=False):
+        assert len(chunk) == 2_000
+        assert read <= (number + 3) * 2_000
+        assert [*map(bool, chunk.errors)].count(True) in (666, 667)
+    three = classifier.classify_iter(pa.array(["love", None, "worst"]))
+    assert [chunk.labels for chunk in three] == [["positive", None, "negative"]]
+    assert [*classifier.classify_iter([])] == []
+    with pytest.raises(TypeError, match="classify takes a single one"):
+        classifier.classify_iter("love")
+    with pytest.raises(InvalidRequest, match="overflow must be"):
+        classifier.classify_iter(["love"], overflow="cut")  # type: ignore[arg-type]
+
+
+def test_asyncio(classifier: Classifier, gate: Gate) -> None:
+    """The event loop goes on meanwhile; results and errors are those of ``classify``."""
+    texts = ["love", None, "worst"] * 1_000
+
+    async def call() -> None:
+        gate.close()
+        waiting = asyncio.create_task(classifier.aclassify(texts))
+        while not gate.reached.is_set():  # noqa: ASYNC110 - it is an event of threads
+            await asyncio.sleep(0.01)
+        gate.open.set()
+        assert await waiting == classifier.classify(texts)
+        series = pd.Series(["love", ""], index=["a", "b"])
+        assert [*(await classifier.aclassify(series)).to_frame().index] == ["a", "b"]
+        assert (await classifier.aclassify("love")).label == "positive"
+        with pytest.raises(EmptyText):
+            await classifier.aclassify("")
+
+    asyncio.run(asyncio.wait_for(call(), 60))
+
+
+def test_a_cancelled_call_of_asyncio(classifier: Classifier, gate: Gate) -> None:
+    """What was being computed is finished, and nothing more is read."""
+    read = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal read
+        while True:
+            read += 1
+            yield "love"
+
+    async def call() -> None:
+        gate.close()
+        task = asyncio.create_task(classifier.aclassify(endless()))
+        while not gate.reached.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        task.cancel()
+        gate.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(call(), 60))
+    assert read <= 8_000
+    assert classifier.classify("love").label == "positive"
+
+
+def test_a_column_of_numbers_is_warned_of_once(classifier: Classifier) -> None:
+    """One warning for more than a tenth of the values; none for missing values or a few numbers."""
+    with pytest.warns(UserWarning, match="^30 of 31 values are neither text nor missing") as seen:
+        classifier.classify([*range(30), "love"])
+    assert (len(seen), seen[0].filename) == (1, __file__)
+    with pytest.warns(UserWarning, match="2,000 of 2,000 values"):
+        assert len([*classifier.classify_iter(range(5_000))]) == 3
+    assert classifier.classify(["love"] * 9 + [3]).labels.count(None) == 1
+    assert classifier.classify([None, float("nan"), "love"]).labels[:2] == [None, None]
 
 
 def test_threads_share_a_model(
@@ -322,7 +460,7 @@ def test_errors_speak_of_options_and_not_of_flags(options: dict[str, Any], words
 
 def test_it_cannot_be_sent_to_another_process(classifier: Classifier) -> None:
     """Pickling it, as multiprocessing does, says what to do instead."""
-    with pytest.raises(TypeError, match="one in each process"):
+    with pytest.raises(TypeError, match="give it all texts at once, or make one in each process"):
         pickle.dumps(classifier)
 
 
@@ -387,7 +525,7 @@ def test_an_error_has_what_a_prediction_has(classifier: Classifier) -> None:
     results = classifier.classify(["love", ""])
     assert [one.label for one in results] == ["positive", None]
     assert [getattr(results[1], name) for name in sorted(FIELDS)] == [None] * len(FIELDS)
-    assert vars(results[1]).keys() == {"code", "message"}
+    assert asdict(results[1]).keys() == {"code", "message"}
 
 
 def test_ctrl_c(bundle: Path) -> None:
@@ -426,4 +564,6 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("name", sorted({*sentiment_service.__all__} - {"classify_frame"}))
 def test_each_public_name_is_there(name: str) -> None:
     """What the package says that programs import can be imported; only Spark's needs its extra."""
-    assert getattr(sentiment_service, name).__module__.startswith("sentiment_service.")
+    assert getattr(sentiment_service, name).__module__.startswith(
+        ("sentiment_service.", "sentiment_client")
+    )

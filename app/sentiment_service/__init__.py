@@ -9,19 +9,22 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sentiment_client import ItemError as ItemError
+    from sentiment_client import Prediction as Prediction
+    from sentiment_client import Results as Results
+
     from sentiment_service.errors import ServiceError as ServiceError
     from sentiment_service.errors import UserError as UserError
-    from sentiment_service.files.spark import classify as classify_frame
+    from sentiment_service.files.spark import classify_frame as classify_frame
     from sentiment_service.main import create_app as create_app
     from sentiment_service.python import Classifier as Classifier
-    from sentiment_service.python import ItemError as ItemError
-    from sentiment_service.python import Prediction as Prediction
     from sentiment_service.settings.settings import Settings as Settings
 
 __all__ = (
     "Classifier",
     "ItemError",
     "Prediction",
+    "Results",
     "ServiceError",
     "Settings",
     "UserError",
@@ -33,24 +36,26 @@ __all__ = (
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULES = {
-    "Classifier": "python.Classifier",  # a model in this process
-    "Prediction": "python.Prediction",
-    "ItemError": "python.ItemError",
-    "ServiceError": "errors.ServiceError",  # what a single bad text raises
-    "UserError": "errors.UserError",  # what a model that cannot be used raises
-    "Settings": "settings.settings.Settings",
-    "create_app": "main.create_app",  # a FastAPI application, for Ray Serve
-    "classify_frame": "files.spark.classify",  # a DataFrame of Spark
+    "Classifier": "sentiment_service.python",  # a model in this process
+    **dict.fromkeys(("Prediction", "ItemError", "Results"), "sentiment_client"),
+    # What a single bad text raises, and what a model that cannot be used raises.
+    **dict.fromkeys(("ServiceError", "UserError"), "sentiment_service.errors"),
+    "Settings": "sentiment_service.settings.settings",
+    "create_app": "sentiment_service.main",  # a FastAPI application, for Ray Serve
+    "classify_frame": "sentiment_service.files.spark",  # a DataFrame of Spark
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _MODULES[name].rpartition(".")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return getattr(importlib.import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         from sentiment_service.installation import missing_extra
 
         raise ModuleNotFoundError(str(missing_extra(error)), name=error.name) from error
+    except ImportError as error:
+        if error.name == "sentiment_client":
+            raise ImportError(f"{error.path} is of another version: copy it again") from error
+        raise

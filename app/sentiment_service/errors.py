@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Literal, get_args
 
@@ -69,7 +69,7 @@ _PLAIN = {
 
 def plain_words(message: str) -> str:
     """Pydantic's message about a value in the words that users read."""
-    message = message.partition(", unable to parse")[0]
+    message = message.partition(", unable to ")[0]
     for pydantic, ours in _PLAIN.items():
         message = message.replace(pydantic, ours)
     return message
@@ -98,6 +98,16 @@ class ServiceError(Exception):
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
 
+    def again(self, detail: str = "", kind: "type[ServiceError] | None" = None) -> "ServiceError":
+        """A new error with what this one says, or with another detail, or of another kind.
+
+        Other requests may share this one; and one that was raised holds the frames of its stack.
+        """
+        kind, detail = kind or type(self), detail or self.detail
+        other = kind.__new__(kind, detail)
+        vars(other).update(vars(self), detail=detail)
+        return other
+
     @classmethod
     def document(cls, detail: str, request_id: str) -> dict[str, str | int]:
         """What the answer to a request with this kind of error says."""
@@ -111,17 +121,23 @@ class ServiceError(Exception):
             "request_id": request_id,
         }
 
+    @property
+    def outcome(self) -> str:
+        """What metrics count it as."""
+        return self.code
+
     def headers(self) -> dict[str, str]:
-        """What the headers of its answer say of it."""
         if self.retry_after_s is None:
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
 
-    def answer(self, request_id: str, /, **members: Any) -> tuple[Headers, bytes]:
+    def answer(
+        self, request_id: str, media_type: str = PROBLEM, /, **members: Any
+    ) -> tuple[Headers, bytes]:
         """Headers and body of its answer. ``members`` are the fields that a protocol adds."""
         document = {**self.document(self.detail, request_id), **members}
         body = json.dumps(document).encode()
-        headers = self.headers() | {"content-length": str(len(body)), "content-type": PROBLEM}
+        headers = self.headers() | {"content-length": str(len(body)), "content-type": media_type}
         return [(name.encode(), value.encode()) for name, value in headers.items()], body
 
     def last_answer(self, request_id: str, default_headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -186,11 +202,11 @@ class InvalidRequest(ServiceError):
 
 
 class UnknownField(InvalidRequest):
-    """The body has a field that its form does not have. ``fields`` are all that it has."""
+    """The body has a field that its form does not have. ``body`` is what was parsed."""
 
-    def __init__(self, detail: str, fields: Collection[str]) -> None:
+    def __init__(self, detail: str, body: Mapping[str, Any]) -> None:
         super().__init__(detail)
-        self.fields = fields
+        self.body = body
 
 
 class EmptyText(ServiceError):
@@ -215,14 +231,16 @@ class HeadersTooLarge(ServiceError):
     ends_texts = False
 
 
-Full = Literal["queue_full", "deadline", "inflight_bytes"]
+CLIENT_DEADLINE = "client_deadline"
+Full = Literal["queue_full", "deadline", "inflight_bytes", "client_deadline"]
 
 
 class Overloaded(ServiceError):
     """The service cannot take the request now.
 
-    ``reason`` is ``queue_full``, ``deadline`` (the wait would be longer than the deadline) or
-    ``inflight_bytes`` (request bodies take too much memory).
+    ``reason`` is ``queue_full``, ``deadline`` (the wait would be longer than the deadline),
+    ``client_deadline`` (it would, but only because the client's own is shorter than the service's)
+    or ``inflight_bytes`` (request bodies take too much memory).
     """
 
     status, code, title = 429, "overloaded", "Overloaded"
@@ -266,7 +284,23 @@ class ShuttingDown(ServiceError):
 
 
 class DeadlineExceeded(ServiceError):
+    """There is no answer in time.
+
+    ``of_client``: because of the client. Its own deadline is shorter than the service's, or what
+    it sends took too long. Metrics count it apart, so that no client can page the operator.
+    """
+
     status, code, title = 504, "deadline_exceeded", "Deadline exceeded"
+
+    def __init__(
+        self, detail: str, *, of_client: bool = False, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(detail, retry_after_s=retry_after_s)
+        self.of_client = of_client
+
+    @property
+    def outcome(self) -> str:
+        return CLIENT_DEADLINE if self.of_client else self.code
 
 
 class ClientDisconnected(ServiceError):
@@ -276,5 +310,29 @@ class ClientDisconnected(ServiceError):
 
 
 # What can become of a text, and why a request may not be admitted.
-OUTCOMES = ("ok", *(kind.code for kind in ServiceError.__subclasses__() if kind.ends_texts))
+TEXT_ERRORS = [kind.code for kind in ServiceError.__subclasses__() if kind.ends_texts]
+OUTCOMES = ("ok", *TEXT_ERRORS, CLIENT_DEADLINE)
 REJECTIONS = (*get_args(Full), NotReady.code, ShuttingDown.code)
+# The errors of a request that classifies, and the status and outcome of each way in which it ends.
+CLASSIFY_ERRORS = (
+    Unauthorized,
+    ModelNotFound,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+    InvalidRequest,
+    EmptyText,
+    TextTooLong,
+    TooManyTexts,
+    Overloaded,
+    RateLimited,
+    InferenceFailed,
+    OutOfMemory,
+    NotReady,
+    ShuttingDown,
+    DeadlineExceeded,
+)
+ANSWERS = [
+    (200, "ok"),
+    *((error.status, error.code) for error in (ClientDisconnected, *CLASSIFY_ERRORS)),
+    (DeadlineExceeded.status, CLIENT_DEADLINE),
+]

@@ -20,10 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.atomic_files import FileLock
-from sentiment_service.engine.model.bundle import FORMAT_VERSION, MANIFEST, HubCommit, Precision
+from sentiment_service.engine.model.bundle import (
+    FORMAT_VERSION,
+    MANIFEST,
+    Bundle,
+    HubCommit,
+    Precision,
+    bundles_to_use,
+)
 from sentiment_service.errors import OTHER_DISK, UserError, first_line, system_error
 from sentiment_service.installation import child_command
-from sentiment_service.settings.settings import Settings, cache_directory
+from sentiment_service.settings.settings import AS_IT_SAYS, Settings, cache_directory
 
 # The layout of the cache. The second number counts what an export decides by itself: models that
 # earlier versions have exported are exported again, with the labels of today.
@@ -68,6 +75,31 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
     return settings.model_copy(update={"model": bundles})
 
 
+def with_candidate(settings: Settings, say: Say = logger.info) -> Settings:
+    """The settings with a bundle as ``shadow``, which may be tried beside the first of the models.
+
+    These are bundles. A candidate has the labels of that model, in any order. What is said of
+    checkpoints is said of the model's, and not of the candidate's.
+    """
+    if settings.shadow is None:
+        return settings
+    as_it_says = settings.model_copy(update=AS_IT_SAYS.model_dump())
+    source = _source(settings.shadow, as_it_says)
+    path = settings.shadow if source is None else _kept(source, as_it_says, say)
+    model, candidate = Bundle.open(bundles_to_use(settings.model)[0]), Bundle.open(path)
+    ours, theirs = model.manifest.labels, candidate.manifest.labels
+    if {*ours} != {*theirs}:
+        raise UserError(
+            f"--shadow {settings.shadow}: a candidate must have the labels of the model, which are "
+            f"{', '.join(ours)}, and not {', '.join(theirs)}"
+        )
+    if candidate.digest == model.digest:
+        raise UserError(
+            f"--shadow {settings.shadow} is the bundle that is served; give another one to try"
+        )
+    return settings.model_copy(update={"shadow": path})
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A model that must be exported: a directory, or a repository of the hub at a revision.
@@ -83,7 +115,6 @@ class _Source:
 
     @property
     def commit(self) -> HubCommit:
-        """The commit of the bundle that is kept."""
         held = _manifest(self.bundle)
         return HubCommit.model_validate(held.get("fetched") or held.get("source") or {})
 
@@ -160,7 +191,6 @@ def _described(commit: HubCommit) -> str:
 
 
 def _newest_commit(source: _Source) -> HubCommit:
-    """The commit of its branch or tag on the hub."""
     from huggingface_hub import HfApi
 
     try:

@@ -14,18 +14,19 @@ EXTRAS = {
     "onnxruntime": "cpu",
     "httpx": "files",
     "pyarrow": "files",
+    "openpyxl": "files",
     "opentelemetry": "otel",
     "grpc": "grpc",
     "pyspark": "spark",
     "huggingface_hub": "hub",
-    "requests": "hub",
     "matplotlib": "pictures",
     **dict.fromkeys(("google", "onnx", "sentencepiece", "tqdm"), "export"),
-    **dict.fromkeys(("onnx_ir", "optimum", "safetensors", "torch", "transformers"), "torch"),
+    **dict.fromkeys(
+        ("onnx_ir", "onnxscript", "optimum", "safetensors", "torch", "transformers"), "torch"
+    ),
 }
 # Where the Dockerfile installs this package. The images have no pip.
 IMAGE = "/opt/sentiment"
-EXPORTERS = ("export", "torch")
 EXPORT_COMMAND = (
     "docker run --rm -v models:/models sentiment-service:export SOURCE --output /models/NAME"
 )
@@ -38,7 +39,7 @@ def missing_extra(error: ModuleNotFoundError) -> UserError:
         return UserError(f"the installation is not complete: {error}")
     extra = EXTRAS[module]
     if sys.prefix == IMAGE:
-        use = f"run {EXPORT_COMMAND}" if extra in EXPORTERS else "use the service without an image"
+        use = f"run {EXPORT_COMMAND}" if extra == "torch" else "use the service without an image"
         return UserError(f"this needs the package {module}, which is not in this image: {use}")
     instead = " (or 'gpu', for CUDA)" if extra == "cpu" else ""
     # A repository of the hub holds a bundle or, more often, a checkpoint.
@@ -82,5 +83,5 @@ sys.exit(main())
 
 
 def child_command(imports_main: str) -> tuple[str, ...]:
-    """The command that runs the ``main`` that this line of Python imports."""
+    """The command that runs the ``main`` that this Python imports."""
     return (sys.executable, "-c", _CODE.format(imports_main))

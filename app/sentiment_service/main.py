@@ -21,11 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sentiment_service import errors
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
-from sentiment_service.http import operations
+from sentiment_service.http import operations, pages
 from sentiment_service.http import routes as own_routes
-from sentiment_service.http.exchange import HttpRequest, Route, TextRoute, application
-from sentiment_service.http.openapi import ERRORS, with_components
-from sentiment_service.http.routes import OWN_PATHS
+from sentiment_service.http.openapi import with_components
+from sentiment_service.http.routes import HttpRequest, Route, TextRoute, application
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import EXPORTER
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
@@ -37,15 +36,17 @@ from sentiment_service.settings.settings import Settings
 # The modules whose ``ADAPTER`` is served. Without its line here, an adapter is not served, and
 # nothing else names it.
 ADAPTERS = (
+    "sentiment_service.adapters.azure_language",
+    "sentiment_service.adapters.comprehend",  # before the other adapter of POST /
     "sentiment_service.adapters.explain",
+    "sentiment_service.adapters.google_language",
     "sentiment_service.adapters.huggingface",
     "sentiment_service.adapters.open_inference",
     "sentiment_service.adapters.stream",
     "sentiment_service.adapters.tokenize",
-    "sentiment_service.adapters.v1",
     "sentiment_service.adapters.vllm",
     # The last: some of its paths are the user's, who gets an error if one is taken.
-    "sentiment_service.adapters.clouds",
+    "sentiment_service.adapters.platforms",
     "sentiment_service.adapters.grpc",
 )
 
@@ -64,7 +65,6 @@ TAGS = [
 ]
 # FastAPI's telemetry is off. The service has its own, without the paths and queries of clients.
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-TEXT_STATUSES = dict.fromkeys(error.status for error in ERRORS)
 
 
 def create_app(
@@ -79,7 +79,7 @@ def create_app(
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
-    own = OWN_PATHS | Paths(open=PathSet({settings.root_path}))
+    own = pages.OWN_PATHS | Paths(open=PathSet({settings.root_path}))
     paths = reduce(or_, [adapter.paths for adapter in adapters], own)
     service = Service(settings, paths, credentials=credentials, worker=worker)
     routes = all_routes(service, adapters)
@@ -104,7 +104,7 @@ def create_app(
 
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
-    return Application(service, operations.metrics_router.routes)
+    return Application(service, pages.metrics_router.routes)
 
 
 class Application(FastAPI):
@@ -123,8 +123,9 @@ class Application(FastAPI):
             **options,
         )
         self.state.service = service
-        self.state.scrapes = operations.Scrapes(service.metrics)
+        self.state.scrapes = pages.Scrapes(service.metrics)
         self.router.routes.extend(routes)
+        self.router.default = pages.no_route
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, which is made at the first request for it."""
@@ -174,11 +175,11 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
     The first route that matches a path answers: one with this very path before one with a name in
     it. Each route that takes texts gets its metric series.
     """
-    own = [*own_routes.router.routes, *operations.router.routes, *own_routes.page_router.routes]
+    own = [*own_routes.router.routes, *operations.router.routes, *pages.router.routes]
     if not service.settings.metrics_port:
-        own += operations.metrics_router.routes
+        own += pages.metrics_router.routes
     if service.settings.docs == "on":
-        own += own_routes.docs_router.routes
+        own += pages.docs_router.routes
     if prefix := service.settings.root_path:
         own.append(_to_page(prefix))
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
@@ -217,12 +218,12 @@ def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
     """Create the metric series of requests for answers at 0, before the first request.
 
     Alerts and dashboard read them, and a rate misses the first increase of a series that did not
-    exist before. Each route that takes texts has a series for each status that a text may get, and
+    exist before. Each route that takes texts has a series for each error that a text may get, and
     one for clients that disconnect. The series of other routes appear with their first request.
     """
     for route in routes:
         if isinstance(route, TextRoute):
-            for status in (200, errors.ClientDisconnected.status, *TEXT_STATUSES):
-                series.expect_request(route.path, "POST", status, route.operation)
+            for status, outcome in errors.ANSWERS:
+                series.expect_request(route.path, "POST", status, outcome, route.operation)
     for refusal in (errors.BadRequest, errors.HeadersTooLarge):
-        series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status)
+        series.expect_request(UNMATCHED, OTHER_METHOD, refusal.status, refusal.code)

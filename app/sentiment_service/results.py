@@ -71,10 +71,10 @@ class LabelScores(TypedDict):
         Annotated[
             list[TextWarning],
             Field(
-                description="why the model may be wrong about the text. other_language: by its "
-                "script and frequent words, it is not in the model's language (only of models of "
-                "English); unknown_tokens: more than a fifth of its tokens stand for what the "
-                "model does not know"
+                description="why the model may be wrong about the text. other_language: by the "
+                "request, or by its script and frequent words (only of models of English), it is "
+                "in none of the model's languages; unknown_tokens: more than a fifth of its tokens "
+                "stand for what the model does not know"
             ),
         ]
     ]
@@ -119,16 +119,13 @@ def item(outcome: Result | ServiceError) -> Result | FailedItem:
 def every_prediction(outcomes: Sequence[Outcome]) -> list[Prediction]:
     """The predictions, for answers that have no place for the error of one text.
 
-    Raises:
-        ServiceError: the error of the first bad text. Among several texts, it names the text.
+    The error of the first bad text is raised. Among several texts, it names the text.
     """
     predictions = []
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, ServiceError):
             if len(outcomes) == 1:
                 raise outcome
-            # A new error: other texts and other requests may share the original.
-            detail = f"text {index}, counted from 0: {outcome.detail}"
-            raise type(outcome)(detail, retry_after_s=outcome.retry_after_s) from None
+            raise outcome.again(f"text {index}, counted from 0: {outcome.detail}")
         predictions.append(outcome)
     return predictions

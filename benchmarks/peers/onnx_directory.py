@@ -13,7 +13,7 @@ from sentiment_export.graph.variants import export_graph
 
 
 def onnx_fp32(checkpoint: Path, directory: Path) -> None:
-    """Write Optimum's export with constants folded, with configuration and tokenizer."""
+    """Write PyTorch's export with constants folded, with configuration and tokenizer."""
     directory.mkdir()
     export_graph(load_checkpoint(checkpoint), directory)
     for file in checkpoint.iterdir():

@@ -55,10 +55,10 @@ def _check_local(source: Path, expected: "pa.Table") -> None:
     target = str(source.with_name("spark.parquet"))
     with _session(f"local[{CPUS}]") as session:
         rows = _rows(session, source).repartition(2 * CPUS).cache()
-        job.classify(rows).write.parquet(target)
+        job.classify_frame(rows).write.parquet(target)
         _compare(session.read.parquet(target), expected)
         session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "77")
-        _compare(job.classify(rows.filter("id < 1000")), expected, whole=False)
+        _compare(job.classify_frame(rows.filter("id < 1000")), expected, whole=False)
         loads = [row.loads for row in rows.mapInArrow(_loads, "loads long").collect()]
         assert set(loads) == {1}, f"the Python workers loaded the model {loads} times"
         print("Spark, local: same rows, columns and bits; each Python worker loaded the model once")
@@ -84,7 +84,7 @@ def _check_executors(source: Path, expected: "pa.Table", directory: Path) -> Non
     shutil.copytree(EMBEDDED_BUNDLE, bundle)
     with _session(f"local-cluster[{CPUS},1,1024]") as session:
         rows = _rows(session, source).repartition(8 * CPUS)
-        classified = job.classify(rows, settings=Settings(model=(bundle,)))
+        classified = job.classify_frame(rows, settings=Settings(model=(bundle,)))
         shutil.rmtree(bundle)  # Spark has a copy
         with _killing_workers() as killed:
             _compare(classified, expected)

@@ -169,6 +169,6 @@ def _replica(engine: Engine, network: str, name: str) -> Iterator[Container]:
 def _answers(container: Container) -> int:
     """How many requests a replica has answered."""
     metrics = httpx2.get(f"{container.url}/metrics").text
-    labels = 'method="POST",operation="classify",route="/classify",status="200"'
+    labels = 'method="POST",operation="classify",outcome="ok",route="/classify",status="200"'
     line = f"sentiment_http_requests_total{{{labels}}} "
     return int(float(metrics.partition(line)[2].partition("\n")[0] or 0))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx2
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-from sentiment_service.installation import EXPORT_COMMAND
 
 from benchmarks.random_checkpoint import random_checkpoint
 from benchmarks.service import ROOT, free_port
@@ -122,12 +121,9 @@ def kill(engine: Engine) -> str:
 
 def export(engine: Engine) -> str:
     """The export image writes a bundle into a volume, from which the service serves it."""
-    shape = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 300}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
     with tempfile.TemporaryDirectory() as folder, engine.made("volume") as models:
         Path(folder).chmod(0o755)  # the container's user is another
-        logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of its own tokenizers
-        checkpoint = random_checkpoint(Path(folder) / "source", "roberta", **shape, **layers)
+        checkpoint = tiny_checkpoint(Path(folder))
         for file in checkpoint.iterdir():
             file.chmod(0o644)
         mounts = (f"--volume={checkpoint}:/source:ro", f"--volume={models}:/models")
@@ -143,10 +139,18 @@ def export(engine: Engine) -> str:
     return f"exported in {seconds:.0f} s, then served from the volume"
 
 
+def tiny_checkpoint(folder: Path) -> Path:
+    """A RoBERTa with random weights."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of its own tokenizers
+    shape = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 300}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    return random_checkpoint(folder / "source", "roberta", **shape, **layers)
+
+
 def hub(engine: Engine) -> str:
-    """A bundle in a repository of a hub is served; for a checkpoint, the export image is named."""
-    with tempfile.TemporaryDirectory() as checkpoint, ExitStack() as stack:
-        (Path(checkpoint) / "config.json").write_text("{}")
+    """A bundle and a checkpoint in repositories of a hub are served."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        checkpoint = tiny_checkpoint(Path(folder))
         models = (f"acme/bundle={EMBEDDED_BUNDLE}", f"acme/checkpoint={checkpoint}")
         command = [sys.executable, "-m", "tests.support.model_export.hub", *models]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -162,9 +166,8 @@ def hub(engine: Engine) -> str:
             seconds = container.ready(f"http://127.0.0.1:{port}")
             assert re.search("acme/bundle, commit .* is kept in", container.log()), container.log()
         with engine.container(CPU, *options, words=(*words, "acme/checkpoint")) as container:
-            assert container.ended() == 1
-            assert EXPORT_COMMAND in container.log(), container.log()
-    return f"first answer after {seconds:.1f} s with a hub's bundle; a checkpoint is refused"
+            exported = container.ready(f"http://127.0.0.1:{port}")
+    return f"first answer after {seconds:.1f} s with a hub's bundle, {exported:.1f} s a checkpoint"
 
 
 def gpu(engine: Engine) -> str:

@@ -25,11 +25,7 @@ from checks.cuda import graphs, packages, served, stand_ins
 from checks.cuda.facts import facts, wrong
 
 FLASH = "FLASH_ATTENTION"
-MOST_KERNELS = 130
-# gelu_new adds its bias in a kernel of its own, in each of the 12 layers.
-WITH_GELU_NEW = {"albert": 142, "big_bird": 142}
-# Their relative positions are computed on the CPU, layer by layer.
-COPIES = {"deberta": 12, "deberta-v2": 12}
+MOST_KERNELS = 125
 # In fp32, the numbers of the tokens, which are counted on the CPU before all else.
 COPIES_OF_FP32 = 3
 
@@ -73,7 +69,7 @@ class Seen:
 def faults(model_type: str, precision: Precision, seen: Seen) -> list[str]:
     """What is wrong with what was seen, a few words each."""
     figures = seen.figures
-    copies = COPIES.get(model_type, 0) + (COPIES_OF_FP32 if precision == "fp32" else 0)
+    copies = COPIES_OF_FP32 if precision == "fp32" else 0
     expected = {
         f"{seen.copies} Memcpy nodes, not {copies}": seen.copies == copies,
         f"takes no option {', '.join(figures['not_taken'])}": not figures["not_taken"],
@@ -86,10 +82,9 @@ def faults(model_type: str, precision: Precision, seen: Seen) -> list[str]:
     }
     if graphs.is_flat(model_type, precision):
         on_cpu = seen.nodes("CPUExecutionProvider")
-        most = WITH_GELU_NEW.get(model_type, MOST_KERNELS)
         expected |= {
             f"{on_cpu} nodes on the CPU": on_cpu == 0,
-            f"{seen.kernels} kernels, more than {most}": seen.kernels <= most,
+            f"{seen.kernels} kernels, more than {MOST_KERNELS}": seen.kernels <= MOST_KERNELS,
             f"attention by {', '.join(sorted(seen.attention)) or 'nothing'}": seen.attention
             == {FLASH},
         }

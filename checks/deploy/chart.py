@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,13 +42,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "plain": {
         "model": {"name": "mine", "claim": "models"},
-        "image": {"tag": "1.0", "pullSecrets": [{"name": "registry"}]},
-        "autoscaling": {"by": "none", "minReplicas": 3},
+        "image": {"tag": "1.0"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "replicaCount": 3,
         "service": {"type": "LoadBalancer", "grpcPort": 9000},
         "ingress": {
-            "host": "texts.example.com",
+            "enabled": True,
+            "hosts": [{"host": "texts.example.com"}],
             "className": "nginx",
-            "tlsSecret": "certificate",
+            "tls": [{"secretName": "certificate", "hosts": ["texts.example.com"]}],
             "annotations": {"nginx.ingress.kubernetes.io/proxy-body-size": "2m"},
         },
         "networkPolicy": {"requestsFrom": ["web", "10.0.0.0/8"]},
@@ -67,11 +70,11 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"image": {"pullPolicy": "Always"}},
     {"settings": {"deadline_ms": 60_000}},
     {"settings": {"deadline_ms": "2000", "max_texts": "500"}},
-    {"settings": {"rate_limit": "100", "cors_origins": "https://example.com"}},
+    {"settings": {"rate_limit": "100/minute", "cors_origins": "https://example.com"}},
     {"settings": {"workers": 2}, "resources": {"limits": {"memory": "2Gi"}}},
     {"keysSecret": "keys"},
     {"gpu": True, "model": MODEL},
-    {"gpu": True, "model": MODEL, "autoscaling": {"by": "none", "minReplicas": 1}},
+    {"gpu": True, "model": MODEL, "replicaCount": 1},
     {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 1}}},
     {"resources": {"requests": {"memory": "1024Mi"}}},
     {"resources": {"requests": {"ephemeral-storage": "1Gi"}}},
@@ -88,10 +91,41 @@ CHANGES: tuple[dict[str, Any], ...] = (
     },
     {"service": {"grpcPort": 9000}, "networkPolicy": {"requestsFrom": []}},
     {"networkPolicy": {"metricsFrom": []}},
-    {"ingress": {"host": "texts.example.com"}},
+    {"ingress": {"enabled": True, "hosts": [{"host": "texts.example.com"}]}},
+    {
+        "ingress": {
+            "enabled": True,
+            "hosts": [{"paths": [{"path": "/texts", "pathType": "Exact"}]}, {"host": "*.a.org"}],
+        }
+    },
     {"monitoring": {"enabled": True, "alerts": False, "dashboard": False}},
     {"nodeSelector": {"kubernetes.io/arch": "arm64"}},
     {"affinity": {"nodeAffinity": {}}},
+    {"nameOverride": "texts"},
+    {"fullnameOverride": "texts", "model": MODEL | {"export": {"source": "team/model"}}},
+    {"replicaCount": 0},
+    {"replicaCount": 3, "autoscaling": {"enabled": True, "maxReplicas": 4}},
+    {"autoscaling": {"enabled": False}},
+    {"imagePullSecrets": [{"name": "registry"}]},
+    {"image": {"tag": f"v0.2.0-cpu@sha256:{'0f' * 32}"}},
+    {"serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/a"}}},
+    {"serviceAccount": {"create": False, "name": "texts", "automount": True}},
+    {"podLabels": {"team": "texts"}, "podAnnotations": {"sidecar.istio.io/inject": "false"}},
+    {"priorityClassName": "high"},
+    {"podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": 2_000_000_000}},
+    {"securityContext": {"readOnlyRootFilesystem": False, "privileged": False}},
+    {"service": {"annotations": {"service.beta.kubernetes.io/aws-load-balancer-internal": "true"}}},
+    {
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
+    },
+    {"envFrom": [{"secretRef": {"name": "proxy"}}, {"configMapRef": {"name": "traces"}}]},
+    {"topologySpreadConstraints": []},
+    {
+        "topologySpreadConstraints": [
+            {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
+        ]
+    },
 )
 CASES |= {str(values): values for values in CHANGES}
 
@@ -122,7 +156,7 @@ def rendered(values: dict[str, Any], release: str = "mine") -> list[dict[str, An
     """
     files = _files(values, release)
     manifests = (text for name, text in files.items() if name.endswith(".yaml"))
-    return [one for text in manifests for one in yaml.safe_load_all(text) if one]
+    return [one for text in manifests for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
 
 def notes(values: dict[str, Any]) -> str:
@@ -132,10 +166,15 @@ def notes(values: dict[str, Any]) -> str:
 
 
 def _files(values: dict[str, Any], release: str) -> dict[str, str]:
+    loaded().validate_schema(values)
+    files: dict[str, str] = loaded().render(values, name=release, namespace="texts")
+    return files
+
+
+@cache
+def loaded() -> Any:
+    """The chart, as Helm has read it."""
     import helm_python
 
     with _copied() as folder:
-        chart = helm_python.Chart.load(folder)
-        chart.validate_schema(values)
-        files: dict[str, str] = chart.render(values, name=release, namespace="texts")
-    return files
+        return helm_python.Chart.load(folder)

@@ -26,7 +26,7 @@ def make(bundle: Path, others: Path, model_type: str, config: Mapping[str, Any])
     """
     import onnx_ir as ir
     from sentiment_export.checkpoint.checkpoint import load_checkpoint
-    from sentiment_export.graph.passes.half_precision import to_half_precision
+    from sentiment_export.graph.precisions import to_half_precision
     from sentiment_export.graph.variants import export_graph
 
     from benchmarks.random_checkpoint import random_checkpoint, timed_export

@@ -44,13 +44,13 @@ def main() -> int:
     failed = False
     with Service(EMBEDDED_BUNDLE) as service:
         for name in parser.parse_args().only or GENERATORS:
-            problem = _problem(GENERATORS[name], service.url)
+            problem = problem_of(GENERATORS[name], service.url)
             print(f"platform-check: {name}: {problem or 'ok'}", flush=True)
             failed = failed or problem.startswith("FAILED")
     return int(failed)
 
 
-def _problem(check: Callable[[Path, str], None], url: str) -> str:
+def problem_of(check: Callable[[Path, str], None], url: str) -> str:
     """What went wrong in a folder of its own; empty if nothing did."""
     with TemporaryDirectory() as folder:
         urllib.request.urlretrieve(f"{url}/openapi.json", Path(folder, DOCUMENT))  # noqa: S310
@@ -70,12 +70,12 @@ def openapi_python_client(folder: Path, url: str) -> None:
     interpreter = python(REQUIREMENTS / "openapi_python_client.txt")
     path = f"{interpreter.parent}:{os.environ['PATH']}"  # it formats with ruff
     generate = ["generate", "--path", DOCUMENT, "--output-path", "client"]
-    said = _run([interpreter.parent / "openapi-python-client", *generate], folder, PATH=path)
+    said = run([interpreter.parent / "openapi-python-client", *generate], folder, PATH=path)
     warnings = [line for line in said.splitlines() if line.startswith("WARNING")]
     if [line for line in warnings if STREAM not in line]:
         raise subprocess.CalledProcessError(1, generate, said)
     script = CALLS / "call_openapi_python_client.py"
-    _run([interpreter, script, url], folder, PYTHONPATH=str(folder / "client"))
+    run([interpreter, script, url], folder, PYTHONPATH=str(folder / "client"))
 
 
 def openapi_generator_python(folder: Path, url: str) -> None:
@@ -83,7 +83,7 @@ def openapi_generator_python(folder: Path, url: str) -> None:
     _openapi_generator("python", folder)
     script = CALLS / "call_openapi_generator.py"
     interpreter = python(REQUIREMENTS / "openapi_generator.txt")
-    _run([interpreter, script, url], folder, PYTHONPATH=str(folder / "client"))
+    run([interpreter, script, url], folder, PYTHONPATH=str(folder / "client"))
 
 
 def typescript_fetch(folder: Path, url: str) -> None:
@@ -94,8 +94,8 @@ def typescript_fetch(folder: Path, url: str) -> None:
 
 def openapi_typescript(folder: Path, url: str) -> None:
     """Generate types, compile strictly and call with openapi-fetch."""
-    command = _node_modules() / ".bin/openapi-typescript"
-    _run([command, DOCUMENT, "--default-non-nullable=false", "-o", "types.ts"], folder)
+    command = node_modules() / ".bin/openapi-typescript"
+    run([command, DOCUMENT, "--default-non-nullable=false", "-o", "types.ts"], folder)
     _compile_and_call("call_openapi_typescript", folder, url)
 
 
@@ -106,7 +106,7 @@ def huggingface(folder: Path, url: str) -> None:
 
 def go(folder: Path, url: str) -> None:
     """Generate with the defaults, compile and call."""
-    program = _found("go")
+    program = found("go")
     _openapi_generator("go", folder)
     shutil.copy(CALLS / "call_go.go", folder / "main.go")
     modules = ["module call", f"require {CLIENT_MODULE} v0.0.0"]
@@ -116,7 +116,7 @@ def go(folder: Path, url: str) -> None:
         Path(folder, "validator/go.mod").write_text(f"module {VALIDATOR_MODULE}\n")
         modules.append(f"replace {VALIDATOR_MODULE} => ./validator")
     Path(folder, "go.mod").write_text("\n".join([*modules, ""]))
-    _run([program, "run", "-mod=mod", ".", url], folder)
+    run([program, "run", "-mod=mod", ".", url], folder)
 
 
 GENERATORS: dict[str, Callable[[Path, str], None]] = {
@@ -130,29 +130,29 @@ GENERATORS: dict[str, Callable[[Path, str], None]] = {
 
 
 def _openapi_generator(language: str, folder: Path, *properties: str) -> None:
-    _found("java")
+    found("java")
     program = python(REQUIREMENTS / "openapi_generator.txt").parent / "openapi-generator-cli"
     command: list[str | Path] = [program, "generate"]
     options = [f"--additional-properties={one}" for one in properties]
-    _run([*command, "-i", DOCUMENT, "-g", language, "-o", "client", *options], folder)
+    run([*command, "-i", DOCUMENT, "-g", language, "-o", "client", *options], folder)
 
 
 def _compile_and_call(name: str, folder: Path, url: str) -> None:
-    modules = _node_modules()
+    modules = node_modules()
     (folder / "node_modules").symlink_to(modules)
     shutil.copy(CALLS / "package.json", folder)
     shutil.copy(CALLS / f"{name}.ts", folder)
-    _run([modules / ".bin/tsc", *TYPESCRIPT, f"{name}.ts"], folder)
-    _run([_found("node"), f"{name}.js", url], folder)
+    run([modules / ".bin/tsc", *TYPESCRIPT, f"{name}.ts"], folder)
+    run([found("node"), f"{name}.js", url], folder)
 
 
-def _node_modules() -> Path:
+def node_modules() -> Path:
     """The packages of ``package-lock.json``, which are installed if they are not.
 
     Raises:
         InstallFailed: they could not be installed.
     """
-    npm, lock = _found("npm"), CALLS / "package-lock.json"
+    npm, lock = found("npm"), CALLS / "package-lock.json"
     folder = CACHE / f"node-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     complete = folder / ".complete"
     if not complete.exists():
@@ -166,7 +166,7 @@ def _node_modules() -> Path:
     return folder / "node_modules"
 
 
-def _found(command: str) -> str:
+def found(command: str) -> str:
     """The path of a command.
 
     Raises:
@@ -177,7 +177,7 @@ def _found(command: str) -> str:
     return path
 
 
-def _run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
+def run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
     """Run a command in the folder; what it said.
 
     Raises:

@@ -106,7 +106,7 @@ class Traffic:
             self.tally.killed(call)
             return
         explained |= self.explains_lateness()
-        self.tally.answered(call, answer, USUAL | {504} if explained else USUAL)
+        self.tally.answered(call, answer, {200, call.overloaded} | ({504} if explained else set()))
 
     def lost(self, call: Call, error: Exception, began: float = math.inf) -> None:
         """Count an answer that did not come. The call ``began`` then, if it was one of gRPC."""

@@ -16,6 +16,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sent
 # What the service runs on.
 SERVICE = [ROOT / "requirements" / name for name in ("cpu.txt", "files.txt", "build.txt")]
 ATTEMPTS = 2  # a download may fail once
+# Built wheels of what has none in the index. uv alone would unpack 480 MB of pyspark's source again
+# for each resolution, and keep them all.
+WHEELS = CACHE / "wheels"
+WITHOUT_WHEELS = ("pyspark",)
 
 
 class InstallFailed(Exception):
@@ -39,7 +43,7 @@ def python(packages: Path, *, service: bool = False) -> Path:
 
     def install() -> bool:
         print(f"{packages.stem}: installing its packages", flush=True)
-        pip = ("pip", "install", "--python", interpreter)
+        pip = ("pip", "install", "--find-links", WHEELS, "--python", interpreter)
         listed = (word for file in files for word in ("--requirements", file))
         editable = ("--no-deps", "--no-build-isolation", "--editable", ROOT)
         return (
@@ -49,10 +53,26 @@ def python(packages: Path, *, service: bool = False) -> Path:
         )
 
     if not complete.exists():
+        for line in packages.read_text().splitlines():
+            if line.startswith(WITHOUT_WHEELS):
+                build_wheel(line.split()[0])
         if not any(install() for _ in range(ATTEMPTS)):
             raise InstallFailed(packages.name)
         complete.touch()
     return interpreter
+
+
+def build_wheel(requirement: str) -> None:
+    """Add the wheel of a package to ``WHEELS``, unless it is there.
+
+    Raises:
+        InstallFailed: it could not be built; pip has written why.
+    """
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    folders = ("--find-links", WHEELS, "--wheel-dir", WHEELS)
+    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *folders, requirement)
+    if subprocess.run(command, check=False).returncode:
+        raise InstallFailed(requirement)
 
 
 def _uv(*arguments: str | Path) -> bool:

@@ -3,7 +3,8 @@
 import re
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple, Self
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -52,17 +53,7 @@ class Connection:
     def begin(self, path: bytes, metadata: Sequence[tuple[bytes, bytes]] = ()) -> int:
         """Send the headers of a call; the number of its stream."""
         self._stream += 2
-        fields = [
-            (b":method", b"POST"),
-            (b":scheme", b"http"),
-            (b":path", path),
-            (b":authority", b"x"),
-            (b"te", b"trailers"),
-            (b"content-type", b"application/grpc"),
-            *metadata,
-        ]
-        block = b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
-        self.socket.sendall(_frame(HEADERS, END_HEADERS, self._stream, block))
+        self.socket.sendall(_headers(self._stream, path, metadata))
         self._room[self._stream] = self._first_room
         return self._stream
 
@@ -159,9 +150,30 @@ def status_of(connection: Connection, *streams: int) -> int | None:
     return None
 
 
+def reset_calls(streams: Iterable[int]) -> bytes:
+    """The frames of calls that are given up at once; a client's streams have odd numbers."""
+    reason = CANCEL.to_bytes(4, "big")
+    frames = ((_headers(one, INFER), _frame(RST_STREAM, 0, one, reason)) for one in streams)
+    return b"".join(chain.from_iterable(frames))
+
+
 def message(content: bytes) -> bytes:
     """A gRPC message: not compressed, its length, its bytes."""
     return struct.pack(">BI", 0, len(content)) + content
+
+
+def _headers(stream: int, path: bytes, metadata: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path),
+        (b":authority", b"x"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        *metadata,
+    ]
+    block = b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
+    return _frame(HEADERS, END_HEADERS, stream, block)
 
 
 def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:

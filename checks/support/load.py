@@ -22,7 +22,7 @@ def constant_load(
     done = threading.Event()
 
     def ask(texts: list[str]) -> None:
-        with httpx2.Client(base_url=url) as client:
+        with httpx2.Client(base_url=url, timeout=30) as client:  # longer than any deadline
             while not done.is_set():
                 try:
                     answer = client.post("/classify", json={"inputs": texts})

@@ -62,6 +62,9 @@ RECORDED = f'{SERVICE},model=~"$model"'  # over all replicas
 ASKED = f'{JOB},operation!="other"'
 QUICK = f'{JOB},operation="classify"'
 
+FAILED = f'{ASKED},status=~"5..",outcome!="client_deadline"'
+BY_OUTCOME = "status, outcome"
+
 Query = tuple[str, str]  # expression, legend
 Panels = list[TimeSeries | Heatmap | Stat | Table]
 
@@ -135,7 +138,11 @@ def stacked(panel: TimeSeries) -> TimeSeries:
 def overview() -> Panels:
     """What to look at first: whether users get answers, in time, and from how many replicas."""
     requests = "sentiment_http_requests_total"
-    outcomes = (("2..", "answered"), ("429", "refused"), ("5..", "failed"))
+    outcomes = (
+        (f'{ASKED},status=~"2.."', "answered"),
+        (f'{ASKED},status=~"429"', "refused"),
+        (FAILED, "failed"),
+    )
     ready = f"min by (instance) (sentiment_model_ready{{{MODEL}}})"
     return [
         stacked(
@@ -144,10 +151,7 @@ def overview() -> Panels:
                 "Requests for answers: answered, refused because of load (429), or failed (5xx)."
                 " Errors of clients are left out.",
                 "reqps",
-                *(
-                    (rate(requests, f'{ASKED},status=~"{status}"'), name)
-                    for status, name in outcomes
-                ),
+                *((rate(requests, labels), name) for labels, name in outcomes),
             )
         ),
         objective(
@@ -182,7 +186,8 @@ def overview() -> Panels:
 def traffic() -> Panels:
     """The requests and texts that arrive."""
     tokens = "sentiment_text_tokens"
-    truncated = rate("sentiment_truncated_total", MODEL, "model")
+    warnings = rate("sentiment_warnings_total", MODEL, "warning")
+    texts = rate("sentiment_predictions_total", MODEL)
     return [
         graph(
             "Requests",
@@ -204,10 +209,19 @@ def traffic() -> Panels:
             (mean(tokens, MODEL), "mean"),
         ),
         graph(
-            "Truncated texts",
-            "Share of the answered texts that were longer than the model allows and were cut off.",
+            "Warnings",
+            "Share of the answered texts about which the model may be wrong: other_language, not"
+            " the model's; unknown_tokens, what it does not know; truncated, cut off as too long."
+            " From 20 % on, SentimentWarnings becomes pending.",
             "percentunit",
-            (f"{truncated} / {rate('sentiment_predictions_total', MODEL, 'model')}", "{{model}}"),
+            (f"{warnings} / ignoring (warning) group_left () {texts}", "{{warning}}"),
+        ),
+        graph(
+            "Requests by key",
+            "Requests of clients whose key has a name in its file, by outcome: ok, rate_limited or"
+            " another error.",
+            "reqps",
+            (rate("sentiment_key_requests_total", JOB, "key, outcome"), "{{key}} {{outcome}}"),
         ),
     ]
 
@@ -319,6 +333,11 @@ def predictions() -> Panels:
     """What the model predicts, and whether that changes."""
     labels, all_labels = (rate("sentiment_predictions_total", MODEL, by) for by in ("label", ""))
     share = f"namespace_job_model_label:sentiment_predictions:share1h{{{RECORDED}}}"
+    reference = f"namespace_job_model_label:sentiment_reference:share{{{RECORDED}}}"
+    drifts = {
+        f"{of} {{{{model}}}}": f"namespace_job_model:sentiment_{name}_drift:reference{{{RECORDED}}}"
+        for of, name in (("drift", "label"), ("lengths", "length"), ("unknown tokens", "unknown"))
+    }
     return [
         stacked(
             graph(
@@ -359,15 +378,17 @@ def predictions() -> Panels:
         ).max(1),
         objective(
             graph(
-                "Drift against yesterday",
-                "Change of each label's share within an hour, compared with the same hour of"
-                " yesterday. Drift is the share of texts with another label. There is data after a"
-                " day. The line is the limit of the alert SentimentLabelDrift.",
+                "Drift against the reference",
+                "Share of each label within an hour, less that in the texts on which the bundle was"
+                " evaluated. Drift is the share of texts with another label, lengths that of texts"
+                " with another length. It is empty for a bundle without such an evaluation. The"
+                " line is the limit of SentimentLabelDrift; those of SentimentTextDrift are 50 % of"
+                " the texts and 5 % of the tokens.",
                 "percentunit",
-                (f"{share} - {share} offset 1d", "{{label}}"),
-                (f"namespace_job_model:sentiment_label_drift:day{{{RECORDED}}}", "drift {{model}}"),
+                (f"{share} - {reference}", "{{label}}"),
+                *((query, legend) for legend, query in drifts.items()),
             ),
-            0.15,
+            0.25,
         ).min(-1),
     ]
 
@@ -411,9 +432,12 @@ def saturation() -> Panels:
         ),
         graph(
             "Memory",
-            "Resident memory of each replica. It includes files that are mapped from disk.",
+            "Memory in use in each replica's container, or on its machine, and the limit. At 90 %,"
+            " SentimentMemory becomes pending. Resident memory includes files mapped from disk.",
             "bytes",
-            (f"process_resident_memory_bytes{{{JOB}}}", "{{instance}}"),
+            (f"process_resident_memory_bytes{{{JOB}}}", "resident {{instance}}"),
+            (f"sentiment_memory_used_bytes{{{JOB}}}", "used {{instance}}"),
+            (f"sentiment_memory_limit_bytes{{{JOB}}}", "limit {{instance}}"),
         ),
         graph(
             "Open files",
@@ -468,7 +492,7 @@ def gpus() -> Panels:
 
 def errors() -> Panels:
     """What is refused, what fails, and what is lost."""
-    failed = rate("sentiment_http_requests_total", f'{ASKED},status=~"5.."')
+    failed = rate("sentiment_http_requests_total", FAILED)
     return [
         objective(
             graph(
@@ -481,11 +505,12 @@ def errors() -> Panels:
         ),
         graph(
             "Requests not answered",
-            "Requests by status. 4xx is an error of the client; 499 means that the client left.",
+            "Requests by status and error. 4xx is an error of the client; 499: the client left;"
+            " client_deadline: its own deadline passed, which is no error of the service.",
             "reqps",
             (
-                rate("sentiment_http_requests_total", f'{ASKED},status=~"[45].."', "status"),
-                "{{status}}",
+                rate("sentiment_http_requests_total", f'{ASKED},status=~"[45].."', BY_OUTCOME),
+                "{{status}} {{outcome}}",
             ),
         ),
         graph(
@@ -572,7 +597,7 @@ def models() -> Panels:
         .text_mode(BigValueTextMode.VALUE_AND_NAME),
         Table()
         .title("Served")
-        .description("Revision, precision and provider of each model on each replica.")
+        .description("Digest, precision and provider of each model on each replica.")
         .unit("none")
         .span(2 * WIDTH)
         .height(HEIGHT)
@@ -581,8 +606,10 @@ def models() -> Panels:
             [
                 Dataquery()
                 .expr(
-                    "max by (instance, model, revision, precision, provider, version) "
-                    f"(sentiment_model_info{{{MODEL}}})"
+                    "max by (instance, model, digest, precision, provider, version) "
+                    # As logs show it.
+                    f"(label_replace(sentiment_model_info{{{MODEL}}}, "
+                    '"digest", "$1", "digest", "(.{12}).*"))'
                 )
                 .format(PromQueryFormat.TABLE)
                 .instant()

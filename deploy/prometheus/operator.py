@@ -1,8 +1,10 @@
 """The rules as an object of the Prometheus operator.
 
-``python -m deploy.prometheus.operator`` writes it; kustomize cannot put files into an object.
+``python -m deploy.prometheus.operator`` writes it; kustomize cannot put files into an object. With
+``--runbooks``, the address of this repository's files, the links to runbooks are absolute.
 """
 
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,15 @@ def prometheus_rule() -> dict[str, Any]:
     }
 
 
-def as_yaml() -> str:
-    """The object as YAML."""
+def as_yaml(runbooks: str = "") -> str:
+    """The object as YAML. ``runbooks`` is what the links to runbooks begin with, if it is given."""
     text: str = yaml.safe_dump(prometheus_rule(), sort_keys=False, width=1000)
+    if runbooks:
+        text = text.replace("{{ $externalLabels.runbooks }}", f"{runbooks.rstrip('/')}/")
     return HEADER + text
 
 
 if __name__ == "__main__":
-    OUTPUT.write_text(as_yaml(), encoding="utf-8")
+    parser = ArgumentParser(description="Write prometheusrule.yaml for kustomize.")
+    parser.add_argument("--runbooks", default="", metavar="URL", help="of this repository's files")
+    OUTPUT.write_text(as_yaml(parser.parse_args().runbooks), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Exports a checkpoint to a bundle, and verifies it before the bundle appears."""
+"""Exports a checkpoint to a bundle, verified and calibrated before the bundle appears."""
 
 import json
 import tempfile
@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sentiment_service.atomic_files import atomic_directory, full_disk_named
+from numpy.typing import NDArray
+from sentiment_service.atomic_files import atomic_directory, full_disk_named, write_text_atomically
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import (
     FORMAT_VERSION,
     MANIFEST,
     SIDE_FILES,
     Bundle,
+    CalibrationLoss,
     CheckpointSource,
     DataFile,
     Manifest,
@@ -27,19 +29,41 @@ from sentiment_service.engine.model.bundle import (
 )
 from sentiment_service.engine.model.model import TEXTS, Model
 from sentiment_service.errors import UserError
+from sentiment_service.files.text_files import PLAIN, FileOptions
 
-from sentiment_export.bundle_calibration import CalibrationTexts, calibrated
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.source import commit_date, origin
 from sentiment_export.graph.builder import external_data
-from sentiment_export.graph.source_graphs import SourceGraphs
-from sentiment_export.graph.variants import Graphs, graphs_of
-from sentiment_export.output import ONNX_FILES, check_bundle_output, model_card
-from sentiment_export.quality.evaluation import AccuracyGate
-from sentiment_export.quality.labelled import MAX_ACCURACY_LOSS, Example
-from sentiment_export.quality.verification import NAMES, DiffersTooMuch, Reference, verify
+from sentiment_export.graph.variants import Graphs, SourceGraphs, graphs_of
+from sentiment_export.output import ONNX_FILES, calibration_section, check_bundle_output, model_card
+from sentiment_export.quality.evaluation import (
+    AccuracyGate,
+    as_decisions,
+    calibrate,
+    logits_of_examples,
+)
+from sentiment_export.quality.labelled import (
+    LEAST_TEXTS,
+    MAX_ACCURACY_LOSS,
+    Columns,
+    Example,
+    read_examples,
+)
+from sentiment_export.quality.scores import marks
+from sentiment_export.quality.verification import (
+    NAMES,
+    DiffersTooMuch,
+    Reference,
+    layer_parity,
+    verify,
+)
 
+File = TypeVar("File", bound=DataFile)
 MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
+
+
+class LeftOut(UserError):
+    """The bundle was written, without a variant that is too bad."""
 
 
 def export(
@@ -49,7 +73,7 @@ def export(
     precisions: Sequence[Precision] = ("fp32", "int8"),
     examples: Sequence[Example] = (),
     max_accuracy_loss: float = MAX_ACCURACY_LOSS,
-    calibration_texts: CalibrationTexts | None = None,
+    judge: Callable[[Bundle], Manifest] | None = None,
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
     graphs_of: Callable[[Checkpoint, Path], Graphs] = graphs_of,
@@ -62,32 +86,19 @@ def export(
     ``examples``, the scores of every variant are recorded, and a variant that scores worse than
     fp32 is left out. So is an int8 that differs from the ``reference`` by more than its tolerance.
     That is PyTorch's model, or the fp32 graph where PyTorch is not installed. Of an ONNX graph, it
-    is that graph itself; one that is quantized or fp16 is the only variant. With
-    ``calibration_texts``, every variant gets a temperature.
+    is that graph itself; one that is quantized or fp16 is the only variant. At the end, ``judge``
+    may add to the manifest, or refuse the bundle.
 
     Raises:
         UserError: the architecture is not supported, PyTorch is needed and not installed, fp32 or
             fp16 differs from the reference by more than its tolerance, ``output`` holds something
             other than a bundle, a labelled text cannot be classified, no temperature fits, or the
-            disk is full. Also raised after the other variants were written, if a variant was left
-            out.
+            disk is full.
+        LeftOut: the other variants were written.
     """
     output = check_bundle_output(output)
     gate = AccuracyGate(examples, max_accuracy_loss)
-    kind = reference or ("pytorch" if has_pytorch() else "fp32")
-    if checkpoint.graph is not None:
-        if reference or debug_parity:
-            asked = "--debug-parity" if debug_parity else f"--reference {reference}"
-            raise UserError(
-                f"{asked} needs weights, and {checkpoint.graph.path} is an ONNX graph: what is "
-                "made of it is compared with the graph itself"
-            )
-        kind = "onnx"
-    elif not has_pytorch() and (kind == "pytorch" or debug_parity):
-        raise UserError(
-            "a comparison with PyTorch needs PyTorch and transformers, which the extra `torch` "
-            "installs; without them, give --reference fp32"
-        )
+    kind = _compared_with(checkpoint, reference, debug_parity=debug_parity)
     # The other variants are compared with fp32, even if fp32 was not requested.
     first: Sequence[Precision] = ("fp32",) if examples or kind == "fp32" else ()
     made = dict.fromkeys((*first, *precisions))
@@ -105,6 +116,7 @@ def export(
                 if source.kept:
                     say(f"{checkpoint.graph.path.name}: {source.kept}")
             passes = {p: graphs.write(p, directory / ONNX_FILES[p]) for p in made}
+        checkpoint.weights.release()
         manifest = _manifest(checkpoint, directory, output.name, passes, kind)
         checks = _Checks(checkpoint, directory, gate, say, kind, source)
         for precision in made:
@@ -114,24 +126,44 @@ def export(
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
             raise UserError(f"no bundle was written: {gate.verdict()}")
-        if calibration_texts:
-            bundle = Bundle(directory, manifest, dict(checkpoint.config))
-            manifest = calibrated(bundle, calibration_texts, say=say)
+        if judge:
+            manifest = judge(Bundle(directory, manifest, dict(checkpoint.config)))
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
         (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
         Bundle.open(directory)  # as the service does: what was written contradicts itself nowhere
         check_bundle_output(output)  # something may have been put there meanwhile
     if gate.refused:
-        raise UserError(
-            f"{output} was written with {', '.join(manifest.variants)}: {gate.verdict()}"
-        )
+        raise LeftOut(f"{output} was written with {', '.join(manifest.variants)}: {gate.verdict()}")
     return manifest
 
 
-def has_pytorch() -> bool:
-    """Whether a checkpoint can be computed by PyTorch."""
-    return all(find_spec(package) for package in ("torch", "transformers"))
+def _compared_with(
+    checkpoint: Checkpoint, reference: ReferenceKind | None, *, debug_parity: bool
+) -> ReferenceKind:
+    """What the variants are compared with, if there is what that needs."""
+    if checkpoint.graph is not None:
+        if reference or debug_parity:
+            asked = "--debug-parity" if debug_parity else f"--reference {reference}"
+            raise UserError(
+                f"{asked} needs weights, and {checkpoint.graph.path} is an ONNX graph: what is "
+                "made of it is compared with the graph itself"
+            )
+        return "onnx"
+    has_pytorch = all(find_spec(package) for package in ("torch", "transformers"))
+    if not has_pytorch and (reference == "pytorch" or debug_parity):
+        raise UserError(
+            "a comparison with PyTorch needs PyTorch and transformers, which the extra `torch` "
+            "installs; without them, give --reference fp32"
+        )
+    return reference or ("pytorch" if has_pytorch else "fp32")
+
+
+class _Written(Bundle):
+    """A bundle whose files were written a moment ago, and have no digests yet."""
+
+    def variant_path(self, precision: Precision) -> Path:
+        return self.path / self.manifest.variants[precision].file
 
 
 @dataclass(slots=True)
@@ -152,7 +184,7 @@ class _Checks:
         The gate refuses an int8 that differs from the reference by more than its tolerance.
         """
         variant = manifest.variants[precision]
-        bundle = Bundle(self.directory, manifest, dict(self.checkpoint.config))
+        bundle = _Written(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         parity = invariant = None
         if self.kind == "fp32" and precision == "fp32":
@@ -202,20 +234,27 @@ class _Checks:
 
 
 def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
-    from sentiment_export.quality.layer_parity import layer_parity  # needs PyTorch
-
     ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
     report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
     return f"{precision}, layer by layer:\n{report.table()}"
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
-    """The manifest with only the ``kept`` variants; deletes the files of the others."""
+    """The manifest with only the ``kept`` variants and their digests; deletes the other files."""
     for precision in manifest.variants.keys() - set(kept):
         file = directory / ONNX_FILES[precision]
         file.unlink()
         external_data(file).unlink(missing_ok=True)
-    return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
+    variants = {}
+    for precision in kept:
+        variant = _with_digest(manifest.variants[precision], directory)
+        data = variant.data and _with_digest(variant.data, directory)
+        variants[precision] = variant.model_copy(update={"data": data})
+    return manifest.model_copy(update={"variants": variants})
+
+
+def _with_digest(file: File, directory: Path) -> File:
+    return file.model_copy(update={"sha256": sha256(directory / file.file)})
 
 
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
@@ -238,10 +277,10 @@ def _manifest(
     hub, made_with = origin(checkpoint.path), [*MADE_WITH]
     exported = checkpoint.encoder is None and checkpoint.graph is None
     if exported:
-        made_with.append("optimum-onnx")
+        made_with.append("onnxscript")
     if exported or reference == "pytorch":
         made_with += ["torch", "transformers"]
-    language = checkpoint.config.get("language")
+    languages = checkpoint.languages
     return Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -257,7 +296,8 @@ def _manifest(
         max_tokens=checkpoint.max_tokens,
         preprocessing=checkpoint.preprocessing,
         text_pairs=checkpoint.text_pairs,
-        language=language if isinstance(language, str) else None,
+        language=languages[0] if len(languages) == 1 else None,
+        languages=languages if len(languages) > 1 else [],
         notes=checkpoint.notes,
         reference=reference,
         variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
@@ -276,5 +316,80 @@ def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
 
 
 def _data_file(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / name
-    return {"file": name, "sha256": sha256(path), "bytes": path.stat().st_size}
+    """What is known of a file before it is known whether it is kept: all but its digest."""
+    return {"file": name, "sha256": "", "bytes": (directory / name).stat().st_size}
+
+
+def calibrated(
+    bundle: Bundle,
+    examples: Sequence[Example],
+    digest: str,
+    loss: CalibrationLoss = "log",
+    say: Callable[[str], None] = print,
+    *,
+    teachers: NDArray[Any] | None = None,
+) -> Manifest:
+    """The bundle's manifest with a temperature for every variant, each fitted on its own logits.
+
+    The ``examples`` are those of the labelled file with this ``digest``, or have a teacher's scores
+    [texts, labels]. A variant whose scores no temperature brings nearer to them stays as it is.
+    """
+    labels = [example.labels for example in examples]
+    likely = marks(labels, bundle.manifest.labels) if teachers is None else teachers
+    variants = {**bundle.manifest.variants}
+    for precision, variant in bundle.manifest.variants.items():
+        model = load_model(bundle, device="cpu", precision=precision, threads=0)
+        logits, gold = as_decisions(model, logits_of_examples(model, examples), likely)
+        try:
+            calibration = calibrate(logits, gold, loss, digest, len(gold) // len(examples))
+        except UserError as error:
+            if teachers is None:
+                raise
+            say(f"{precision} is not calibrated: {error}")
+            continue
+        say(f"{precision}: {calibration.line()}")
+        variants[precision] = variant.model_copy(update={"calibration": calibration})
+    return bundle.manifest.model_copy(update={"variants": variants})
+
+
+def calibrate_bundle(
+    path: Path,
+    file: Path,
+    loss: CalibrationLoss,
+    columns: Columns | None = None,
+    file_options: FileOptions = PLAIN,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
+
+    What was added below a model card stays there. One that was edited otherwise stays as it is; its
+    new section is printed instead.
+
+    Raises:
+        UserError: ``path`` is not a bundle, ``file`` is refused, or see ``calibrated``. Nothing was
+            changed.
+    """
+    bundle = Bundle.open(path)
+    examples = read_examples(
+        file,
+        bundle.manifest.labels,
+        columns,
+        multi_label=bundle.multi_label,
+        file_options=file_options,
+        least=LEAST_TEXTS,
+    )
+    manifest = calibrated(bundle, examples, sha256(file), loss, say)
+    # The manifest may hold entries of a newer version; they stay.
+    document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    for precision, variant in manifest.variants.items():
+        document["variants"][precision] |= variant.model_dump(include={"calibration"})
+    card = path / "README.md"
+    before = model_card(bundle.manifest)
+    text = card.read_text(encoding="utf-8") if card.exists() else before
+    write_text_atomically(
+        path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    )
+    if not text.startswith(before):
+        say(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
+    else:
+        write_text_atomically(card, model_card(manifest) + text.removeprefix(before))

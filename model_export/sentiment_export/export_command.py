@@ -3,10 +3,12 @@
 import argparse
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from sentiment_service.engine.model.bundle import Precision, ReferenceKind
+from sentiment_service.engine.model.bundle import Precision, ReferenceKind, sha256
+from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.formats import SHARE
 from sentiment_service.settings.settings import CheckpointOptions
 from sentiment_service.settings.sources import (
@@ -19,7 +21,13 @@ from sentiment_service.settings.sources import (
 )
 
 from sentiment_export.output import check_bundle_output
-from sentiment_export.quality.labelled import LABELLED, MAX_ACCURACY_LOSS, Columns, read_examples
+from sentiment_export.quality.labelled import (
+    LABELLED,
+    LEAST_TEXTS,
+    MAX_ACCURACY_LOSS,
+    Columns,
+    read_examples,
+)
 
 EXPORTED: tuple[Precision, ...] = ("fp32", "int8", "fp16")
 DEFAULT: tuple[Precision, ...] = ("fp32", "int8")
@@ -31,6 +39,7 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export evaluate BUNDLE FILE    score a bundle on labelled texts
   sentiment-export calibrate BUNDLE FILE   make a bundle's scores match how often they are right
   sentiment-export finetune BASE ...       train a classifier on labelled texts
+  sentiment-export distil SOURCE ...       make a faster model with fewer layers from texts alone
   sentiment-export COMMAND --help          all options of a command
 """
 SOURCE = (
@@ -43,9 +52,6 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     """Run the command with these arguments. Wrong usage exits with code 2.
 
     ``commands`` are the other ones, for the error when one of them is misspelt.
-
-    Raises:
-        UserError: the checkpoint cannot be exported; see ``load_checkpoint`` and ``export``.
     """
     parser = CommandParser(
         "sentiment-export",
@@ -115,16 +121,20 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     misspelt = nearest(words[0], commands) if words and "--output" not in " ".join(words) else ""
     if misspelt:
         parser.error(f"there is no command {words[0]!r}{misspelt}")
-    options = parser.parse_args(words)
-    try:
-        reading = read_options(options)
-    except ValueError as error:
-        parser.error(str(error))
-
+    options, reading = parsed(parser, words)
     check_bundle_output(options.output)
     if not _fetched(options, reading):
         _export_checkpoint(options, reading)
     print(f"wrote {options.output}")
+
+
+def parsed(parser: CommandParser, words: list[str]) -> tuple[argparse.Namespace, CheckpointOptions]:
+    """The arguments, and what they say of a checkpoint. Wrong usage exits with code 2."""
+    options = parser.parse_args(words)
+    try:
+        return options, read_options(options)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _fetched(options: argparse.Namespace, reading: CheckpointOptions) -> bool:
@@ -138,10 +148,9 @@ def _fetched(options: argparse.Namespace, reading: CheckpointOptions) -> bool:
 
 
 def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) -> None:
-    from sentiment_export.bundle_calibration import CalibrationTexts
     from sentiment_export.checkpoint.checkpoint import load_checkpoint
     from sentiment_export.checkpoint.source import find_checkpoint
-    from sentiment_export.export import export
+    from sentiment_export.export import calibrated, export
 
     path = find_checkpoint(options.source, options.revision, reading.onnx)
     checkpoint = load_checkpoint(path, reading)
@@ -151,21 +160,21 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
     )
     for note in checkpoint.notes:
         print(note)
-    labels, multi_label, columns = checkpoint.labels, checkpoint.multi_label, Columns.of(options)
-    examples, calibration_texts = [], None
+    labels, columns = checkpoint.labels, Columns.of(options)
+    how: Any = {"multi_label": checkpoint.multi_label, "file_options": FileOptions.of(options)}
+    examples, judge = [], None
     if options.evaluate:
-        examples = read_examples(options.evaluate, labels, columns, multi_label=multi_label)
-    if options.calibrate:
-        calibration_texts = CalibrationTexts.read(
-            options.calibrate, labels, columns, multi_label=multi_label
-        )
+        examples = read_examples(options.evaluate, labels, columns, **how)
+    if file := options.calibrate:
+        texts = read_examples(file, labels, columns, least=LEAST_TEXTS, **how)
+        judge = partial(calibrated, examples=texts, digest=sha256(file))
     export(
         checkpoint,
         options.output,
         precisions=options.precision,
         examples=examples,
         max_accuracy_loss=options.max_accuracy_loss,
-        calibration_texts=calibration_texts,
+        judge=judge,
         reference=options.reference,
         debug_parity=options.debug_parity,
     )

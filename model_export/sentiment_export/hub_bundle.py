@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub import HfApi, ModelInfo, constants
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from sentiment_service.atomic_files import atomic_directory
@@ -12,7 +12,14 @@ from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, 
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
-from sentiment_export.checkpoint.source import FAILURES, date_of, explain, is_outage, with_retries
+from sentiment_export.checkpoint.source import (
+    FAILURES,
+    date_of,
+    download,
+    explain,
+    is_outage,
+    with_retries,
+)
 from sentiment_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
 
 
@@ -35,7 +42,16 @@ def fetch_bundle(
             precisions, there are ``options``, or ``output`` must not be written.
     """
     try:
-        return _fetch(source, output, revision, precisions, options)
+        api = HfApi()
+        info = with_retries(lambda: api.model_info(source, revision=revision, timeout=30))
+        names = {file.rfilename for file in info.siblings or ()}
+        if MANIFEST not in names or not is_bundle(download(source, MANIFEST, info.sha).parent):
+            return False
+        options.refuse_bundle(source)
+        print(f"{source} holds a bundle; its commit is {info.sha}")
+        with atomic_directory(check_bundle_output(output)) as directory:
+            _copy(source, info, names & BUNDLE_FILES, directory, precisions)
+            check_bundle_output(output)  # something may have been put there meanwhile
     except HFValidationError:
         return False
     except FAILURES as error:
@@ -44,52 +60,36 @@ def fetch_bundle(
             return False
         why = explain(error, source, revision or constants.DEFAULT_REVISION)
         raise UserError(why) from error
-
-
-def _fetch(
-    source: str,
-    output: Path,
-    revision: str | None,
-    precisions: Sequence[Precision],
-    options: CheckpointOptions,
-) -> bool:
-    api = HfApi()
-    info = with_retries(lambda: api.model_info(source, revision=revision, timeout=30))
-    names = {file.rfilename for file in info.siblings or ()}
-
-    def fetched(name: str) -> Path:
-        return Path(with_retries(lambda: hf_hub_download(source, name, revision=info.sha)))
-
-    if MANIFEST not in names or not is_bundle(fetched(MANIFEST).parent):
-        return False
-    options.refuse_bundle(source)
-    print(f"{source} holds a bundle; its commit is {info.sha}")
-    with atomic_directory(check_bundle_output(output)) as directory:
-        (directory / "onnx").mkdir()
-
-        def copy(name: str) -> None:
-            if name not in names & BUNDLE_FILES:  # the manifest may be anyone's
-                raise UserError(f"{source} has no file {name}, which a bundle must have")
-            shutil.copyfile(fetched(name), directory / name)
-
-        for name in (MANIFEST, *SIDE_FILES, "README.md"):
-            copy(name)
-        bundle = Bundle.open(directory)
-        held = bundle.manifest.variants
-        kept = {precision: held[precision] for precision in precisions if precision in held}
-        if not kept:
-            raise UserError(
-                f"the bundle {source} has no {' or '.join(precisions)}; it has {', '.join(held)}: "
-                "choose one of these with --precision"
-            )
-        for precision, variant in kept.items():
-            copy(variant.file)
-            if variant.data is not None:
-                copy(variant.data.file)
-            bundle.variant_path(precision)
-        commit = HubCommit(repo_id=source, revision=info.sha, date=date_of(info))
-        manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
-        text = manifest.model_dump_json(indent=2, exclude_none=True)
-        (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
-        check_bundle_output(output)  # something may have been put there meanwhile
     return True
+
+
+def _copy(
+    source: str, info: ModelInfo, held: set[str], directory: Path, precisions: Sequence[Precision]
+) -> None:
+    """Copy the bundle of a commit, which has the files ``held``, to an empty directory."""
+    (directory / "onnx").mkdir()
+
+    def copy(name: str) -> None:
+        if name not in held:  # the manifest may be anyone's
+            raise UserError(f"{source} has no file {name}, which a bundle must have")
+        shutil.copyfile(download(source, name, info.sha), directory / name)
+
+    for name in (MANIFEST, *SIDE_FILES, "README.md"):
+        copy(name)
+    bundle = Bundle.open(directory)
+    variants = bundle.manifest.variants
+    kept = {precision: variants[precision] for precision in precisions if precision in variants}
+    if not kept:
+        raise UserError(
+            f"the bundle {source} has no {' or '.join(precisions)}; it has {', '.join(variants)}: "
+            "choose one of these with --precision"
+        )
+    for precision, variant in kept.items():
+        copy(variant.file)
+        if variant.data is not None:
+            copy(variant.data.file)
+        bundle.variant_path(precision)
+    commit = HubCommit(repo_id=source, revision=info.sha, date=date_of(info))
+    manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
+    text = manifest.model_dump_json(indent=2, exclude_none=True)
+    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")

@@ -1,7 +1,9 @@
 """The directory that a command writes, what is never replaced, and a bundle's README.md."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sentiment_service.engine.model.bundle import (
     MANIFEST,
@@ -147,6 +149,17 @@ temperature that was fitted on other texts ({folds}-fold cross-validation).
 """
 
 
+DISTILLED = """
+## Distilled
+
+The layers {layers} of the {depth} layers of {teacher}, counted from 0, have learnt its logits from
+{texts} texts without labels, in {epochs} epochs.
+
+- On {held_out} other texts, the student gives the teacher's label to {agreement:.1%}: {by_label}.
+- Their scores differ by {score_difference:.3f} on average.
+"""
+
+
 def model_card(manifest: Manifest) -> str:
     """The model card (Markdown), filled in from the manifest."""
     source, revision = manifest.source.repo_id or manifest.source.path, manifest.source.revision
@@ -181,7 +194,25 @@ def model_card(manifest: Manifest) -> str:
     ]
     if scored:
         card += ACCURACY.format(rows="\n".join(scored))
+    if manifest.distilled:
+        card += distilled_section(manifest.distilled)
     return card + calibration_section(manifest)
+
+
+def distilled_section(record: Mapping[str, Any]) -> str:
+    """The card's section on what a distilled model learnt from, and how well."""
+    teacher, of_label = record["teacher"], record["agreement_by_label"].items()
+    name = teacher.get("repo_id") or teacher["name"]
+    by_label = ", ".join(f"{label} {share:.1%}" for label, share in of_label)
+    layers = ", ".join(map(str, record["layers"]))
+    words = {**record, "layers": layers, "by_label": by_label, "depth": teacher["layers"]}
+    section = DISTILLED.format(**words | {"teacher": f"`{name}`"})
+    for who, scores in record.get("labelled", {}).items():
+        section += (
+            f"- On {scores['samples']} labelled texts, {who}: accuracy {scores['accuracy']:.4f}, "
+            f"macro recall {scores['macro_recall']:.4f}.\n"
+        )
+    return section
 
 
 def calibration_section(manifest: Manifest) -> str:

@@ -1,8 +1,6 @@
 """The Open Inference Protocol against a real server: with tritonclient, or by hand if needed."""
 
 import asyncio
-import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,20 +141,6 @@ def test_the_client_shows_what_was_wrong(client: triton.InferenceServerClient) -
     for output, name in ((shared, "shared_memory_region"), (classes, "classification")):
         with pytest.raises(InferenceServerException, match=f"{name} must be left out"):
             client.infer("tiny", [love], outputs=[output])
-
-
-@pytest.mark.parametrize("changes", [{"parameters": {}}, {"data": ["a"]}])
-def test_texts_are_in_the_json_or_behind_it(url: str, changes: Any) -> None:
-    """Bytes without a size, and texts in both places, are refused."""
-    binary = struct.pack("<I", 4) + b"love"
-    tensor: dict[str, Any] = {"name": "text", "datatype": "BYTES", "shape": [1]}
-    tensor |= {"parameters": {"binary_data_size": len(binary)}} | changes
-    document = json.dumps({"inputs": [tensor]}).encode()
-    headers = {"inference-header-content-length": str(len(document))}
-    path = f"{url}/v2/models/tiny/infer"
-    answer = httpx2.post(path, content=document + binary, headers=headers)
-    assert answer.status_code == 422
-    assert "in data, or behind the JSON" in answer.json()["error"]
 
 
 def test_the_path_chooses_the_model(serve: Serve, bundle: Path, tmp_path: Path) -> None:

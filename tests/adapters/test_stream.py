@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sentiment_service.adapters import stream
 from sentiment_service.adapters.ndjson import MOST_INVALID, Line, LineReader, LongLine
 from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
@@ -24,7 +25,7 @@ from sentiment_service.engine.options import DEFAULTS
 from sentiment_service.engine.step_thread import finish
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from sentiment_service.http.decoding import decoder
-from sentiment_service.http.exchange import HttpExchange
+from sentiment_service.http.routes import HttpExchange
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board
 
@@ -194,7 +195,7 @@ def test_a_bomb_is_refused_and_holds_up_nobody(client: TestClient) -> None:
     """Data that decompress to hundreds of times their size are cut off, and get an error line."""
     headers = {**NDJSON, "content-encoding": "br"}
     for filling in (b"\n", b"x\n", b"a"):
-        packed = brotli.compress(_lines(3) + filling * 50_000_000)
+        packed = brotli.compress(_lines(3) + filling * 50_000_000, quality=5)
         answer = client.post("/classify/stream", content=packed, headers=headers)
         lines = answer.text.splitlines()
         assert [json.loads(line)["id"] for line in lines[:3]] == [0, 1, 2]
@@ -323,7 +324,7 @@ def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:
 
 def test_a_stream_that_says_nothing_ends(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without new lines ends with an error line, even if keep-alive is longer."""
-    monkeypatch.setattr("sentiment_service.adapters.stream.IDLE_S", 0.1)
+    monkeypatch.setattr(stream, "IDLE_S", 0.1)
     received = exchange(listen(keep_alive_s=1), STREAM_HEAD + chunk(_lines(1)))
     assert b'{"id":0,"label":"positive"' in received
     assert b'{"id":null,"error":{"code":"deadline_exceeded"' in received
@@ -429,9 +430,10 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
             cast(asyncio.Task[None], asyncio.current_task()).cancel()
 
     async def answer() -> None:
-        scope: dict[str, Any] = {"method": "POST", "path": "/", "headers": [], "client": None}
+        scope: dict[str, Any] = {"method": "POST", "path": "/", "query_string": b""}
+        scope |= {"headers": [], "client": None}
         exchange = HttpExchange(service, app.router, scope, receive, send)
-        classifier = service.models.classifier(None)
+        classifier = service.models.classifiers.of(None)
         await StreamedAnswers(exchange, classifier, DEFAULTS, decoder(""))(scope, receive, send)
 
     asyncio.run(answer())

@@ -56,35 +56,6 @@ def test_a_body_of_vllm_is_answered_in_its_form_where_vllm_has_it(url: str, path
     assert _probabilities(_post(url, path, input=ids[1])) == _probabilities(by_text)[1:]
 
 
-def test_our_own_form_is_answered_as_before(url: str) -> None:
-    """`inputs` has our answer; with `input`, or an option of ours beside it, nothing is guessed."""
-    assert _post(url, "/classify", inputs="love")["results"][0]["label"] == "positive"
-    for other in ({"inputs": "worst"}, {"overflow": "error"}, {"split": "sentences"}):
-        refused = _post(url, "/classify", input="love", **other)
-        assert refused["code"] == "invalid_request"
-        assert next(iter(other)) in refused["detail"]
-        assert "input" in refused["error"]["message"]
-    refused = _post(url, "/tokenize", inputs="love", prompt="worst")
-    assert "inputs is our own form" in refused["error"]["message"]
-
-
-def test_the_tokens_of_a_prompt(url: str) -> None:
-    """As vLLM has them; `count` is that of the whole text, and what the model does not read is
-    left out."""
-    answer = _post(url, "/tokenize", prompt="love unheard", return_token_strs=True)
-    assert answer == {
-        "count": 4,
-        "max_model_len": 16,
-        "tokens": [1, 4, 3, 2],
-        "token_strs": ["<s>", "love", "<unk>", "</s>"],
-    }
-    bare = _post(url, "/tokenize", prompt="love unheard", add_special_tokens=False)
-    assert (bare["count"], bare["tokens"], bare["token_strs"]) == (2, [4, 3], None)
-    long = _post(url, "/tokenize", prompt="love " * 20)
-    assert (long["count"], len(long["tokens"])) == (22, 16)
-    assert _post(url, "/tokenize", prompt=" ")["error"]["code"] == "empty_text"
-
-
 @pytest.mark.parametrize("text", ["love " * 20, "love worst love worst"])
 def test_a_text_is_cut_as_it_asks(url: str, text: str) -> None:
     """`truncate_prompt_tokens` counts special tokens, which stay; without them, texts have more."""
@@ -97,40 +68,6 @@ def test_a_text_is_cut_as_it_asks(url: str, text: str) -> None:
     ids = [1, 4, 4, 5, 2]
     cut = _post(url, "/classify", input=ids, truncate_prompt_tokens=3)
     assert cut["data"] == _post(url, "/classify", input=ids[:3])["data"]
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"input": "love", "truncate_prompt_tokens": 17}, "truncate_prompt_tokens must be"),
-        ({"input": "love", "truncate_prompt_tokens": 2}, "from 3 to 16"),
-        ({"input": [[1, 2], [1, 7]]}, "no token with the id 7"),
-        ({"input": [1, 2**40]}, f"id {2**40}"),
-        ({"input": [1, -1]}, "id -1"),
-        ({"input": [4] * 17}, "17 token ids"),
-        ({"input": [4]}, "at least 2 tokens"),
-        ({"input": [[]]}, "no such list"),
-        ({"input": [["love"]]}, "no such list"),
-        ({"input": [[1, 2], "love"]}, "no such list"),
-        ({"input": [[1, True]]}, "no such list"),
-        ({"input": {"text": "a", "text_pair": "b"}, "add_special_tokens": False}, "pair"),
-        ({"messages": [{"role": "user", "content": "love"}]}, "chat template"),
-        ({"input": []}, "at least one text"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(url: str, body: dict[str, Any], words: str) -> None:
-    """The error is in vLLM's form, and says what was wrong; the service goes on."""
-    refused = _post(url, "/classify", **body)
-    assert refused["status"] == 422
-    assert words in refused["error"]["message"]
-    assert _post(url, "/classify", input="love")["data"][0]["label"] == "positive"
-
-
-def test_a_long_body_of_vllm_is_answered(url: str) -> None:
-    """A body that is read beside the event loop is handed on like a short one."""
-    answer = _post(url, "/classify", input=["love " * 100] * 200)
-    assert {one["label"] for one in answer["data"]} == {"positive"}
-    assert len(answer["data"]) == 200
 
 
 def test_the_client_gets_what_vllm_answers(client: OpenAI, url: str) -> None:

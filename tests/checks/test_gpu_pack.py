@@ -16,6 +16,8 @@ from checks.gpu.run_steps import STEPS
 from checks.gpu.setup import TINY, Setup
 from tests.support.serving import eventually, run_program
 
+pytestmark = pytest.mark.beside
+
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 # What this environment was made from. It has none of the packages.
 PYTHON_ELSEWHERE = str(Path(sys.base_prefix, "bin", f"python{PYTHON}"))

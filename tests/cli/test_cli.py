@@ -98,33 +98,11 @@ def test_bad_lines_are_answered_in_their_place(bundle: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_json_lines_are_the_results_of_the_http_answer(bundle: Path) -> None:
-    """Each line is a JSON object; a text that failed gives an error object."""
-    done = _classify(bundle, "--json", given=b"love\n\n")
-    prediction, failed = map(json.loads, done.stdout.splitlines())
-    assert prediction["label"] == "positive"
-    members = {"label", "score", "scores", "logits", "tokens", "truncated", "polarity"}
-    assert set(prediction) == members
-    assert failed["error"]["code"] == "empty_text"
-
-
 def test_nothing_is_left_in_the_home_directory(bundle: Path, tmp_path: Path) -> None:
     """ONNX Runtime's telemetry, which would write there, is off."""
     done = _classify(bundle, "love", HOME=str(tmp_path))
     assert done.returncode == 0
     assert not list(tmp_path.iterdir())
-
-
-def test_order_survives_batches_of_like_length(bundle: Path) -> None:
-    """Many lines of mixed lengths in small batches: each line gets its own answer, in order."""
-    words = ["love", "worst", "it"]
-    lines = [" ".join([words[n % 3]] * (1 + n % 11)) for n in range(2_500)]
-    done = _classify(bundle, given="\n".join(lines).encode(), SENTIMENT_MAX_BATCH_TOKENS="40")
-    labels = ["positive", "negative", "neutral"]
-    answers = [line.split("\t") for line in done.stdout.decode().splitlines()]
-    assert [(label, text) for label, _, text in answers] == [
-        (labels[n % 3], line) for n, line in enumerate(lines)
-    ]
 
 
 def test_a_reader_that_stops_ends_it_quietly(bundle: Path) -> None:
@@ -334,9 +312,3 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert exited.value.code == 0
     version = importlib.metadata.version("sentiment-service")
     assert capsys.readouterr().out == f"sentiment {version}\n"
-
-
-def test_classify_takes_one_model(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second --model is wrong usage; it is not ignored silently."""
-    assert main(["classify", "--model", str(bundle), "--model", str(bundle), "love"]) == 2
-    assert "--model once" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from sentiment_service.cli import doctor
 from sentiment_service.cli.command import main
 from sentiment_service.engine import loading
 from sentiment_service.engine.loading import load_model
+from sentiment_service.engine.model.bundle import MANIFEST, sha256
 from sentiment_service.engine.model.device import CPU, CUDA, CudaGpu, CudaState, Device
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
@@ -66,7 +67,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 Ask = Callable[..., tuple[int, Lines]]
 
 
-def test_a_healthy_cpu_installation_is_ok(ask: Ask) -> None:
+def test_a_healthy_cpu_installation_is_ok(ask: Ask, bundle: Path) -> None:
     """One line for each check; a missing GPU package is no problem."""
     code, lines = ask()
     assert code == 0
@@ -74,7 +75,8 @@ def test_a_healthy_cpu_installation_is_ok(ask: Ask) -> None:
         ["ok", name] for name in ("versions", "runtime", "CPU", "GPU", "model")
     ]
     assert "no GPU package is installed; serving on the CPU" in lines[3]
-    assert "tiny in fp32 on CPUExecutionProvider" in lines[4]
+    digest = sha256(bundle / MANIFEST)[:12]
+    assert f"tiny (digest {digest}) in fp32 on CPUExecutionProvider, loaded in " in lines[4]
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_problem(

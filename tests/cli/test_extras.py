@@ -34,49 +34,38 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(
-    ("package", "hidden", "extra", "words"),
+    ("hidden", "extra", "command"),
     [
-        ("sentiment_service.cli.command", "onnxruntime", "cpu", ["serve"]),
-        ("sentiment_service.cli.command", "onnxruntime", "cpu", ["classify", "hello"]),
+        ("onnxruntime", "cpu", "sentiment serve"),
+        ("onnxruntime", "cpu", "sentiment classify hello"),
+        ("grpc", "grpc", "sentiment serve --port 0 --grpc-port 1"),
+        ("opentelemetry.sdk", "otel", "sentiment serve --otlp-endpoint http://x"),
+        ("httpx", "files", "sentiment classify --url http://127.0.0.1:9 hello"),
+        ("pyarrow", "files", "sentiment classify --input x.parquet"),
+        ("pyarrow", "files", "sentiment classify --input x.txt.zst"),
+        ("openpyxl", "files", "sentiment classify --input x.xlsx"),
+        ("onnx", "export", "sentiment-export . --output bundle"),
+        ("huggingface_hub", "hub", "sentiment-export describe source"),
+        ("onnxruntime", "cpu", f"sentiment-export evaluate {EMBEDDED} file.tsv"),
         (
-            "sentiment_service.cli.command",
-            "grpc",
-            "grpc",
-            ["serve", "--port", "0", "--grpc-port", "1"],
-        ),
-        (
-            "sentiment_service.cli.command",
-            "opentelemetry.sdk",
-            "otel",
-            ["serve", "--otlp-endpoint", "http://x"],
-        ),
-        (
-            "sentiment_service.cli.command",
-            "httpx",
-            "files",
-            ["classify", "--url", "http://127.0.0.1:9", "hello"],
-        ),
-        ("sentiment_service.cli.command", "pyarrow", "files", ["classify", "--input", "x.parquet"]),
-        ("sentiment_export.cli", "onnx", "export", [".", "--output", "bundle"]),
-        ("sentiment_export.cli", "huggingface_hub", "hub", ["describe", "source"]),
-        ("sentiment_export.cli", "onnxruntime", "cpu", ["evaluate", EMBEDDED, "file.tsv"]),
-        (
-            "sentiment_export.cli",
             "transformers",
             "torch",
-            ["finetune", "base", "--train", "a", "--validation", "b", "--output", "c"],
+            "sentiment-export finetune base --train a --validation b --output c",
         ),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
-    tmp_path: Path, package: str, hidden: str, extra: str, words: list[str]
+    tmp_path: Path, hidden: str, extra: str, command: str
 ) -> None:
     """One line on standard error and exit code 1, without a traceback.
 
     Of several that are missing, it is the one without which no other helps.
     """
-    (tmp_path / "x.parquet").touch()
+    for name in ("x.parquet", "x.xlsx", "x.txt.zst"):
+        (tmp_path / name).touch()
     (tmp_path / "file.tsv").write_text("tweets\tpositive\tlove it\n")
+    program, *words = shlex.split(command)
+    package = {"sentiment": "sentiment_service.cli.command"}.get(program, "sentiment_export.cli")
     code = RUN.format(hidden=tuple(f"{name}." for name in hidden.split()), package=package)
     done = run_program(sys.executable, "-c", code, *words, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 1
@@ -143,8 +132,8 @@ def test_a_plain_start_needs_no_extra(start: Start) -> None:
 
 
 def test_the_client_names_the_package_that_it_needs() -> None:
-    """`import sentiment_client` without httpx fails with an ImportError that says how to get it."""
-    code = "import sys; sys.modules['httpx'] = None; import sentiment_client"
+    """A client without httpx fails with an ImportError that says how to get it."""
+    code = "import sys; sys.modules['httpx'] = None; from sentiment_client import Client; Client()"
     done = run_program(sys.executable, "-c", code)
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: sentiment_client needs the package httpx (0.28 or newer): run "

@@ -5,13 +5,13 @@ import json
 import sys
 import threading
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from sentiment_client import (
     Prediction,
     SentimentError,
 )
+from sentiment_service import Classifier
 
+from tests.support.http_server import Answer, listening
 from tests.support.serving import Process, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
@@ -82,6 +84,19 @@ def service_of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proce
         yield process
 
 
+MODEL = {"name": "tiny", "revision": "abc", "precision": "int8", "digest": "1" * 64}
+
+
+def _answer(
+    results: Sequence[Any],
+    model: dict[str, Any] = MODEL,
+    labels: Sequence[str] = ("negative", "positive"),
+) -> tuple[int, dict[str, str], bytes]:
+    """An answer of this model with these results."""
+    document = {"model": model, "labels": labels, "results": results}
+    return 200, {"content-type": "application/json"}, json.dumps(document).encode()
+
+
 class Server:
     """Gives the answers of its script first, then correct ones. ``seen`` has the requests.
 
@@ -100,42 +115,16 @@ class Server:
             results = [RESULT]
         else:
             results = [RESULT | {"tokens": len(text)} for text in inputs]
-        return 200, {"content-type": "application/json"}, json.dumps({"results": results}).encode()
+        return _answer(results)
 
 
-@contextmanager
-def _listening(server: Server) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def _listening(server: Server) -> AbstractContextManager[str]:
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        server.seen.append((dict(request.headers), json.loads(body)))
+        server.times.append(time.monotonic())
+        return server.script.pop(0) if server.script else server.answer(json.loads(body))
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            server.seen.append((dict(self.headers), body))
-            server.times.append(time.monotonic())
-            step = server.script.pop(0) if server.script else server.answer(body)
-            if step is None:
-                self.close_connection = True
-                return
-            status, headers, content = step
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Write no log."""
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.server_port}"
-    finally:
-        listener.shutdown()
-        thread.join()
-        listener.server_close()
+    return listening(answer)
 
 
 def _problem(status: int, code: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -267,6 +256,15 @@ def test_a_service_that_does_not_answer(classify: Call, bundle: Path) -> None:
     assert len(server.seen) == 1
 
 
+def test_an_answer_of_errors_alone_does_not_decide_how_labels_are(classify: Call) -> None:
+    """A later answer with predictions shows whether a text may have several labels."""
+    error = {"error": {"code": "empty_text", "message": "there is no text"}}
+    server = Server([_answer([error]), _answer([RESULT | {"labels": ["positive"]}])])
+    with _listening(server) as url:
+        results = classify(url, ["x", "love"], {"batch_size": 1, "concurrency": 1})
+    assert results.model.multi_label
+
+
 HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
 
 
@@ -295,7 +293,9 @@ def test_other_errors_are_not_tried_again(
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("document", [b"[]", b"{}", b'{"results": []}', b'{"results": [{}]}', b"7"])
+@pytest.mark.parametrize(
+    "document", [b"[]", b"{}", b'{"results": []}', b'{"results": [{}]}', b"7", b"[" * 100_000]
+)
 def test_json_of_another_service_is_an_error(classify: Call, document: bytes) -> None:
     """JSON of another shape raises a SentimentError."""
     server = Server([(200, {"content-type": "application/json"}, document)])
@@ -367,21 +367,17 @@ def test_an_invalid_url(url: str) -> None:
         Client(url)
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [("7", 7), ("0.5", 0.5), ("-1", 0), ("soon", None), ("", None), ("nan", None), ("inf", None)],
-)
-def test_retry_after(value: str, seconds: float | None) -> None:
-    """The header is a number of seconds; None if it cannot be understood."""
-    assert sentiment_client._retry_after_s(value) == seconds
-
-
-def test_retry_after_as_a_date() -> None:
-    """The header may be a date; a date in the past means 0 seconds."""
-    now = datetime.now(UTC)
-    later = format_datetime(now + timedelta(seconds=90), usegmt=True)
-    assert 85 < (sentiment_client._retry_after_s(later) or 0) <= 90
-    earlier = format_datetime(now - timedelta(seconds=90)).replace("+0000", "-0000")
+def test_retry_after() -> None:
+    """The header is a number of seconds or a date; None if it cannot be understood."""
+    for value, seconds in {"7": 7, "0.5": 0.5, "-1": 0, "soon": None, "inf": None}.items():
+        assert sentiment_client._retry_after_s(value) == seconds
+    later, earlier = (
+        format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+        for seconds in (90, -90)
+    )
+    without_zone = later.removesuffix(" GMT")
+    for date in (later, without_zone):
+        assert 85 < (sentiment_client._retry_after_s(date) or 0) <= 90
     assert sentiment_client._retry_after_s(earlier) == 0
 
 
@@ -431,13 +427,13 @@ def test_errors_that_say_nothing_of_their_texts(
 
     class Late(Server):
         def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
-            status, headers, content = super().answer(body)
+            *_, content = super().answer(body)
             late = {"error": {"code": code, "message": "later"}}
             results = json.loads(content)["results"]
             if body["inputs"] == ["xxx"] and len(self.seen) < 4:
                 results = [late]
             results[1:3] = [late for _ in results[1:3]]
-            return status, headers, json.dumps({"results": results}).encode()
+            return _answer(results)
 
     server = Late([])
     with _listening(server) as url:
@@ -450,52 +446,83 @@ def test_errors_that_say_nothing_of_their_texts(
         assert outcomes[1] == outcomes[2] == ItemError(code, "later")
 
 
-MODEL = {"name": "tiny", "revision": "abc", "precision": "int8", "digest": "1" * 64}
 PINNED = ModelInfo("tiny", "abc", "int8", ("negative", "positive"), digest="1" * 64)
-SAME = "digest 111111111111, revision abc"
 
 
 @pytest.mark.parametrize(
-    ("served", "labels", "shown"),
+    ("change", "labels"),
     [
-        ({}, ["negative", "positive"], None),
-        (
-            {"name": "large"},
-            ["negative", "positive"],
-            f"large ({SAME}, int8, labels negative, positive)",
-        ),
-        (
-            {"precision": "fp32"},
-            ["negative", "positive"],
-            f"tiny ({SAME}, fp32, labels negative, positive)",
-        ),
-        (
-            {"digest": "2" * 64},
-            ["negative", "positive"],
-            "tiny (digest 222222222222, revision abc, int8, labels negative, positive)",
-        ),
-        ({}, ["bad", "good"], f"tiny ({SAME}, int8, labels bad, good)"),
+        ({"name": "large"}, PINNED.labels),
+        ({"precision": "fp32"}, PINNED.labels),
+        ({"digest": "2" * 64}, PINNED.labels),
+        ({}, ("bad", "good")),
+        ({}, PINNED.labels),
     ],
 )
 @pytest.mark.parametrize("texts", ["love", ["love", "it"]])
 def test_the_answer_of_another_model(
-    texts: str | list[str], served: dict[str, str], labels: list[str], shown: str | None
+    texts: str | list[str], change: dict[str, Any], labels: tuple[str, ...]
 ) -> None:
     """Texts for one of ``models()`` get an error that names both, if another model answers."""
-    document = {"model": MODEL | served, "labels": labels, "results": [RESULT] * 2}
-    if isinstance(texts, str):
-        document["results"] = [RESULT]
-    answer = 200, {"content-type": "application/json"}, json.dumps(document).encode()
-    server = Server([answer])
+    results = [RESULT] if isinstance(texts, str) else [RESULT] * 2
+    served = ModelInfo(**MODEL | change, labels=labels)
+    server = Server([_answer(results, MODEL | change, labels)])
     with _listening(server) as url, Client(url) as client:
-        if shown is None:
+        if served == PINNED:
             client.classify(texts, model=PINNED)
         else:
             with pytest.raises(SentimentError) as raised:
                 client.classify(texts, model=PINNED)
             assert raised.value.code == "model_changed"
-            assert raised.value.detail == f"the service now serves {shown}, not {PINNED}"
+            assert raised.value.detail == f"the service now serves {served}, not {PINNED}"
     assert [body["model"] for _, body in server.seen] == ["tiny"]
+    shown = "tiny (digest 111111111111, revision abc, int8, labels negative, positive)"
+    assert str(PINNED) == shown
+
+
+@pytest.mark.parametrize(("changes", "requests"), [([1], 7), ([1, 5], 11), (range(1, 1000), None)])
+def test_the_results_of_one_call_are_of_one_model(
+    classify: Call, changes: Sequence[int], requests: int | None
+) -> None:
+    """If the service changes its model between two batches, the client begins again.
+
+    A service that changes it again and again, as replicas of two models, is an error that names
+    both.
+    """
+
+    class Changing(Server):
+        def answer(self, body: Any) -> tuple[int, dict[str, str], bytes]:
+            """With the digest and the score of the model that is served after so many requests."""
+            age = sum(len(self.seen) > change for change in changes)
+            results = [RESULT | {"score": age / 10}] * len(body["inputs"])
+            return _answer(results, MODEL | {"digest": str(age) * 64})
+
+    server = Changing([])
+    options = {"batch_size": 2, "concurrency": 1}
+    with _listening(server) as url:
+        if requests is None:
+            with pytest.raises(SentimentError, match="the service now serves tiny"):
+                classify(url, ["love"] * 9, options)
+            return
+        results = classify(url, ["love"] * 9, options)
+    assert {*results.scores} == {len(changes) / 10}
+    assert results[:2].model.digest == str(len(changes)) * 64
+    assert len(server.seen) == requests
+
+
+def test_a_table_of_a_model_that_has_changed_since() -> None:
+    """The columns are those of the model that answered, not of the one that is listed later."""
+
+    class Later(Client):
+        def models(self) -> list[ModelInfo]:
+            return [PINNED]
+
+    result = RESULT | {"scores": {"bad": 0.1, "good": 0.9}}
+    server = Server([_answer([result], MODEL | {"revision": None}, ["bad", "good"])])
+    with _listening(server) as url, Later(url) as client:
+        table = client.add_columns({"text": ["love"]})
+        assert client.classify([]).model is None
+    assert [name for name in table if name.startswith("score_")] == ["score_bad", "score_good"]
 
 
 MISSING = [None, float("nan"), np.float32("nan"), np.datetime64("NaT"), Decimal("NaN"), pd.NA]
@@ -505,48 +532,25 @@ NO_TEXTS = [3, np.int64(3), b"love", ["love"], {"text": float("nan")}, {"text": 
 def test_what_is_no_text_fails_alone(service: Process, classify: Call) -> None:
     """Missing values and what is no text are errors in their places, as in `Classifier`."""
     values = ["love", *MISSING, *NO_TEXTS, {"text": "worst"}, np.str_("love"), "\ud83d"]
-    outcomes = classify(service.url, values, {"batch_size": 4})
+    said = "7 of 17 values are neither text nor missing: a text must"
+    with pytest.warns(UserWarning, match=said):
+        outcomes = classify(service.url, values, {"batch_size": 4})
     codes = ["empty_text"] * len(MISSING) + ["invalid_request"] * len(NO_TEXTS)
-    assert [getattr(one, "code", None) for one in outcomes] == [
-        None,
-        *codes,
-        None,
-        None,
-        "invalid_request",
-    ]
-    assert [one.label for one in outcomes if isinstance(one, Prediction)] == [
-        "positive",
-        "negative",
-        "positive",
-    ]
-    assert outcomes[-4 - len(NO_TEXTS)] == ItemError("empty_text", "there is no text")
+    expected = ["positive", *codes, "negative", "positive", "invalid_request"]
+    assert [getattr(one, "code", one.label) for one in outcomes] == expected
+    assert outcomes[1] == ItemError("empty_text", "there is no text")
 
 
-@pytest.mark.parametrize("values", [MISSING, [None] * 10])
-def test_nothing_is_sent_of_values_without_a_text(classify: Call, values: list[Any]) -> None:
-    """A column in which every value is missing needs no request."""
+def test_nothing_is_sent_without_a_text(classify: Call) -> None:
+    """Of a column of missing values, or of a single one, whose code is that in a column."""
     server = Server([])
     with _listening(server) as url:
-        assert {one.code for one in classify(url, values, {"batch_size": 3})} == {"empty_text"}
-    assert not server.seen
-
-
-@pytest.mark.parametrize(
-    ("value", "code"),
-    [
-        (None, "empty_text"),
-        (float("nan"), "empty_text"),
-        (3, "invalid_request"),
-        (b"love", "invalid_request"),
-        ({"text": 3}, "invalid_request"),
-    ],
-)
-def test_a_single_value_that_is_no_text(classify: Call, value: Any, code: str) -> None:
-    """It is an error with the code that it would have in a list, and nothing is sent."""
-    server = Server([])
-    with _listening(server) as url, pytest.raises(SentimentError) as raised:
-        classify(url, value, {})
-    assert raised.value.code == code
+        assert {one.code for one in classify(url, MISSING, {"batch_size": 3})} == {"empty_text"}
+        for value in (*MISSING, 3, b"love", {"text": 3}):
+            code = "empty_text" if any(value is one for one in MISSING) else "invalid_request"
+            with pytest.raises(SentimentError) as raised:
+                classify(url, value, {})
+            assert raised.value.code == code
     assert not server.seen
 
 
@@ -562,12 +566,48 @@ def test_columns_of_pandas_and_arrow(service: Process, classify: Call) -> None:
         classify(service.url, pd.DataFrame({"text": texts}), {})
 
 
-def test_an_error_has_what_a_prediction_has() -> None:
-    """Each figure of an error is None, so that outcomes can be read as columns."""
-    error = ItemError("empty_text", "there is no text")
-    names = [field.name for field in fields(Prediction)]
-    assert [getattr(error, name) for name in names] == [None] * len(names)
-    assert asdict(error) == {"code": "empty_text", "message": "there is no text"}
+async def _added(url: str, *table: Any, **options: Any) -> Any:
+    async with AsyncClient(url) as client:
+        return await client.add_columns(*table, **options)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_columns_of_results_beside_a_table(
+    service: Process, bundle: Path, *, is_async: bool
+) -> None:
+    """Those that `Classifier.add_columns` adds: its tests have every kind of table."""
+
+    def add_columns(*table: Any, **options: Any) -> Any:
+        if is_async:
+            return asyncio.run(_added(service.url, *table, **options))
+        with Client(service.url) as client:
+            return client.add_columns(*table, **options)
+
+    class LazyBatch(UserDict[str, Any]):  # as datasets has it, which is not installed here
+        pa_table = pa.table({"text": [None]})
+
+    with Classifier(bundle, runners=1, threads=1) as classifier:
+        for texts in (["love", None, "worst", ""], [None], []):
+            frame = pd.DataFrame({"text": texts, "label": texts}, [7] * len(texts), dtype=object)
+            made, ours = add_columns(frame), classifier.add_columns(frame)
+            pd.testing.assert_frame_equal(made.drop(columns="error"), ours.drop(columns="error"))
+            assert [*made["error"].str.split(":").str[0]] == [*ours["error"].str.split(":").str[0]]
+    named = add_columns({"tweet": ["love"], "my_score": [1]}, "tweet", prefix="my_")
+    assert [*named][2:4] == ["my_label", "predicted_my_score"]
+    assert add_columns(LazyBatch()).schema.field("label").type == pa.string()
+    with pytest.raises(ValueError, match="no column 'text'; its columns: 'tweet'"):
+        add_columns({"tweet": ["a"]})
+
+
+def test_results_are_columns(service: Process, classify: Call, bundle: Path) -> None:
+    """They are those of `Classifier`, with the index of the column and the model that answered."""
+    texts = pd.Series(["love", "", "worst"], index=[4, 4, 5])
+    results = classify(service.url, texts, {})
+    with Classifier(bundle, runners=1, threads=1) as classifier:
+        ours = classifier.classify(texts)
+    pd.testing.assert_frame_equal(results.to_frame(), ours.to_frame())
+    assert type(results) is type(ours)
+    assert results.model == ours.model
 
 
 def test_threads_go_on_after_the_main_thread(service: Process) -> None:

@@ -2,22 +2,20 @@
 
 import asyncio
 import json
-import socket
-import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from sentiment_client import AsyncClient, Client, ConnectionFailed
 
 from benchmarks.service import free_port
+from tests.support.http_server import Answer, listening
 from tests.support.raw_http import port_of
 
 Models = Callable[[str], int]
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 MODEL = {"name": "m", "revision": None, "precision": "fp32", "labels": ["a", "b"]}
-BODY = json.dumps({"models": [MODEL]}).encode()
-ANSWER = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
 # It refuses connections.
 DEAD = "http://127.0.0.1:9"
 
@@ -30,28 +28,16 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, list[bytes]]]:
+def server() -> Iterator[tuple[str, list[str]]]:
     """A server or proxy that answers each request with a list of models; the lines that it got."""
-    seen: list[bytes] = []
-    listener = socket.create_server(("127.0.0.1", 0))
+    seen: list[str] = []
 
-    def serve() -> None:
-        while True:
-            connection, _ = listener.accept()
-            with connection:
-                head = connection.recv(65_536)
-                if not head:
-                    return
-                seen.append(head.partition(b"\r\n")[0])
-                connection.sendall(ANSWER)
+    def answer(request: BaseHTTPRequestHandler, _: bytes) -> Answer:
+        seen.append(request.requestline)
+        return 200, {}, json.dumps({"models": [MODEL]}).encode()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    port = listener.getsockname()[1]
-    yield f"http://127.0.0.1:{port}", seen
-    socket.create_connection(("127.0.0.1", port)).close()
-    thread.join()
-    listener.close()
+    with listening(answer) as url:
+        yield url, seen
 
 
 def _sync(url: str) -> int:
@@ -90,7 +76,7 @@ def models(request: pytest.FixtureRequest) -> Models:
     ids=str,
 )
 def test_this_machine_is_reached(
-    server: tuple[str, list[bytes]],
+    server: tuple[str, list[str]],
     models: Models,
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
@@ -137,7 +123,7 @@ def test_a_dead_proxy_is_named(models: Models, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_proxy_is_used_for_other_machines(
-    server: tuple[str, list[bytes]], models: Models, monkeypatch: pytest.MonkeyPatch
+    server: tuple[str, list[str]], models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is written without a scheme; a broken one for another scheme is no matter."""
     proxy, seen = server
@@ -145,7 +131,7 @@ def test_a_proxy_is_used_for_other_machines(
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "other.test,fd07:b51a:cc66:f0::/64")
     assert models("http://sentiment.test:8000") == 1
-    assert seen == [b"GET http://sentiment.test:8000/models HTTP/1.1"]
+    assert seen == ["GET http://sentiment.test:8000/models HTTP/1.1"]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,18 @@ def test_the_image_listens_where_platforms_and_manifests_expect_it() -> None:
         assert (ports["http"], ports["metrics"]) == (PORT, settings["SENTIMENT_METRICS_PORT"])
 
 
+def test_images_say_what_they_are_made_of() -> None:
+    """They have OCI's labels; a release gives a value to those that only the builder knows."""
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*)"', DOCKERFILE))
+    assert {"title", "description", "licenses", "version"} <= labels.keys()
+    workflow = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    for label in ("revision", "source", "created"):
+        argument = label.upper()
+        assert labels[label] == f"${argument}"
+        assert f"\nARG {argument}=\n" in DOCKERFILE
+        assert re.search(rf" {argument}=\$\{{\{{ ", workflow)
+
+
 def test_what_is_deployed_can_be_built() -> None:
     """``docker build .`` makes the CPU image; Compose and the overlays name stages that exist."""
     assert STAGES[-1] == "cpu"
@@ -124,11 +136,11 @@ def test_compose_passes_every_setting() -> None:
     ports = {f"SENTIMENT_{name}PORT" for name in ("", "METRICS_", "GRPC_")}
     decided = {"SENTIMENT_HOST", *ports}
     assert (
-        environment.keys() - {"FORWARDED_ALLOW_IPS", "HF_TOKEN", "HF_ENDPOINT"}
+        environment.keys() - {"FORWARDED_ALLOW_IPS", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"}
         == SETTINGS - decided
     )
     given = {name for name, value in environment.items() if value is not None}
-    assert given == {"SENTIMENT_DRAIN_MS"}
+    assert given == {"SENTIMENT_DRAIN_MS", "SENTIMENT_CACHE_DIR", "HF_HOME"}
 
 
 def test_compose_gives_no_container_more_than_it_needs() -> None:
@@ -143,7 +155,7 @@ def test_compose_gives_no_container_more_than_it_needs() -> None:
 
 
 def test_each_finds_the_next_in_compose() -> None:
-    """Prometheus asks the service and Grafana asks Prometheus, by their names in Compose."""
+    """Prometheus asks the service and tells Alertmanager, and Grafana asks Prometheus."""
     services = COMPOSE["services"]
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
     (files,) = scrape["file_sd_configs"]
@@ -151,6 +163,13 @@ def test_each_finds_the_next_in_compose() -> None:
     assert mount in services["prometheus"]["volumes"]
     targets: Any = load(ROOT / "deploy/prometheus/targets-compose.yml")[0]
     assert targets == [{"targets": [f"sentiment:{PORT}"]}]
+    (alerting,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["alerting"]["alertmanagers"]
+    (file,) = alerting["file_sd_configs"][0]["files"]
+    mount = f"./deploy/prometheus/alertmanagers-compose.yml:/etc/prometheus/{file}:ro"
+    assert mount in services["prometheus"]["volumes"]
+    targets = load(ROOT / "deploy/prometheus/alertmanagers-compose.yml")[0]
+    assert targets == [{"targets": ["alertmanager:9093"]}]
+    assert services["alertmanager"]["networks"] == ["monitoring"]
     sources = load(ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml")[0]
     assert sources["datasources"][0]["url"] == "http://prometheus:9090"
     providers = load(ROOT / "deploy/grafana/provisioning/dashboards/sentiment.yml")[0]
@@ -362,6 +381,25 @@ def test_the_operator_gets_all_rules() -> None:
         one.get("alert", one.get("record")) for g in rule["spec"]["groups"] for one in g["rules"]
     }
     assert {"SentimentUnavailable", "namespace_job:sentiment_requests:rate5m"} <= names
+
+
+@pytest.mark.parametrize(
+    "address", ["https://git.example.com/main", "https://git.example.com/main/"]
+)
+def test_links_to_runbooks_are_absolute_with_the_address(address: str, tmp_path: Path) -> None:
+    """Every alert's link then begins with it, and no external label is needed."""
+    written = tmp_path / "rules.yaml"
+    written.write_text(operator.as_yaml(address), encoding="utf-8")
+    rules = [
+        rule
+        for group in load(written)[0]["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert rules
+    for rule in rules:
+        page = f"https://git.example.com/main/docs/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == page
 
 
 def test_grafana_gets_the_dashboard() -> None:

@@ -48,7 +48,7 @@ def test_a_pod_gets_the_port_and_calls_reach_it(
     made: list[Object] = request.getfixturevalue(objects)
     specs: dict[str, list[Object]] = {}
     for one in made:
-        specs.setdefault(one["kind"], []).append(one["spec"])
+        specs.setdefault(one["kind"], []).append(one.get("spec", {}))
     ((container,),) = (one["template"]["spec"]["containers"] for one in specs["Deployment"])
     values = {entry["name"]: entry.get("value") for entry in container["env"]}
     ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}

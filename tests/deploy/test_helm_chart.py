@@ -3,26 +3,22 @@
 import json
 import re
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import PurePath
 from typing import Any
 
 import pytest
-from sentiment_service.settings.settings import CheckpointOptions, Settings
+import yaml
 
-from checks.deploy.chart import CASES, CHART, notes, rendered
+from checks.deploy.chart import CASES, CHART, loaded, notes, rendered
 from checks.support.manifests import OVERLAYS, Object, load, only, render
 from deploy.prometheus.operator import prometheus_rule
+from tests.support import http_server
 from tests.support.serving import ROOT
 
 helm_python = pytest.importorskip("helm_python", reason="make install-dev installs it")
-
-# What the chart sets itself.
-PORTS = {"port", "metrics_port", "grpc_port"}
-DECIDED = {
-    *("host", *PORTS, "drain_ms", "model", "api_keys", "admin_keys"),
-    *("api_keys_file", "admin_keys_file", "tls_cert", "tls_key"),
-    *("refresh", *CheckpointOptions.model_fields),  # the chart serves a bundle
-}
 
 
 def _pod(objects: list[Object], kind: str = "Deployment") -> Object:
@@ -44,6 +40,7 @@ def test_the_chart_makes_the_pods_of_the_overlay() -> None:
         for constraint in pod["topologySpreadConstraints"]:
             constraint["labelSelector"]["matchLabels"].pop("app.kubernetes.io/instance", None)
     assert ours["containers"][0].pop("imagePullPolicy") == "IfNotPresent"
+    assert ours.pop("serviceAccountName") == "sentiment-service"
     assert ours == theirs
 
 
@@ -61,7 +58,7 @@ def test_a_pod_with_a_gpu_has_the_resources_of_the_overlay() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_selectors_fit_the_pods_of_their_release(case: str) -> None:
-    """Each selector matches the pods of its release, and none those of another or of the export."""
+    """Each selector matches the pods of its release, none others: they may open connections."""
     objects = rendered(CASES[case], "one")
     pods = [only(rendered(CASES[case], name), "Deployment") for name in ("one", "two")]
     own, other = (pod["spec"]["template"]["metadata"]["labels"] for pod in pods)
@@ -78,57 +75,13 @@ def test_selectors_fit_the_pods_of_their_release(case: str) -> None:
     for selector in selectors:
         assert selector.items() <= own.items()
         assert not selector.items() <= other.items()
+        assert not selector.items() <= only(objects, "Pod")["metadata"]["labels"].items()
         if "Job" in spec:
             assert not selector.items() <= spec["Job"]["template"]["metadata"]["labels"].items()
 
 
-def test_values_know_the_settings_of_the_service() -> None:
-    """The schema lists all settings, except those that the chart decides itself."""
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    names = set(schema["properties"]["settings"]["propertyNames"]["enum"])
-    assert names == Settings.model_fields.keys() - DECIDED
-
-
-def test_settings_reach_the_service_as_they_are_written() -> None:
-    """A large number stays a number without an exponent, and the service accepts the values."""
-    environment = _environment(rendered(CASES["model"]))
-    assert environment["SENTIMENT_MAX_BODY_BYTES"] == "2000000"
-    assert environment["SENTIMENT_DOCS"] == "off"
-    settings = {name.removeprefix("SENTIMENT_").lower(): v for name, v in environment.items() if v}
-    assert Settings(**settings).max_body_bytes == 2_000_000
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"settings": {"max_textes": 5}}, "max_textes"),
-        ({"settings": {"docs": False}}, "docs"),
-        ({"autoscaling": {"by": "load"}}, "autoscaling/by"),
-        ({"replicas": 3}, "replicas"),
-        ({"monitoring": {"runbooks": "https://git.example.com"}}, "monitoring/runbooks"),
-        ({"model": {"export": {"source": "team/model"}}}, "model.name is empty"),
-        ({"gpu": True}, "gpu needs model.name"),
-        ({"model": {"name": "../x"}}, "model/name"),
-        ({"settings": {"deadline_ms": -1}}, "settings/deadline_ms"),
-        ({"settings": {"deadline_ms": "-1"}}, "settings/deadline_ms"),
-        ({"service": {"port": 80, "grpcPort": 80}}, "service.grpcPort is service.port"),
-        ({"service": {"port": 65536}}, "service/port"),
-        ({"service": {"type": "LoadBalancer"}}, "networkPolicy.requestsFrom has no network"),
-        ({"autoscaling": {"minReplicas": 11}}, "minReplicas is above autoscaling.maxReplicas"),
-        ({"resources": {"limits": {"cpu": "1500m"}}}, "the request of cpu (2) is above its limit"),
-        ({"resources": {"requests": {"memory": "2Gi"}}}, "the request of memory (2Gi) is above"),
-    ],
-    ids=str,
-)
-def test_wrong_values_are_refused(values: dict[str, Any], named: str) -> None:
-    """Unknown names, wrong types and missing values are errors that name the value."""
-    with pytest.raises(helm_python.HelmError) as caught:
-        rendered(values)
-    assert named in str(caught.value)
-
-
 def test_secrets_are_mounted_where_the_settings_look_for_them() -> None:
-    """Keys and certificate are files, not variables; probes use TLS; other keys, other pods."""
+    """Keys and certificate are files, not variables; probes use TLS."""
     objects = rendered(CASES["plain"])
     pod, environment = _pod(objects), _environment(objects)
     (container,) = pod["containers"]
@@ -145,22 +98,51 @@ def test_secrets_are_mounted_where_the_settings_look_for_them() -> None:
     assert environment["OTEL_TRACES_SAMPLER"] == "always_on"
     schemes = {container[f"{p}Probe"]["httpGet"]["scheme"] for p in ("startup", "liveness")}
     assert schemes == {"HTTPS"}
-    template = only(objects, "Deployment")["spec"]["template"]
-    assert "checksum/keys" in template["metadata"]["annotations"]
 
 
-def test_every_value_is_documented_and_in_the_schema() -> None:
-    """values.yaml and the schema have the same names, so that no default is refused or unknown."""
+@pytest.mark.parametrize("name", ["keys", "tls"])
+def test_another_content_of_a_secret_makes_other_pods(name: str) -> None:
+    """An upgrade replaces them if keys or certificate have changed, not if their labels have."""
+    secret: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
+    resource = {"name": "secrets", "kind": "Secret", "namespaced": True, "verbs": ["get"]}
+    answers = {
+        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [resource]},
+        f"/api/v1/namespaces/texts/secrets/{name}": secret,
+    }
+    with _cluster(answers) as config:
 
-    def names(values: dict[str, Any], schema: dict[str, Any]) -> None:
-        known = schema["properties"].keys() - {"global"}
-        assert values.keys() == known
-        for name, value in values.items():
-            if "properties" in schema["properties"][name]:
-                names(value, schema["properties"][name])
+        def pod(**content: str) -> Object:
+            secret["data"] = content
+            values = {f"{name}Secret": name}
+            files = config.render(loaded(), values, name="mine", namespace="texts")
+            made: Object = yaml.safe_load(files["sentiment/templates/deployment.yaml"])
+            return made
 
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    names(load(CHART / "values.yaml")[0], schema)
+        before = pod(entry="YQ==")
+        secret["metadata"]["labels"] = {"team": "texts"}
+        assert pod(entry="YQ==") == before
+        assert pod(entry="Yg==") != before
+        assert pod(entry="Yg==", another="YQ==") != pod(entry="Yg==")
+
+
+@contextmanager
+def _cluster(answers: dict[str, Object]) -> Iterator[Any]:
+    """Helm with a cluster of which only these answers of its API are there."""
+
+    def answer(request: BaseHTTPRequestHandler, _: bytes) -> http_server.Answer:
+        found = answers.get(request.path.partition("?")[0])
+        body = json.dumps(found or {"kind": "Status", "code": 404, "reason": "NotFound"})
+        return 200 if found else 404, {"content-type": "application/json"}, body.encode()
+
+    with http_server.listening(answer) as url:
+        named = {"name": "x"}
+        kubeconfig = {
+            "clusters": [named | {"cluster": {"server": url}}],
+            "users": [named | {"user": {}}],
+            "contexts": [named | {"context": {"cluster": "x", "user": "x"}}],
+            "current-context": "x",
+        }
+        yield helm_python.Config(kubeconfig_content=json.dumps(kubeconfig), namespace="texts")
 
 
 def test_the_model_is_served_from_where_the_job_writes_it() -> None:
@@ -181,7 +163,7 @@ def test_the_model_is_served_from_where_the_job_writes_it() -> None:
 
 def test_an_upgrade_of_the_service_exports_nothing() -> None:
     """The Job keeps its name and content if only the service changes: weights stay as they are."""
-    changed = CASES["model"] | {"image": {"tag": "v9-cpu"}, "autoscaling": {"by": "none"}}
+    changed = CASES["model"] | {"image": {"tag": "v9-cpu"}, "replicaCount": 3}
     jobs = [only(rendered(values), "Job") for values in (CASES["model"], changed)]
     assert jobs[0] == jobs[1]
 
@@ -204,6 +186,7 @@ def test_a_pod_may_drain_as_long_as_a_request_may_take() -> None:
         (2000, "10000", 25),
         (60_000, "60000", 75),
         (60_500, "60500", 76),
+        (" 060500.0 ", "60500", 76),
     ):
         objects = rendered({"settings": {"deadline_ms": deadline}})
         assert _environment(objects)["SENTIMENT_DRAIN_MS"] == drain
@@ -234,7 +217,7 @@ def test_images_are_those_of_the_release() -> None:
     """Without tags, the images have the version of the application, as releases name them."""
     version = load(CHART / "Chart.yaml")[0]["appVersion"]
     objects = rendered({"model": {"name": "mine", "export": {"source": "team/model"}}})
-    for kind, target in (("Deployment", "cpu"), ("Job", "export")):
+    for kind, target in (("Deployment", "cpu"), ("Job", "cpu")):
         assert _pod(objects, kind)["containers"][0]["image"].endswith(f":v{version}-{target}")
     gpu = rendered({"gpu": True, "model": {"name": "mine"}})
     assert _pod(gpu)["containers"][0]["image"].endswith(f":v{version}-gpu")
@@ -313,6 +296,14 @@ def test_kedas_rule_is_that_of_kustomize() -> None:
 
     component = load(ROOT / "deploy/kubernetes/components/keda/scaledobject.yaml")
     assert triggers(rendered(CASES["gpu"])) == triggers(component)
+
+
+def test_the_example_of_the_documentation_works() -> None:
+    """The values in docs/containers.md are accepted, and make what they say."""
+    page = (ROOT / "docs/containers.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(# mine\.yaml.*?)```", page, re.DOTALL)
+    kinds = {one["kind"] for one in rendered(yaml.safe_load(example))}
+    assert kinds >= {"Ingress", "Job", "HorizontalPodAutoscaler", "PrometheusRule"}
 
 
 def test_the_chart_says_which_version_it_installs() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
+from sentiment_service.engine.model.bundle import MANIFEST, Evaluation, sha256
 
 from tests.conftest import FLAGS
 from tests.support.serving import ROOT, Process, eventually, installed, run_program
+from tests.support.tiny_bundle import evaluate, make_bundle
 
 DEPLOY = ROOT / "deploy/prometheus"
 RULES = sorted((DEPLOY / "rules").glob("*.yml"))
@@ -23,6 +25,9 @@ DASHBOARD = ROOT / "deploy/grafana/dashboards/sentiment.json"
 RUNBOOKS = "{{ $externalLabels.runbooks }}"
 SCRAPE_INTERVAL = "250ms"
 TEXTS = ["love", "worst", "so so", "love " * 20, "", "love love"]
+MIXED = [[2, 0, 0], [0, 1, 0], [1, 0, 3]]  # an evaluation
+LENGTHS = Evaluation().lengths | {"8": 5, "24": 2}  # of its texts, which have 60 tokens
+KEY = "secret-of-the-press"
 
 
 def _rules(kind: str) -> list[dict[str, Any]]:
@@ -75,18 +80,31 @@ def promtool() -> str:
 
 
 @pytest.fixture(scope="module")
-def prometheus(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny bundle with an evaluation."""
+    bundle = make_bundle(tmp_path_factory.mktemp("models") / "tiny")
+    return evaluate(bundle, MIXED, lengths=LENGTHS, tokens=60)
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    evaluated: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx2.Client]:
     """A client of a Prometheus with our configuration, except for the port and the intervals.
 
     The Prometheus scrapes a service that gets some requests, on a machine with two GPUs.
     """
     program = installed("prometheus", "prometheus")
     directory = tmp_path_factory.mktemp("prometheus")
-    flags = ("--model", str(bundle), *FLAGS, "--cache-mb", "1")
+    keys = directory / "keys"
+    keys.write_text(f"press={KEY}", encoding="utf-8")
+    flags = ("--model", str(evaluated), *FLAGS, "--cache-mb", "1", "--api-keys-file", str(keys))
     gpus = {"PYTHONPATH": str(ROOT / "tests/support/machines/fake_nvml")}
     with Process(*flags, variables=gpus) as service:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
         config["global"] = dict.fromkeys(config["global"], SCRAPE_INTERVAL)
+        config["scrape_configs"][0]["authorization"] = {"credentials": KEY}
+        service.client.headers["authorization"] = f"Bearer {KEY}"
         targets = [{"targets": [f"127.0.0.1:{service.port}"]}]
         (directory / "targets.yml").write_text(yaml.safe_dump(targets), encoding="utf-8")
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -148,6 +166,16 @@ def test_every_query_gives_data(prometheus: httpx2.Client) -> None:
             return
         time.sleep(0.25)
     raise AssertionError("no data: " + "\n".join(missing.values()))
+
+
+def test_the_dashboard_shows_which_model_is_served(
+    prometheus: httpx2.Client, evaluated: Path
+) -> None:
+    """By its digest, as the log shortens it: a bundle without revision changes that alone."""
+    (query,) = (target for target in _targets() if "sentiment_model_info" in target)
+    assert _values(prometheus, _today(query)) == [1]
+    (sample,) = prometheus.get("/query", params={"query": _today(query)}).json()["data"]["result"]
+    assert sample["metric"]["digest"] == sha256(evaluated / MANIFEST)[:12]
 
 
 def test_a_limit_of_a_quantile_is_the_bound_of_a_bucket(prometheus: httpx2.Client) -> None:

@@ -70,6 +70,10 @@ def inferring(model: Model, before: Callable[[Model, int], object]) -> None:
     model.__class__ = Watched
 
 
+# Only that it is measured matters, and not what is found.
+QUICK = partial(measure, seconds=0.0)
+
+
 @pytest.fixture
 def batches(model: Model) -> list[int]:
     """The sizes of the batches that infer gets."""
@@ -196,7 +200,7 @@ def test_a_list_that_ended_early_is_kept(
 ) -> None:
     """A slow GPU, or one with little memory, never gets to the largest size: not every start."""
     model.provider = provider
-    tune(model, config, cpus=2, measure=partial(measure, seconds=0.0))
+    tune(model, config, 2, QUICK)
     batches.clear()
     tune(model, config, cpus=2)
     assert not batches
@@ -271,16 +275,15 @@ def test_another_gpu_is_measured_again(
     model: Model, config: EngineConfig, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured on one GPU, with one limit of memory, is not used on another."""
-    quick = partial(measure, seconds=0.0)
     model.provider, model.device = CUDA, Device((0,))
     for name, limit in (("L4", ""), ("L4", "8"), ("H100", "8")):
         gpu = CudaGpu(name, 1 << 30, (9, 0))
         monkeypatch.setattr(device, "cuda_state", lambda gpu=gpu: CudaState(gpus=(gpu,)))
         model.provider_options = {"gpu_mem_limit": limit}
-        assert tune(model, config, 2, quick).runners == 2
+        assert tune(model, config, 2, QUICK).runners == 2
         assert batches
         batches.clear()
-        tune(model, config, 2, quick)
+        tune(model, config, 2, QUICK)
         assert not batches
 
 
@@ -300,8 +303,7 @@ def test_few_rounds_leave_much_in_doubt(
 
     One round shows no spread, so a large spread is assumed, and the rule for noise decides.
     """
-    quick = partial(measure, seconds=0.0)
-    assert tune(model, config, 2, quick).budget.tokens == TEXT_TOKENS
+    assert tune(model, config, 2, QUICK).budget.tokens == TEXT_TOKENS
     assert {*batches} == {1}
     assert [cost["spread"] for cost in _costs(config)] == [UNKNOWN_SPREAD] * 2
 
@@ -419,14 +421,14 @@ def test_a_damaged_cache_is_measured_anew(
     model: Model, config: EngineConfig, batches: list[int], kept: object
 ) -> None:
     """A damaged cache is not an error: costs are measured again, and the cache is rewritten."""
-    tune(model, config, cpus=2)
+    tune(model, config, 2, QUICK)
     cache = _kept(config)
     cache.write_text(kept if isinstance(kept, str) else json.dumps(kept))
     batches.clear()
-    tune(model, config, cpus=2)
+    tune(model, config, 2, QUICK)
     assert batches
     batches.clear()
-    tune(model, config, cpus=2)
+    tune(model, config, 2, QUICK)
     assert batches == []
 
 
@@ -435,11 +437,11 @@ def test_another_machine_or_model_is_measured_anew(
     model: Model, config: EngineConfig, batches: list[int], change: str
 ) -> None:
     """Another quota or model is measured again. The key names the CPU and the runtime, too."""
-    tune(model, config, cpus=2)
+    tune(model, config, 2, QUICK)
     batches.clear()
     if change == "model":
         model.sha256 = "another"
-    tune(model, config, cpus=1 if change == "quota" else 2)
+    tune(model, config, 1 if change == "quota" else 2, QUICK)
     assert batches
     key = _key(model, 2, [(1, 2), (2, 1)])
     assert onnxruntime.__version__ in key
@@ -449,7 +451,7 @@ def test_another_machine_or_model_is_measured_anew(
 def test_nothing_is_written_beside_the_bundle(model: Model, config: EngineConfig) -> None:
     """Nothing is written into the bundle, which may be installed, shared or versioned."""
     before = sorted(model.path.rglob("*"))
-    tune(model, config, cpus=2)
+    tune(model, config, 2, QUICK)
     assert sorted(model.path.rglob("*")) == before
     assert _kept(config).name.startswith("tuning-")
 
@@ -458,7 +460,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(model: Model, tmp_path: 
     """If the cache cannot be written, as in a read-only container, only the figures are lost."""
     file = tmp_path / "file"
     file.write_text("not a directory")
-    plan = tune(model, Settings(cache_dir=file / "cache").engine_config(), cpus=2)
+    plan = tune(model, Settings(cache_dir=file / "cache").engine_config(), 2, QUICK)
     assert "measured in" in plan.reason
     assert file.read_text() == "not a directory"
 
@@ -467,13 +469,13 @@ def test_a_cache_that_is_no_file_holds_up_nobody(
     model: Model, config: EngineConfig, batches: list[int]
 ) -> None:
     """A pipe in place of the cache file is replaced; a directory stays, and nothing is kept."""
-    tune(model, config, cpus=2)
+    tune(model, config, 2, QUICK)
     cache = _kept(config)
     for make, repaired in ((os.mkfifo, True), (os.mkdir, False)):
         cache.unlink()
         make(cache)
         batches.clear()
-        tune(model, config, cpus=2)
+        tune(model, config, 2, QUICK)
         assert batches
         assert _kept(config).is_file() == repaired
 
@@ -499,7 +501,7 @@ def test_where_the_cache_is(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("SENTIMENT_CACHE_DIR", "")
-    tune(model, Settings(**settings).engine_config(), cpus=1)
+    tune(model, Settings(**settings).engine_config(), 1, QUICK)
     assert list((tmp_path / place).glob("tuning-*.json"))
 
 
@@ -512,5 +514,5 @@ def test_without_a_home_there_is_no_cache(
         platformdirs, "user_cache_path", lambda name, *, appauthor: Path("~/.cache", name)
     )
     before = sorted(tmp_path.rglob("*"))
-    tune(model, Settings().engine_config(), cpus=2)
+    tune(model, Settings().engine_config(), 2, QUICK)
     assert sorted(tmp_path.rglob("*")) == before

@@ -22,7 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import sentiment_service.files
 from sentiment_service.cli.command import main
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import Encoding
@@ -32,7 +31,6 @@ from sentiment_service.files import table as tables
 from sentiment_service.files.csv_table import CsvTable
 from sentiment_service.files.results import ResultColumns, ResultItem, Warnings
 from sentiment_service.files.table import Chunk, ClassifiedChunk
-from sentiment_service.installation import install_command
 
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
@@ -313,84 +311,79 @@ def test_a_text_that_is_not_utf8(
     assert first.startswith("love é,positive,".encode())
     assert second.startswith(b"worst \xe9,,")
     assert second.endswith(
-        b'"invalid_request: the text is not UTF-8; convert the input, for example with iconv"'
+        b'"invalid_request: the text is not UTF-8, or not of the encoding that was given"'
     )
 
 
+def test_an_encoding_and_a_sheet_are_part_of_a_run(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output is UTF-8; a complete file of another encoding or sheet is not taken for this."""
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("text\nlove é\n", "windows-1252")
+    words = ["classify", *_files(source, target, bundle)]
+    assert main([*words, "--encoding", "windows-1252"]) == 0
+    assert target.read_text("utf-8").splitlines()[1].startswith("love é,positive,")
+    capsys.readouterr()
+    assert main([*words, "--encoding", "latin-1", "--resume"]) == 1
+    assert "encoding was 'windows-1252' and is 'latin-1' now" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "--encoding", "rot13"])
+    assert "'rot13' is not an encoding of text; accepted are" in capsys.readouterr().err
+
+
+WRONG_USAGE = [
+    (["text", "--input", "in.csv"], "not both"),
+    (["--input", ""], "must end in one of"),
+    (["--input", "in.xls"], ".txt .csv .tsv .jsonl .ndjson .json .parquet .xlsx .zip, all but"),
+    (["--input", "in.csv", "--sheet", "A"], "--sheet is for an .xlsx workbook"),
+    (["--input", "in.xlsx", "--encoding", "utf-16"], "--encoding is for text; .xlsx has one"),
+    (["--input", "in.txt.zst", "--column", "a"], "--column needs an --input with columns"),
+    (["--input", "in.csv", "--output", "out.json"], ".txt .csv .tsv .jsonl .ndjson .parquet"),
+    (["--input", "in.txt", "--column", "tweet"], "--column"),
+    (["love", "--column", "tweet"], "--column"),
+    (["--input", "in.csv", "--resume"], "--resume"),
+    (["--input", "in.csv", "--output", "out.csv", "--json"], "--json"),
+    (["--input", "in.csv", "--output", "in.csv"], "must not be the --input"),
+    (["--input", "in.csv", "--output", "link.csv"], "must not be the --input"),
+    (["--input", "in.csv", "--output", "none/out.csv"], "does not exist"),
+    (["--input", "in.csv", "--output", "directory.csv"], "is a directory"),
+    (["--input", "in.csv", "--output", "o.csv", "--resume", "--overwrite"], "no --resume"),
+    (["--overwrite", "love"], "--overwrite needs an --output"),
+    (["--input", "s3://a/b.csv"], "is not a file of this machine"),
+    (["--url", "http://x", "--model", "m", "love"], "--url"),
+    (["--url", "localhost:8000", "love"], "http://"),
+    (["--model", "a", "--model", "b", "love"], "give --model once"),
+]
+UNREADABLE = [
+    (["--input", "missing.csv"], "there is no file"),
+    (["--input", "directory.csv", "--output", "out.csv"], "is not a file"),
+    (["--input", "zip.csv", "--output", "out.csv"], "zip.csv is not text, but a ZIP archive"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["text", "--input", "in.csv"], "not both"),
-        (["--input", ""], "must end in one of"),
-        (["--input", "in.xlsx"], ".txt .csv .tsv .jsonl .ndjson .json .parquet"),
-        (["--input", "in.csv", "--output", "out.json"], ".txt .csv .tsv .jsonl .ndjson .parquet"),
-        (["--input", "in.txt", "--column", "tweet"], "--column"),
-        (["love", "--column", "tweet"], "--column"),
-        (["--input", "in.csv", "--resume"], "--resume"),
-        (["--input", "in.csv", "--output", "out.csv", "--json"], "--json"),
-        (["--input", "in.csv", "--output", "in.csv"], "must not be the --input"),
-        (["--input", "in.csv", "--output", "link.csv"], "must not be the --input"),
-        (["--input", "in.csv", "--output", "none/out.csv"], "does not exist"),
-        (["--input", "in.csv", "--output", "directory.csv"], "is a directory"),
-        (["--input", "in.csv", "--output", "o.csv", "--resume", "--overwrite"], "no --resume"),
-        (["--overwrite", "love"], "--overwrite needs an --output"),
-        (["--input", "s3://a/b.csv"], "is not a file of this machine"),
-        (["--url", "http://x", "--model", "m", "love"], "--url"),
-        (["--url", "localhost:8000", "love"], "http://"),
-    ],
+    ("code", "arguments", "words"),
+    [*((2, *case) for case in WRONG_USAGE), *((1, *case) for case in UNREADABLE)],
 )
-def test_wrong_usage(
+def test_what_cannot_be_done(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    code: int,
     arguments: list[str],
     words: str,
 ) -> None:
-    """Exit code 2, one line that says what is accepted, and no file is written."""
+    """Exit code 2 for wrong usage, one line that says what is accepted, and no file is written."""
     monkeypatch.chdir(tmp_path)
     _csv(tmp_path / "in.csv", 1)
     (tmp_path / "link.csv").symlink_to("in.csv")
     (tmp_path / "directory.csv").mkdir()
-    assert main(["classify", *arguments]) == 2
+    (tmp_path / "zip.csv").write_bytes(b"PK\x03\x04" + bytes(99))
+    assert main(["classify", *arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("missing.csv", "there is no file"),
-        ("directory.csv", "not a file"),
-        ("workbook.csv", "workbook.csv is not text, but an .xlsx workbook"),
-    ],
-)
-def test_an_input_that_cannot_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
-) -> None:
-    """Exit code 1, a one-line error, and no file is written. test_tables.py has more faults."""
-    (tmp_path / "directory.csv").mkdir()
-    (tmp_path / "workbook.csv").write_bytes(b"PK\x03\x04\x14\0\0\0xl/workbook.xml")
-    before = sorted(tmp_path.iterdir())
-    arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out.csv")]
-    assert main(["classify", *arguments]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test_without_pyarrow(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """A Parquet file says what to install."""
-    monkeypatch.delitem(sys.modules, "sentiment_service.files.parquet", raising=False)
-    monkeypatch.delattr(sentiment_service.files, "parquet", raising=False)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (tmp_path / "a.parquet").touch()
-    assert main(["classify", "--input", str(tmp_path / "a.parquet")]) == 1
-    printed = capsys.readouterr().err
-    assert "which the extra 'files' installs" in printed
-    assert install_command("files") in printed
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 @pytest.mark.parametrize("kind", ["file", "texts"])
@@ -566,17 +559,6 @@ def _name_otherwise(partial: Path, progress: Path) -> None:
     progress.write_bytes(b"".join(lines) + last.replace(b'"sha256"', b'"digest"'))
 
 
-def _count_otherwise(partial: Path, progress: Path) -> None:
-    *lines, last = progress.read_bytes().splitlines(keepends=True)
-    progress.write_bytes(b"".join(lines) + last.replace(b'"truncated"', b'"cut"'))
-
-
-def _end_nowhere(partial: Path, progress: Path) -> None:
-    *lines, last = progress.read_bytes().splitlines(keepends=True)
-    chunk = json.loads(last) | {"end": None}
-    progress.write_bytes(b"".join(lines) + json.dumps(chunk).encode() + b"\n")
-
-
 def _add_rest(partial: Path, progress: Path) -> None:
     """What a run leaves that is killed while it writes."""
     partial.write_bytes(partial.read_bytes() + b"half a row")
@@ -590,8 +572,6 @@ def _add_rest(partial: Path, progress: Path) -> None:
         (_change, 1),
         (_cut_progress, 1),
         (_name_otherwise, 1),
-        (_count_otherwise, 1),
-        (_end_nowhere, 1),
         (_add_rest, 0),
     ],
 )
@@ -798,18 +778,6 @@ def test_a_full_disk_keeps_the_complete_chunks(bundle: Path, tmp_path: Path) -> 
     assert Path(f"{target}.partial").stat().st_size == _finished(target)[-1]["end"]
     assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
     assert len(target.read_text().splitlines()) == 202
-
-
-def test_a_reader_that_closes_the_pipe(bundle: Path, tmp_path: Path) -> None:
-    """As with `| head`, the command ends with exit code 0 and without a message."""
-    source = _csv(tmp_path / "in.csv", 20_000)
-    options = ("--model", bundle, "--input", source)
-    with _started(*options, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "positive\t0.9756\tlove\n"
-        process.stdout.close()
-        assert process.wait(30) == 0
-        assert _said(process) == ""
 
 
 def test_a_service_gives_the_same_file(bundle: Path, tmp_path: Path) -> None:

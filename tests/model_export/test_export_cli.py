@@ -19,10 +19,11 @@ from sentiment_export.quality.evaluation import evaluate
 from sentiment_export.quality.labelled import Example
 from sentiment_service.engine.model.bundle import Bundle
 
-from tests.support.checkpoints import CORPUS, Exported, make_checkpoint
+from tests.support.checkpoints import CORPUS, Exported
 
 ROOT = Path(__file__).parents[2]
 LABELS = ["negative", "neutral", "positive"]
+DISTIL = ["distil", "base", "--texts", "t.txt", "--output", "out"]
 FINETUNE = ["finetune", "base", "--train", "t.tsv", "--validation", "v.tsv", "--output", "out"]
 
 
@@ -138,39 +139,6 @@ def test_describe_prints_text_or_json(bert: Exported, capsys: pytest.CaptureFixt
     assert "BertForSequenceClassification" in json.dumps(json.loads(capsys.readouterr().out))
 
 
-def test_evaluate_prints_the_figures_of_every_variant(
-    bert: Exported, labelled: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Macro recall, macro F1, accuracy and the confusion matrix."""
-    assert main(["evaluate", str(bert.bundle), str(labelled)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for precision in ("fp32", "int8"):
-        (line,) = [line for line in lines if line.startswith(f"{precision}: ")]
-        assert "macro recall 0." in line
-        assert "macro F1 0." in line
-        assert "accuracy 0." in line
-        assert f"({len(CORPUS)} texts)" in line
-    assert sum(line.split() == LABELS for line in lines) == 2
-
-
-def test_finetune_trains_and_says_what_it_wrote(
-    tmp_path: Path, labelled: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 0 and a checkpoint that can be exported."""
-    base = make_checkpoint(tmp_path / "base", "bert")
-    validation = tmp_path / "validation.tsv"
-    validation.write_text("".join(f"en\t{label}\tanything {label}\n" for label in LABELS))
-    output = tmp_path / "out"
-    words = ["finetune", str(base), "--train", str(labelled), "--validation", str(validation)]
-    words += ["--output", str(output), "--epochs", "1", "--seeds", "3", "--batch-size", "4"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    assert "seed 3, epoch 1" in printed
-    assert "macro recall" in printed
-    assert printed.splitlines()[-1] == f"wrote {output}"
-    assert (output / "model.safetensors").is_file()
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -250,6 +218,12 @@ def test_a_failure_is_one_line(
         ([*FINETUNE, "--learning-rate", "inf"], "must be a number above 0, not 'inf'"),
         ([*FINETUNE, "--learning-rate=-1e-4"], "must be a number above 0, not '-1e-4'"),
         ([*FINETUNE, "--learning-rate", "fast"], "must be a number above 0, not 'fast'"),
+        (["distil", "base"], "required: --texts, --output"),
+        ([*DISTIL, "--layers", "half"], "a number of layers, or which layers, such as 1,3,5, not"),
+        ([*DISTIL, "--layers", "1,-2"], "a number of layers, or which layers, such as 1,3,5, not"),
+        ([*DISTIL, "--epochs", "1", "--minutes", "5"], "--minutes: not allowed with"),
+        ([*DISTIL, "--least-agreement", "95"], "must be a number from 0 to 1, not '95'"),
+        ([*DISTIL, "--most-loss", "0.01"], "--most-loss: it needs --labelled FILE"),
         ([*FINETUNE, "--seeds", "1", "2", "1"], "--seeds: 1 is given 2 times; give each seed once"),
     ],
 )
@@ -340,6 +314,7 @@ except SystemExit as exit:
         (["evaluate", "--help"], 0),
         (["calibrate", "--help"], 0),
         (["finetune", "--help"], 0),
+        (["distil", "--help"], 0),
         (["describe", "--help"], 0),
         (["checkpoint", "--output", "out", "--precision", "int4"], 2),
     ],

@@ -8,9 +8,9 @@ from sentiment_export.cli import main
 from sentiment_service import Classifier
 from sentiment_service.engine.options import Preprocessing
 
+from tests.conftest import SET_BY_HAND
 from tests.support.checkpoints import configure, make_checkpoint, make_twitter_roberta
 
-EMOJI = [*"❤😍😂💕🔥😊😎✨💙😘📷", "🇺🇸", *"☀💜😉💯😁🎄📸😜"]
 TOPICS = ["arts_&_culture", "business_&_entrepreneurs", "celebrity_&_pop_culture"]
 TOPICS += ["diaries_&_daily_life", "family", "fashion_&_style", "film_tv_&_video"]
 TOPICS += ["fitness_&_health", "food_&_dining", "gaming", "learning_&_educational", "music"]
@@ -25,6 +25,12 @@ NORMALISED: dict[Preprocessing, str] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SET_BY_HAND.items():
+        monkeypatch.setenv(f"SENTIMENT_{name.upper()}", str(value))
+
+
 @pytest.mark.parametrize(
     ("saved_from", "labels", "preprocessing"),
     [
@@ -34,14 +40,6 @@ NORMALISED: dict[Preprocessing, str] = {
             ["negative", "neutral", "positive"],
             "tweet",
         ),
-        ("tweeteval_new/roberta-base-rt-offensive/", ["not-offensive", "offensive"], "tweet"),
-        (
-            "cardiffnlp/twitter-roberta-base-emotion",
-            ["anger", "joy", "optimism", "sadness"],
-            "tweet",
-        ),
-        ("cardiffnlp/twitter-roberta-base-stance-climate", ["none", "against", "favor"], "tweet"),
-        ("cardiffnlp/twitter-roberta-base-emoji", EMOJI, "tweet"),
         ("cardiffnlp/tweet-topic-21-multi", TOPICS, "tweet_topic"),
         ("pysentimiento/robertuito-sentiment-analysis", ["NEG", "NEU", "POS"], "robertuito"),
     ],

@@ -172,9 +172,7 @@ def test_a_checkpoint_is_exported_once(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("{bundle} {file}", "no column 'text'; --column accepts one of: 'id', 'review', 'mood'"),
         ("{bundle} {file} --column review", "no column 'label'; --label-column accepts one of"),
-        ("{bundle} {file} --column review --label-column id", "row 1: label '1' is not one of"),
         ("{many} {file} {named} --against {bundle}", "positive (multi-label), but"),
         ("{stars} {file} {named} --against {bundle}", "only models with the same labels can be"),
         ("{bundle} {file} {named} --precision int8", "has no int8 variant; it holds: fp32"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sentiment_export.checkpoint.labels import SENTIMENTS
+from sentiment_export.checkpoint.config import SENTIMENTS
 from sentiment_export.quality.labelled import read_examples
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -119,7 +119,7 @@ def test_a_second_scrape_does_not_block_the_first(nvml: ModuleType) -> None:
 async def _two_scrapes(nvml: ModuleType) -> None:
     collector = metrics.GpuCollector()
     await collector.refresh()
-    reading: Future[list[metrics.Gpu]] = Future()
+    reading: Future[metrics.Gpus] = Future()
     collector._reading = reading
     first = asyncio.create_task(collector.refresh())
     await asyncio.sleep(0)
@@ -127,7 +127,7 @@ async def _two_scrapes(nvml: ModuleType) -> None:
     rescue = threading.Timer(5, nvml.answers.set)  # a blocked event loop could not end the test
     rescue.start()
     second = asyncio.create_task(collector.refresh())
-    reading.set_result([metrics.Gpu("0", "NVIDIA Test")])
+    reading.set_result({("0", "NVIDIA Test"): metrics.SILENT})
     await first
     assert not nvml.answers.is_set()
     rescue.cancel()

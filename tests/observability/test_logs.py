@@ -181,6 +181,17 @@ def test_an_unexpected_failure_is_a_line_of_the_log() -> None:
     assert "ZeroDivisionError" in line["exception"]
 
 
+def test_what_asks_the_hub_logs_no_requests() -> None:
+    """Its client logs each request with its address; only its warnings are of interest."""
+    code = (
+        "import logging; from sentiment_service.observability import logs\n"
+        "logs.configure('info', 'json'); hub = logging.getLogger('httpx2')\n"
+        "hub.info('HTTP Request: GET'); hub.warning('not reached'); logs.close()"
+    )
+    lines = _lines(run_program(sys.executable, "-c", code).stderr)
+    assert [line["message"] for line in lines] == ["not reached"]
+
+
 @pytest.mark.parametrize("docs", ["on", "off"])
 def test_the_start_says_where_to_look(start: Start, docs: str) -> None:
     """The first line that names the address also has the page, the docs if any, and the metrics."""

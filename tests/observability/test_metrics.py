@@ -1,46 +1,22 @@
 """GET /metrics: what is there from the first scrape, and what is counted."""
 
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from sentiment_service.engine.model.bundle import Evaluation
 
 from tests.conftest import Serve
-from tests.support.serving import metric
-from tests.support.tiny_bundle import LABELS
+from tests.support.serving import Gate, metric
+from tests.support.tiny_bundle import LABELS, evaluate, make_bundle, write_manifest
 
-CONTRACT = {
-    "http_requests_total": {"route", "operation", "method", "status"},
-    "http_request_duration_seconds": {"route", "operation"},
-    "http_requests_in_flight": set(),
-    "texts_total": {"model", "outcome"},
-    "predictions_total": {"model", "label"},
-    "prediction_score": {"model", "label"},
-    "text_tokens": {"model"},
-    "truncated_total": {"model"},
-    "stage_duration_seconds": {"model", "stage"},
-    "batch_texts": {"model"},
-    "batch_tokens": {"model"},
-    "batch_padding_ratio": {"model"},
-    "queue_texts": {"model"},
-    "queue_tokens": {"model"},
-    "queue_wait_seconds": {"model"},
-    "rejections_total": {"model", "reason"},
-    "model_info": {"model", "revision", "precision", "digest", "provider", "version"},
-    "model_ready": {"model"},
-    "cache_hits_total": {"model"},
-    "cache_misses_total": {"model"},
-    "cache_bytes": {"model"},
-    "log_lines_dropped_total": set(),
-    "runners_lost_total": {"model"},
-    "runners_stuck": {"model"},
-    "stalled_batches_total": {"model"},
-    "out_of_memory_total": {"model"},
-    "device_lost": {"model"},
-}
+STAGES = {"tokenize", "queue", "inference"}
+REASONS = {"queue_full", "deadline", "client_deadline", "inflight_bytes"}
+REASONS |= {"not_ready", "shutting_down"}
 
 
 def _series(client: TestClient) -> dict[str, list[dict[str, str]]]:
@@ -54,24 +30,14 @@ def _series(client: TestClient) -> dict[str, list[dict[str, str]]]:
 
 
 def test_every_series_exists_from_the_first_scrape(client: TestClient) -> None:
-    """Dashboards and alerts need no traffic to work."""
+    """Dashboards and alerts need no traffic to work. docs/metrics.md lists all names and labels."""
     series = _series(client)
-    for name, labels in CONTRACT.items():
-        found = series.get(f"sentiment_{name}") or series[f"sentiment_{name}_count"]
-        assert all(set(sample) == labels for sample in found), name
-    values = {
-        (name, label): {sample[label] for sample in series[name]}
-        for name, label in [
-            ("sentiment_predictions_total", "label"),
-            ("sentiment_stage_duration_seconds_count", "stage"),
-            ("sentiment_rejections_total", "reason"),
-        ]
-    }
-    assert list(values.values()) == [
-        set(LABELS),
-        {"tokenize", "queue", "inference"},
-        {"queue_full", "deadline", "inflight_bytes", "not_ready", "shutting_down"},
-    ]
+    for name, label, values in (
+        ("predictions_total", "label", {*LABELS}),
+        ("stage_duration_seconds_count", "stage", STAGES),
+        ("rejections_total", "reason", REASONS),
+    ):
+        assert {sample[label] for sample in series[f"sentiment_{name}"]} == values
     assert "process_resident_memory_bytes" in series
 
 
@@ -81,7 +47,8 @@ def test_requests_for_answers_have_series_from_the_first_scrape(client: TestClie
     asked = [
         route
         for route in routes
-        if route.methods == {"POST"} and not route.path.startswith("/models/")
+        if route.methods == {"POST"}
+        and not route.path.startswith(("/models/", "/{version}/"))  # these take no texts
     ]
     documented = next(map(str, route.responses) for route in asked if route.path == "/classify")
     statuses = ("200", "499", *documented)
@@ -111,8 +78,13 @@ def test_the_operation_says_which_requests_alerts_read(
         "/",
         "/classify",
         "/predict",
+        "/#X-Amz-Target=Comprehend_20171127",
+        "/language/:analyze-text",
+        "/text/analytics/v3.1/sentiment",
         "/v1/classify",
+        "/v1/documents:analyzeSentiment",
         "/v1/models/{name}:predict",
+        "/v2/documents:analyzeSentiment",
         "/v2/models/{name}/infer",
         "/v2/models/{name}/versions/{version}/infer",
         "/invocations",
@@ -163,6 +135,104 @@ def test_a_request_is_counted_once(client: TestClient) -> None:
     assert _series(client).keys() == before.keys()
 
 
+def test_warnings_are_counted_by_why(serve: Serve, tmp_path: Path) -> None:
+    """Each text with each of its warnings, also those that a list has together with others."""
+    english = make_bundle(tmp_path / "english")
+    write_manifest(english, language="en")
+    client = serve(model=(english,))
+    texts = ["love", "love " * 20, "мы очень любим это", "zzz zzz zzz"]
+    answer = client.post("/classify", json={"inputs": texts}).json()["results"]
+    for warning in ("other_language", "unknown_tokens", "truncated"):
+        count = sum(warning in one.get("warnings", ()) or one.get(warning, False) for one in answer)
+        assert metric(client, "sentiment_warnings_total", model="tiny", warning=warning) == count
+        assert count
+
+
+def test_the_reference_is_what_the_evaluation_predicted_and_read(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """The shares of the columns of its confusion matrix, and lengths like those of live texts.
+
+    A reload adds nothing to them. Without an evaluation, there are no shares, and lengths are 0.
+    """
+    bundle = make_bundle(tmp_path / "tiny")
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+    buckets = "sentiment_reference_text_tokens_bucket"
+    assert metric(client, buckets, le="+Inf") == 0
+    assert "sentiment_reference_share{" not in client.get("/metrics").text
+    lengths = Evaluation().lengths | {"8": 2, "64": 1, "more": 1}
+    confusion = [[2, 1, 1], [0, 1, 1], [0, 0, 4]]
+    evaluate(bundle, confusion, lengths=lengths, tokens=700, unknown_tokens=7)
+    for _ in range(2):
+        admin = {"authorization": "Bearer admin-key-1"}
+        client.post("/models/tiny/reload", headers=admin).raise_for_status()
+    for label, share in zip(LABELS, (0.2, 0.2, 0.6), strict=True):
+        found = metric(client, "sentiment_reference_share", model="tiny", label=label)
+        assert found == pytest.approx(share)
+    for bound, texts in (("8.0", 2), ("48.0", 2), ("64.0", 3), ("512.0", 3), ("+Inf", 4)):
+        assert metric(client, buckets, model="tiny", le=bound) == texts, bound
+    assert metric(client, "sentiment_reference_text_tokens_sum", model="tiny") == 700
+    assert metric(client, "sentiment_reference_unknown_tokens", model="tiny") == 7
+
+
+def test_unknown_tokens_are_counted_once(serve: Serve) -> None:
+    """Of each answered text, also of a cached one; not again of windows, sentences and copies."""
+    client = serve(cache_mb=1)
+    for path, body, unknown in (
+        ("classify", {"inputs": ["love", "zzz", "love zzz"]}, 2),
+        ("classify", {"inputs": ["zzz", ""]}, 1),
+        ("classify", {"inputs": "zzz love " * 15, "overflow": "window"}, 14),  # 7 of each 16
+        ("classify", {"inputs": "Love. Worst zzz.", "split": "sentences"}, 3),
+        ("explain", {"inputs": "love zzz love"}, 1),
+        ("classify", {"inputs": "love " * 30}, 0),
+    ):
+        before = metric(client, "sentiment_unknown_tokens_total", model="tiny")
+        client.post(f"/{path}", json=body).raise_for_status()
+        after = metric(client, "sentiment_unknown_tokens_total", model="tiny")
+        assert after - before == unknown, body
+
+
+def test_unknown_tokens_of_texts_without_a_result_are_not_counted(serve: Serve, gate: Gate) -> None:
+    """Otherwise their share of the counted tokens would rise with each late answer."""
+    client = serve(cache_mb=1)
+    client.post("/classify", json={"inputs": "zzz"})
+    gate.close()
+    headers = {"x-request-timeout-ms": "50"}
+    client.post("/classify", json={"inputs": ["zzz", "zzz zzz"]}, headers=headers)
+    assert metric(client, "sentiment_unknown_tokens_total", model="tiny") == 2
+
+
+ODD: list[Any] = [-1, None, "all", 10**400]
+OTHER_LENGTHS: list[Any] = [None, [], {"8": 1}, Evaluation().lengths | {"1024": 1}]
+
+
+@pytest.mark.parametrize(
+    "accuracy",
+    [
+        *(None, {}, 1, {"labels": ["a"], "confusion": []}, {"labels": 1, "confusion": [[0]]}),
+        *({"labels": ["a"], "confusion": [[odd]]} for odd in (0, *ODD)),
+        *({"lengths": Evaluation().lengths | {"8": odd}} for odd in ODD),
+        *({"lengths": other} for other in OTHER_LENGTHS),
+    ],
+)
+def test_an_evaluation_that_cannot_be_read_is_no_reference(accuracy: Any) -> None:
+    """A bundle may be anyone's, and of another version, such as one with other buckets."""
+    reference = Evaluation.of(accuracy)
+    assert (reference.shares, reference.lengths) == ({}, Evaluation().lengths)
+
+
+def test_what_can_be_read_of_an_evaluation_is_a_reference() -> None:
+    """Labels count without lengths, lengths in any order; each row has a count for each label."""
+    labels = {"labels": ["a", "b"], "confusion": [[2, 1], [1, 0]]}
+    for lengths in OTHER_LENGTHS:
+        assert Evaluation.of({**labels, "lengths": lengths}).shares == {"a": 0.75, "b": 0.25}
+    found = dict(reversed((Evaluation().lengths | {"8": 3.0}).items()))
+    read = Evaluation.of({**labels, "lengths": found})
+    assert [*read.lengths.items()] == [*(Evaluation().lengths | {"8": 3.0}).items()]
+    for confusion in ([[2], [1]], [[2, 1], [1]], [[1, 1, 1], [1, 1, 1]]):
+        assert Evaluation.of({**labels, "confusion": confusion}).shares == {}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "labels"),
     [
@@ -179,19 +249,15 @@ def test_a_client_cannot_make_up_series(
     assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
-@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
-def test_no_series_says_when_another_was_created(client: TestClient, accept: str) -> None:
-    """Prometheus does not need the series ``_created``; they would be a third of a scrape."""
-    assert "_created" not in client.get("/metrics", headers={"accept": accept}).text
-
-
-def test_openmetrics_for_those_who_ask(client: TestClient) -> None:
-    """Prometheus asks for it; others get the text format."""
-    accept = "application/openmetrics-text; version=1.0.0"
-    open_metrics = client.get("/metrics", headers={"accept": accept})
-    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
-    assert open_metrics.text.endswith("# EOF\n")
-    assert client.get("/metrics").headers["content-type"].startswith("text/plain")
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+def test_prometheus_gets_the_format_that_it_asks_for(client: TestClient, kind: str) -> None:
+    """Each metric is explained. The series ``_created`` would be a third of a scrape."""
+    answer = client.get("/metrics", headers={"accept": f"{kind}; version=1.0.0"})
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.text.endswith("# EOF\n") == ("openmetrics" in kind)
+    assert "_created" not in answer.text
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    assert [family.name for family in families if not family.documentation] == []
 
 
 def test_a_traced_request_is_an_exemplar(client: TestClient) -> None:
@@ -204,12 +270,6 @@ def test_a_traced_request_is_an_exemplar(client: TestClient) -> None:
     (line,) = [line for line in lines if trace in line]
     assert line.startswith('sentiment_http_request_duration_seconds_bucket{le="')
     assert f'# {{trace_id="{trace}"}}' in line
-
-
-def test_every_metric_is_explained(client: TestClient) -> None:
-    """Each has a help text."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    assert [family.name for family in families if not family.documentation] == []
 
 
 def test_applications_count_for_themselves(serve: Serve) -> None:

@@ -23,16 +23,18 @@ from sentiment_service.observability.metrics import Metrics
 from sentiment_service.observability.observers import count_request
 metrics = Metrics(Board.open(int(sys.argv[1]), 2, 1))
 for route in ("/classify", "/worker"):
-    count_request(metrics, "POST", route, 200, 0.3)
+    count_request(metrics, "POST", route, 200, "ok", 0.3)
 metrics.requests_in_flight.value = 3
 metrics.show_model("model", "revision 2", "int8", "CPU", "1.0")
 metrics.model_ready.watch(lambda: True, "model")
 metrics.queue_texts.watch(lambda: 7, "model")
+metrics.reference_text_tokens.labels("model").counts[0] = 7.0
 metrics.registry.publish()
 print("counted", flush=True)
 sys.stdin.read()
 """
 CLASSIFY = {"route": "/classify", "operation": "other", "method": "POST", "status": "200"}
+CLASSIFY |= {"outcome": "ok"}
 COUNT = "sentiment_http_request_duration_seconds_count"
 INTERPRETER_BYTES = 10_000_000  # a Python interpreter takes at least this
 
@@ -40,14 +42,14 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def _scrape(metrics: Metrics) -> tuple[Values, Values]:
-    """Values by name and labels: all, and those of counters and histograms."""
+    """Values by name and labels: all, and those of counters and histograms of what happened."""
     everything: Values = {}
     counts: Values = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
             series = sample.name, frozenset(sample.labels.items())
             everything[series] = sample.value
-            if family.type in ("counter", "histogram"):
+            if family.type in ("counter", "histogram") and "_reference_" not in family.name:
                 counts[series] = sample.value
     return everything, counts
 
@@ -82,7 +84,8 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
         own.model_ready.watch(lambda: True, "model")
         own.queue_texts.watch(lambda: 1, "model")
         own.requests_in_flight.value += 1
-        count_request(own, "POST", "/classify", 200, 0.003)
+        own.reference_text_tokens.labels("model").counts[0] = 5.0
+        count_request(own, "POST", "/classify", 200, "ok", 0.003)
 
         def shown(name: str, **labels: str) -> float | None:
             return own.registry.get_sample_value(name, labels)
@@ -99,6 +102,7 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
                 assert shown("sentiment_http_requests_in_flight") == 4
                 assert shown("sentiment_queue_texts", model="model") == 8
                 assert shown("sentiment_model_ready", model="model") == 1
+                assert shown("sentiment_reference_text_tokens_count", model="model") == 7
                 assert shown("sentiment_workers") == 2
                 assert shown("sentiment_worker_pid", worker="1") == worker.pid
                 assert shown("sentiment_worker_restarts_total") == life - 1
@@ -112,6 +116,7 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
             assert shown("sentiment_http_requests_in_flight") == 1
             assert shown("sentiment_queue_texts", model="model") == 1
             assert shown("sentiment_model_ready", model="model") == 1
+            assert shown("sentiment_reference_text_tokens_count", model="model") == 5
             assert shown("sentiment_workers") == 1
             assert _revisions(scrapes[-1]) == {"revision 1"}
         for (_, before), (_, after) in pairwise(scrapes):

@@ -1,9 +1,8 @@
 """Traces: what a collector gets from a real server, over OTLP."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.conftest import Start
+from tests.support import http_server
 from tests.support.serving import SLOW_COMMAND, Process
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -21,38 +21,21 @@ class Collector:
     """Takes spans over HTTP, as an OpenTelemetry collector does."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.spans: list[Any] = []
         self.resources: list[dict[str, str]] = []
-        collector = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                collector._take(self.path, body)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def _take(self, path: str, body: bytes) -> None:
-        assert path == "/v1/traces"
+    def take(self, request: BaseHTTPRequestHandler, body: bytes) -> http_server.Answer:
+        """The answer to a request with spans."""
+        assert request.path == "/v1/traces"
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.resources.append(_attributes(resource.resource))
             self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+        return 200, {}, b""
 
     def named(self, name: str) -> list[Any]:
         """The spans of this name."""
         return [span for span in self.spans if span.name == name]
-
-    def close(self) -> None:
-        """Take no more."""
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def _attributes(holder: Any) -> dict[str, Any]:
@@ -65,8 +48,8 @@ def _attributes(holder: Any) -> dict[str, Any]:
 def collector() -> Iterator[Collector]:
     """A collector on a port of its own."""
     collector = Collector()
-    yield collector
-    collector.close()
+    with http_server.listening(collector.take) as collector.url:
+        yield collector
 
 
 def _served(start: Start, collector: Collector, **options: Any) -> Process:

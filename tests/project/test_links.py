@@ -1,4 +1,4 @@
-"""The pages of documentation: their links, and their length."""
+"""The pages of documentation: their links, the modules that they name, and their length."""
 
 import re
 from pathlib import Path
@@ -56,6 +56,20 @@ def test_every_page_is_listed() -> None:
     assert [
         page.name for page in DOCS if page.name != "README.md" and f"({page.name})" not in text
     ] == []
+
+
+def test_modules_have_the_names_by_which_they_are_called() -> None:
+    """Each module that a page, a comment or a docstring names by its file is there."""
+    folders = ("app", "model_export", "models", "benchmarks", "checks", "deploy", "docs", "tests")
+    modules = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    there = [f"/{path.relative_to(ROOT)}" for path in modules]
+    unknown = [
+        f"{place.relative_to(ROOT)}: {name}"
+        for place in (*modules, *PAGES)
+        for name in re.findall(r"`([\w/]+\.py)`(?! of commit)", place.read_text("utf-8"))
+        if not any(path.endswith(f"/{name}") for path in there)
+    ]
+    assert unknown == []
 
 
 def _anchors(page: Path) -> set[str]:

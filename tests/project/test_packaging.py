@@ -15,7 +15,7 @@ from tests.support.serving import ROOT
 
 LOCKS = ROOT / "requirements"
 SERVING_LOCKS = ["cpu.txt", "gpu.txt", "files.txt", "images.txt", "build.txt"]
-EXPORT_ONLY = {"torch", "transformers", "optimum", "optimum-onnx", "onnx", "scikit-learn", "scipy"}
+EXPORT_ONLY = {"torch", "transformers", "optimum", "onnx", "scikit-learn", "scipy"}
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,23 @@ def test_locks_name_no_registry(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", SERVING_LOCKS)
 def test_serving_locks_hold_no_export_package(lock: str) -> None:
-    """What `make serve` installs contains neither torch nor transformers nor the exporter."""
-    assert not _pins(lock).keys() & EXPORT_ONLY
+    """What `make serve` installs contains neither torch nor transformers nor the exporter.
+
+    The images export BERT's family, which needs onnx.
+    """
+    allowed = {"onnx"} if lock == "images.txt" else set()
+    assert _pins(lock).keys() & EXPORT_ONLY == allowed
+
+
+@pytest.mark.parametrize("hardware", ["cpu.txt", "gpu.txt"])
+def test_the_images_have_what_an_export_needs(wheel: ZipFile, hardware: str) -> None:
+    """The locks of a serving image hold every package of the extra `export`."""
+    fields = message_from_bytes(_metadata_file(wheel, "METADATA")).get_all("Requires-Dist") or []
+    extra = {Requirement(field).name for field in fields if "extra == 'export'" in field}
+    assert extra
+    assert {canonicalize_name(name) for name in extra} <= _pins(hardware).keys() | _pins(
+        "images.txt"
+    ).keys()
 
 
 @pytest.mark.parametrize("lock", SERVING_LOCKS)

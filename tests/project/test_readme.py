@@ -15,24 +15,26 @@ from sentiment_service.engine.model.bundle import MANIFEST, Bundle, sha256
 from sentiment_service.errors import ServiceError
 from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
 
+from tests.conftest import FLAGS
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub
 from tests.support.serving import ROOT, Process, installed, run_program
 from tests.support.tiny_bundle import LABELS, make_bundle
 
-README, API, CLIENTS, MODELS, SETTINGS = (
+README, API, CLIENTS, MIGRATE, MODELS, SETTINGS = (
     (ROOT / page).read_text(encoding="utf-8")
     for page in (
         "README.md",
         "docs/api.md",
         "docs/clients.md",
+        "docs/migrate.md",
         "docs/models.md",
         "docs/settings.md",
     )
 )
 EXAMPLES = [
     (command, output)
-    for block in re.findall(r"```console\n(.*?)```", README + API + CLIENTS, re.DOTALL)
+    for block in re.findall(r"```console\n(.*?)```", README + API + CLIENTS + MIGRATE, re.DOTALL)
     for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 ]
 # Runs ``sentiment-export`` with each list of arguments, until one fails.
@@ -57,6 +59,39 @@ def embedded() -> Iterator[Process]:
     """The embedded model, served."""
     with Process() as process:
         yield process
+
+
+def test_a_clouds_answers_are_compared_with_ours(embedded: Process, tmp_path: Path) -> None:
+    """As docs/migrate.md says it: with documents of Azure, answers of AWS and of Google."""
+    azure = {"id": "1", "sentiment": "positive", "confidenceScores": {"positive": 0.99}}
+    aws = {"Sentiment": "NEGATIVE", "SentimentScore": {"Negative": 0.98, "Mixed": 0.01}}
+    google = {"documentSentiment": {"magnitude": 0.8, "score": 0.8}, "language": "en"}
+    answers = [
+        ("I love this!", azure),
+        ("worst service ever", aws),
+        ("The train leaves at nine.", google),
+        ("Good food, awful service.", {**azure, "sentiment": "mixed"}),
+        (" ", {"documentSentiment": {}}),
+    ]
+    lines = [json.dumps({"text": text, "cloud": cloud}) for text, cloud in answers]
+    saved, both = tmp_path / "answers.jsonl", tmp_path / "both.jsonl"
+    saved.write_text("\n".join(lines), encoding="utf-8")
+    files = ("--input", str(saved), "--output", str(both))
+    classify = (sys.executable, "-m", "sentiment_service", "classify", "--url", embedded.url)
+    assert run_program(*classify, *files).returncode == 0
+    done = run_program(sys.executable, str(ROOT / "docs/compare.py"), str(both))
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0] == ["cloud", "here", "texts"]
+    assert sorted(rows[1:6]) == [
+        ["mixed", "negative", "1"],
+        ["negative", "negative", "1"],
+        ["neutral", "no", "result", "1"],
+        ["positive", "neutral", "1"],
+        ["positive", "positive", "1"],
+    ]
+    assert "agreement, without mixed: 2 of 4 (50.0%)" in done.stdout
+    assert "positive / neutral 0.79" in done.stdout
 
 
 @pytest.mark.parametrize(("command", "output"), EXAMPLES)
@@ -87,6 +122,22 @@ def test_a_python_example_prints_what_its_comments_say(embedded: Process, code: 
     assert done.stdout.split() == said.split()
 
 
+def test_the_lines_for_who_comes_from_other_packages_work() -> None:
+    """Those of docs/python.md, with the embedded model in the place of those of the hub."""
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `.*` \| `(.*)` \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    lines = ['text, texts, NAME = "I love it", ["I love it", "bad"], None']
+    for row in rows:
+        *before, last = re.sub(r'Classifier\(".*?"\)', "Classifier()", row).split("`<br>`")
+        lines += [*before, f"print({last})"]
+    done = run_program(sys.executable, "-W", "error", "-c", "\n".join(lines))
+    assert done.returncode == 0, done.stderr
+    label, labels, scores, polarity = done.stdout.splitlines()
+    assert (label, labels, scores[:13]) == ("positive", "['positive', 'negative']", "{'negative': ")
+    assert float(polarity) > 0.5
+
+
 def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
     """Its commands, against a hub on this machine: described, exported, classified, served.
 
@@ -114,7 +165,7 @@ def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
     assert (manifest.source.repo_id, manifest.source.revision) == (repo_id, commit)
     assert manifest.preprocessing == "tweet"
     assert serve == ".venv/bin/sentiment serve --model models/twitter-roberta"
-    with Process("--model", str(tmp_path / "models/twitter-roberta")) as process:
+    with Process("--model", str(tmp_path / "models/twitter-roberta"), *FLAGS) as process:
         answer = httpx2.post(f"{process.url}/classify", json={"inputs": "I love this!"})
     assert answer.status_code == 200
     assert answer.json()["model"] == {
@@ -145,6 +196,24 @@ def test_training_exporting_and_serving_work_one_after_another(
         answer = httpx2.post(f"{process.url}/classify", json={"inputs": CORPUS[0]}).json()
     assert answer["model"]["name"] == "mine"
     assert answer["labels"] == LABELS
+
+
+def test_a_student_is_made_and_compared_with_its_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of docs/models.md, unchanged, with a tiny bundle."""
+    section = MODELS.split("## Distilling")[1].split("```sh\n")[1].split("```")[0]
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "bert", hidden_size=96)
+    monkeypatch.chdir(tmp_path)
+    assert sentiment_export([str(checkpoint), "--output", "models/mine"]) == 0
+    texts = [f"{text} {row}" for row in range(50) for text in CORPUS]
+    Path("texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    rows = [f"en\t{LABELS[n % 3]}\t{text}\n" for n, text in enumerate(CORPUS)]
+    Path("labelled.tsv").write_text("".join(rows), encoding="utf-8")
+    for program, *words in map(shlex.split, section.splitlines()):
+        assert program == ".venv/bin/sentiment-export"
+        assert sentiment_export(words) == 0
+    assert "texts whose labels changed: " in capsys.readouterr().out
 
 
 def test_the_commands_of_an_evaluation_work(

@@ -34,26 +34,22 @@ def _connections(address: tuple[str, int]) -> list[socket.socket]:
     return [socket.create_connection(address, timeout=30) for _ in range(CONNECTIONS)]
 
 
-def test_connections_that_wait_are_accepted_together() -> None:
+async def test_connections_that_wait_are_accepted_together() -> None:
     """Waiting connections are accepted in a few iterations of the event loop, not one in each."""
-
-    async def run() -> int:
-        site = bind("127.0.0.1", 0)
-        listener = Listener(site, asyncio.Protocol)
-        clients = _connections(site.getsockname())
-        iterations = 0
-        while listener.arrivals.accepted < CONNECTIONS:
-            await asyncio.sleep(0)
-            iterations += 1
-        await listener.close()
-        for client in clients:
-            client.close()
-        return iterations
-
-    assert asyncio.run(run()) < CONNECTIONS / 10
+    site = bind("127.0.0.1", 0)
+    listener = Listener(site, asyncio.Protocol)
+    clients = _connections(site.getsockname())
+    iterations = 0
+    while listener.arrivals.accepted < CONNECTIONS:
+        await asyncio.sleep(0)
+        iterations += 1
+    await listener.close()
+    for client in clients:
+        client.close()
+    assert iterations < CONNECTIONS / 10
 
 
-def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
+async def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
     """A complete connection is served, even if the listener closes before it is accepted."""
 
     class Greeting(asyncio.Protocol):
@@ -62,22 +58,20 @@ def test_a_listener_that_closes_takes_what_the_kernel_has_accepted() -> None:
             transport.write(b"hello")
             transport.close()
 
-    async def run() -> list[bytes]:
-        site = bind("127.0.0.1", 0)
-        listener = Listener(site, Greeting)
-        clients = _connections(site.getsockname())
-        await listener.close()
-        await listener.close()  # may be said twice
-        await asyncio.sleep(0.1)
-        received = [client.recv(100) for client in clients]
-        for client in clients:
-            client.close()
-        return received
-
-    assert asyncio.run(run()) == [b"hello"] * CONNECTIONS
+    site = bind("127.0.0.1", 0)
+    listener = Listener(site, Greeting)
+    clients = _connections(site.getsockname())
+    await listener.close()
+    await listener.close()  # may be said twice
+    await asyncio.sleep(0.1)
+    for client in clients:
+        assert client.recv(100) == b"hello"
+        client.close()
 
 
-def test_without_file_descriptors_it_waits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_file_descriptors_it_waits_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Connections wait in the kernel and are accepted when file descriptors are free again."""
     full, tried, accepted = True, asyncio.Event(), asyncio.Event()
 
@@ -92,80 +86,60 @@ def test_without_file_descriptors_it_waits_and_says_so(caplog: pytest.LogCapture
         def connection_made(self, _: asyncio.BaseTransport) -> None:
             accepted.set()
 
-    async def run() -> int:
-        nonlocal full
-        site = Site()
-        site.bind(("127.0.0.1", 0))
-        site.setblocking(False)
-        listener = Listener(site, Noting)
-        with socket.create_connection(site.getsockname(), timeout=30):
-            async with asyncio.timeout(30):
-                await tried.wait()
-                full = False
-                await accepted.wait()
-        await listener.close()
-        return listener.arrivals.accepted
-
-    assert asyncio.run(run()) == 1
+    site = Site()
+    site.bind(("127.0.0.1", 0))
+    site.setblocking(False)
+    listener = Listener(site, Noting)
+    with socket.create_connection(site.getsockname(), timeout=30):
+        await tried.wait()
+        full = False
+        await accepted.wait()
+    await listener.close()
+    assert listener.arrivals.accepted == 1
     said = [record.getMessage() for record in caplog.records]
     assert 1 <= len(said) <= 4
     assert "Too many open files" in said[0]
 
 
-def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
+async def test_a_port_where_another_server_listens_is_said_in_one_line() -> None:
     """If two servers bind one port, the second one to listen reports an error."""
-
-    async def run() -> None:
-        first, second = bind("127.0.0.1", 0), None
-        port = first.getsockname()[1]
-        second = bind("127.0.0.1", port)
+    first = bind("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    said = f"cannot listen on 127.0.0.1 port {port}: Address"
+    with bind("127.0.0.1", port) as second:
         listener = Listener(first, asyncio.Protocol)
-        try:
-            with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1 port {port}: Address"):
-                Listener(second, asyncio.Protocol)
-        finally:
-            await listener.close()
-            second.close()
-
-    asyncio.run(run())
+        with pytest.raises(UserError, match=said):
+            Listener(second, asyncio.Protocol)
+    await listener.close()
 
 
-def test_a_few_requests_begin_in_an_iteration() -> None:
+async def test_a_few_requests_begin_in_an_iteration() -> None:
     """Requests begin in order, a few in each iteration; the loop does its other work between."""
-
-    async def run() -> list[list[int]]:
-        turns = Turns()
-        begun: list[list[int]] = [[]]
-        for number in range(3 * STARTS_AT_ONCE + 1):
-            turns.take(partial(lambda n: begun[-1].append(n), number))
-        for _ in range(4):
-            begun.append([])
-            await asyncio.sleep(0)
-        return begun
-
-    begun = asyncio.run(run())
+    turns = Turns()
+    begun: list[list[int]] = [[]]
+    for number in range(3 * STARTS_AT_ONCE + 1):
+        turns.take(partial(lambda n: begun[-1].append(n), number))
+    for _ in range(4):
+        begun.append([])
+        await asyncio.sleep(0)
     assert max(map(len, begun)) <= STARTS_AT_ONCE
     assert [*chain(*begun)] == list(range(3 * STARTS_AT_ONCE + 1))
 
 
 @pytest.mark.parametrize(("patience_s", "begun"), [(60.0, [0, 1, 2, 3]), (0.001, [3, 0, 2, 1])])
-def test_requests_that_are_late_do_not_make_all_others_late(
+async def test_requests_that_are_late_do_not_make_all_others_late(
     patience_s: float, begun: list[int]
 ) -> None:
     """When requests are late, every second one to begin is the latest; none is forgotten."""
-
-    async def run() -> list[int]:
-        turns = Turns(patience_s=patience_s)
-        seen: list[int] = []
-        for _ in range(STARTS_AT_ONCE):
-            turns.take(lambda: None)
-        for number in range(4):
-            turns.take(partial(seen.append, number))
-        time.sleep(0.01)  # noqa: ASYNC251 - the event loop is busy
-        await asyncio.sleep(0.05)
-        return seen
-
-    assert asyncio.run(run()) == begun
+    turns = Turns(patience_s=patience_s)
+    seen: list[int] = []
+    for _ in range(STARTS_AT_ONCE):
+        turns.take(lambda: None)
+    for number in range(4):
+        turns.take(partial(seen.append, number))
+    time.sleep(0.01)  # noqa: ASYNC251 - the event loop is busy
+    await asyncio.sleep(0.05)
+    assert seen == begun
 
 
 @pytest.mark.parametrize(
@@ -180,101 +154,80 @@ def test_requests_that_are_late_do_not_make_all_others_late(
         (b"GET", True),
     ],
 )
-def test_a_probe_does_not_wait_for_a_turn(line: bytes, waits: bool) -> None:
+async def test_a_probe_does_not_wait_for_a_turn(line: bytes, waits: bool) -> None:
     """However many requests wait, what reads one of the paths begins at once."""
-
-    async def run() -> list[str]:
-        starts = Starts(AT_ONCE)
-        begun: list[str] = []
-        for _ in range(STARTS_AT_ONCE):
-            starts.take(POST, lambda: None)
-        starts.take(POST, partial(begun.append, "request"))
-        starts.take(line + b"\r\nhost: x", partial(begun.append, "probe"))
-        await asyncio.sleep(0.05)
-        return begun
-
-    assert asyncio.run(run()) == (["request", "probe"] if waits else ["probe", "request"])
+    starts = Starts(AT_ONCE)
+    begun: list[str] = []
+    for _ in range(STARTS_AT_ONCE):
+        starts.take(POST, lambda: None)
+    starts.take(POST, partial(begun.append, "request"))
+    starts.take(line + b"\r\nhost: x", partial(begun.append, "probe"))
+    await asyncio.sleep(0.05)
+    assert begun == (["request", "probe"] if waits else ["probe", "request"])
 
 
-def test_an_address_repeats_if_its_connections_mostly_begin_without_work() -> None:
+async def test_an_address_repeats_if_its_connections_mostly_begin_without_work() -> None:
     """Probes, scrapes, and clients with a connection for each text are no flood."""
-
-    async def run() -> None:
-        starts = Starts(AT_ONCE)
-        for number in range(300):
-            starts.first_ended("texts, some refused", gave_work=number % 3 > 0)
-            starts.first_ended("a flood", gave_work=False)
-        for number in range(2 * MOST_ADDRESSES):
-            starts.first_ended(f"a scrape {number}", gave_work=False)
-            starts.first_ended("a flood", gave_work=False)
-        assert starts.repeats("a flood")
-        others = ["texts, some refused", *(f"a scrape {n}" for n in range(2 * MOST_ADDRESSES))]
-        assert not any(map(starts.repeats, others))
-        await asyncio.sleep(0.1)
-        assert not starts.repeats("a flood")  # it has stopped
-
-    asyncio.run(run())
+    starts = Starts(AT_ONCE)
+    for number in range(300):
+        starts.first_ended("texts, some refused", gave_work=number % 3 > 0)
+        starts.first_ended("a flood", gave_work=False)
+    for number in range(2 * MOST_ADDRESSES):
+        starts.first_ended(f"a scrape {number}", gave_work=False)
+        starts.first_ended("a flood", gave_work=False)
+    assert starts.repeats("a flood")
+    others = ["texts, some refused", *(f"a scrape {n}" for n in range(2 * MOST_ADDRESSES))]
+    assert not any(map(starts.repeats, others))
+    await asyncio.sleep(0.1)
+    assert not starts.repeats("a flood")  # it has stopped
 
 
-def test_a_flood_of_probes_holds_up_only_probes_like_it() -> None:
+async def test_a_flood_of_probes_holds_up_only_probes_like_it() -> None:
     """A probe of somebody else begins at once, and the repeated reads begin without them."""
-
-    async def run() -> list[str]:
-        starts = Starts(AT_ONCE)
-        begun: list[str] = []
-        for _ in range(100):
-            starts.take(b"GET /health/live HTTP/1.1", lambda: None, repeats=True)
-        starts.take(b"GET /health/live HTTP/1.1", partial(begun.append, "probe"))
-        starts.take(b"GET /models HTTP/1.1", partial(begun.append, "read"), repeats=True)
-        return begun
-
-    assert asyncio.run(run()) == ["probe", "read"]
+    starts = Starts(AT_ONCE)
+    begun: list[str] = []
+    for _ in range(100):
+        starts.take(b"GET /health/live HTTP/1.1", lambda: None, repeats=True)
+    starts.take(b"GET /health/live HTTP/1.1", partial(begun.append, "probe"))
+    starts.take(b"GET /models HTTP/1.1", partial(begun.append, "read"), repeats=True)
+    assert begun == ["probe", "read"]
 
 
-def test_a_client_that_has_left_is_not_begun() -> None:
+async def test_a_client_that_has_left_is_not_begun() -> None:
     """A connection that ended in the kernel's queue, and brought nothing, takes no protocol."""
+    site, begun = bind("127.0.0.1", 0), 0
 
-    async def run() -> int:
-        site, begun = bind("127.0.0.1", 0), 0
+    class Counted(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            nonlocal begun
+            begun += 1
 
-        class Counted(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                nonlocal begun
-                begun += 1
-
-        listener = Listener(site, Counted)
-        clients = _connections(site.getsockname())
-        for number, client in enumerate(clients):
-            if number % 3 == 0:
-                client.sendall(b"a request")
-            if number % 3 < 2:
-                client.close()
-        await asyncio.sleep(0.2)
-        await listener.close()
-        for client in clients:
+    listener = Listener(site, Counted)
+    clients = _connections(site.getsockname())
+    for number, client in enumerate(clients):
+        if number % 3 == 0:
+            client.sendall(b"a request")
+        if number % 3 < 2:
             client.close()
-        return begun
+    await asyncio.sleep(0.2)
+    await listener.close()
+    for client in clients:
+        client.close()
+    assert begun == CONNECTIONS * 2 / 3
 
-    assert asyncio.run(run()) == CONNECTIONS * 2 / 3
 
-
-def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
+async def test_a_request_that_cannot_begin_holds_up_no_other() -> None:
     """The event loop reports the error of one request; the other requests still begin."""
-
-    async def run() -> list[int]:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda *_: None)
-        turns = Turns()
-        begun: list[int] = []
-        for _ in range(STARTS_AT_ONCE):
-            turns.take(lambda: None)
-        for number in range(3 * STARTS_AT_ONCE):
-            start = partial(begun.append, number) if number % 5 else partial(next, iter(()))
-            turns.take(start)
-        await asyncio.sleep(0.05)
-        return begun
-
-    assert asyncio.run(run()) == [n for n in range(3 * STARTS_AT_ONCE) if n % 5]
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    turns = Turns()
+    begun: list[int] = []
+    for _ in range(STARTS_AT_ONCE):
+        turns.take(lambda: None)
+    for number in range(3 * STARTS_AT_ONCE):
+        start = partial(begun.append, number) if number % 5 else partial(next, iter(()))
+        turns.take(start)
+    await asyncio.sleep(0.05)
+    assert begun == [n for n in range(3 * STARTS_AT_ONCE) if n % 5]
 
 
 def test_the_metrics_have_a_port_of_their_own(start: Start) -> None:

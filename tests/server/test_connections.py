@@ -1,4 +1,4 @@
-"""One connection: pipelining, early refusals, and clients that do not read."""
+"""Connections: pipelining, early refusals, clients that do not read, and floods of nothing."""
 
 import asyncio
 import re
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import ClassVar, cast
+from types import SimpleNamespace
+from typing import cast
 
 import httpx2
 import pytest
@@ -35,6 +36,9 @@ from tests.support.serving import Gate, Process, eventually, metric
 
 KEY = "a-key-of-a-client"
 CLOSING = post(BODY, b"connection: close")
+LAST = HEALTH[:-2] + b"connection: close\r\n\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+CHUNKS = b"5\r\nabcde\r\n" * 100_000
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +137,8 @@ def test_a_refused_body_does_not_cost_the_connection(process: Process) -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.02, 0.5], ids=["it goes on", "it is silent"])
-def test_what_is_dropped_is_not_read_for_ever(pause_s: float) -> None:
+async def test_what_is_dropped_is_not_read_for_ever(pause_s: float) -> None:
     """A closing connection ends when its time is over, or after some silence."""
-    sent = asyncio.run(_send_to_a_closing_connection(pause_s))
-    assert sent > 5 if pause_s < 0.2 else sent <= 2
-
-
-async def _send_to_a_closing_connection(pause_s: float) -> int:
-    """How often it can be done, with these pauses."""
     ours, client = socket.socketpair()
     for end in (ours, client):
         end.setblocking(False)
@@ -154,14 +152,13 @@ async def _send_to_a_closing_connection(pause_s: float) -> int:
     assert await loop.sock_recv(client, 100) == b"refused"
     assert await loop.sock_recv(client, 100) == b""
     sent = 0
-    async with asyncio.timeout(30):
-        while not ended.is_set():
-            with suppress(ConnectionError):
-                await loop.sock_sendall(client, b"a" * 100)
-            sent += 1
-            await asyncio.sleep(pause_s)
+    while not ended.is_set():
+        with suppress(ConnectionError):
+            await loop.sock_sendall(client, b"a" * 100)
+        sent += 1
+        await asyncio.sleep(pause_s)
     client.close()
-    return sent
+    assert sent > 5 if pause_s < 0.2 else sent <= 2
 
 
 def test_a_client_that_ends_its_side_has_left(listen: Listen, gate: Gate) -> None:
@@ -198,33 +195,21 @@ def test_a_client_that_reads_nothing_is_cut_off(
     assert len(statuses(received)) < 100_000
 
 
-def test_head_and_body_of_an_answer_leave_together() -> None:
+async def test_head_and_body_of_an_answer_leave_together() -> None:
     """A write waits for the next one, at most until the loop's next iteration or the close."""
-
-    class Recorder:
-        written: ClassVar[list[bytes]] = []
-
-        def write(self, data: bytes) -> None:
-            self.written.append(data)
-
-        def is_closing(self) -> bool:
-            return False
-
-        def close(self) -> None:
-            self.written.append(b"closed")
-
-    async def run() -> list[bytes]:
-        transport = Connection(asyncio.Protocol, Buffers())
-        transport.connection_made(cast(asyncio.Transport, Recorder()))
-        for data in (b"head ", b"body", b"alone"):
-            transport.write(data)
-        await asyncio.sleep(0)
-        transport.write(b"last")
-        transport.close()
-        await asyncio.sleep(0)
-        return Recorder.written
-
-    assert asyncio.run(run()) == [b"head body", b"alone", b"last", b"closed"]
+    written: list[bytes] = []
+    below = SimpleNamespace(
+        write=written.append, is_closing=lambda: False, close=lambda: written.append(b"closed")
+    )
+    transport = Connection(asyncio.Protocol, Buffers())
+    transport.connection_made(cast(asyncio.Transport, below))
+    for data in (b"head ", b"body", b"alone"):
+        transport.write(data)
+    await asyncio.sleep(0)
+    transport.write(b"last")
+    transport.close()
+    await asyncio.sleep(0)
+    assert written == [b"head body", b"alone", b"last", b"closed"]
 
 
 def test_a_begun_head_does_not_cut_the_answer_before_it(listen: Listen, gate: Gate) -> None:
@@ -239,3 +224,151 @@ def test_a_begun_head_does_not_cut_the_answer_before_it(listen: Listen, gate: Ga
         assert read_answer(client)[0] == 200
         client.sendall(HEALTH[9:])
         assert read_answer(client)[0] == 200
+
+
+# What clients send to keep the service busy with nothing: it costs the others little
+
+
+def _send_for(seconds: float, client: socket.socket, data: bytes) -> int:
+    """Send the data again and again, and read nothing; how many bytes were taken."""
+    client.setblocking(False)
+    until, sent, left = time.monotonic() + seconds, 0, memoryview(data)
+    while time.monotonic() < until:
+        try:
+            taken = client.send(left)
+        except BlockingIOError:
+            time.sleep(0.001)
+        except OSError:
+            break
+        else:
+            sent += taken
+            left = left[taken:] or memoryview(data)
+    client.settimeout(30)
+    return sent
+
+
+def test_lines_without_a_request_are_refused(process: Process) -> None:
+    """One end of a line may come before a request; what follows it must be a request."""
+    for lines in (b"\r\n\r\n", b"\n", b"\r\r\n", b"\r\n\n", b"\r\n" * 500_000):
+        with connect(process.port) as client, suppress(ConnectionError):
+            client.sendall(lines)
+            assert statuses(read_all(client)) == [400]
+    with connect(process.port, b"\r\n" + HEALTH + b"\r\n" + LAST) as client:
+        assert statuses(read_all(client)) == [200, 200]
+
+
+def test_a_refused_body_in_chunks_ends_the_connection(process: Process) -> None:
+    """Its end could be found only by parsing it. The answer says that the connection closes."""
+    with connect(process.port, CHUNKED + b"5\r\nabcde\r\n") as client:
+        answer = read_all(client)
+    assert statuses(answer) == [401]
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+def test_the_rest_of_a_refused_body_is_not_parsed(process: Process) -> None:
+    """To drop tiny chunks costs a tenth, at most, of the 0.06 s that parsing a megabyte takes."""
+    with connect(process.port, CHUNKED) as client:
+        assert read_answer(client)[0] == 401
+        before = process.cpu_seconds()
+        sent = _send_for(2, client, CHUNKS)
+        spent = process.cpu_seconds() - before
+    assert sent > 5_000_000
+    assert spent < 0.006 * sent / 1_000_000 + 0.05, f"{spent} s for {sent} bytes"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 1_000])
+def test_behind_a_refused_body_the_next_request_is_answered(process: Process, cut: int) -> None:
+    """The end of a body with a length is known, wherever its last packet is cut."""
+    size = 2_000_000
+    body = HEAD + b"content-length: %d\r\n\r\n" % size + b"a" * size
+    sent = body + HEALTH + post(b"{}", b"authorization: Bearer " + KEY.encode()) + LAST
+    with connect(process.port) as client:
+        client.sendall(sent[: len(body) - 500])
+        assert read_answer(client)[0] == 401
+        client.sendall(sent[len(body) - 500 : len(body) + cut])
+        client.sendall(sent[len(body) + cut :])
+        assert statuses(read_all(client)) == [200, 422, 200]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(HEAD + b"content-length: 60000\r\n\r\n" + b"a" * 60_000, id="a refused body"),
+        pytest.param(HEALTH[:-2] + b"x: %b\r\n\r\n" % (b"a" * 30_000), id="a long head"),
+        pytest.param(HEALTH.replace(b" HTTP", b"?%b HTTP" % (b"a" * 30_000)), id="a long path"),
+    ],
+)
+def test_a_kept_connection_has_nothing_of_its_last_request(process: Process, first: bytes) -> None:
+    """Hundreds of idle connections take a few kilobytes each, whatever they have sent."""
+    number = 400
+    with ExitStack() as stack:
+
+        def open_all(count: int) -> None:
+            for _ in range(count):
+                client = stack.enter_context(connect(process.port, first))
+                assert read_answer(client)[0] in {200, 401}
+
+        open_all(50)
+        before = process.memory_bytes()
+        open_all(number)
+        assert process.memory_bytes() - before < number * 25_000
+
+
+def test_one_connection_gets_few_turns(process: Process) -> None:
+    """Requests without texts that are sent ahead begin at a limited rate, and in order."""
+    with connect(process.port) as client:
+        client.sendall(HEALTH)
+        assert read_answer(client)[0] == 200
+        before, began = process.cpu_seconds(), time.monotonic()
+        client.sendall(HEALTH * 300 + LAST)
+        assert statuses(read_all(client)) == [200] * 301
+        took = time.monotonic() - began
+    assert took > 300 * 0.005 / 4 * 0.9
+    assert process.cpu_seconds() - before < 0.75 * took
+
+
+def test_what_is_sent_ahead_waits_with_the_client(process: Process) -> None:
+    """For each answer, the server reads no more of it than the request that was answered."""
+    with connect(process.port) as client:
+        before = process.memory_bytes()
+        sent = _send_for(2, client, HEALTH * 2_000)
+        assert process.memory_bytes() - before < 2_000_000
+        assert sent < 12_000_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(HEALTH, id="a probe"),
+        pytest.param(HEALTH.replace(b"/health/live", b"/models"), id="a read"),
+        pytest.param(post(b'{"inputs": "a"}', b"x: y"), id="a refusal"),
+    ],
+)
+def test_a_connection_for_each_request_gets_few_turns(process: Process, request_: bytes) -> None:
+    """What brings no work begins at a limited rate on new connections, too, but for the first."""
+    number = 300
+    with ExitStack() as stack:
+        began = time.monotonic()
+        for _ in range(number // 10):
+            clients = [stack.enter_context(connect(process.port, request_)) for _ in range(10)]
+            for client in clients:
+                assert read_answer(client)[0] in {200, 401}
+        took = time.monotonic() - began
+    assert took > (number - 100) * 0.005 / 4 * 0.9
+
+
+def test_answers_that_nobody_reads_are_bounded_together(bundle: Path) -> None:
+    """Those who have not read for the longest time are cut off; the last can read its answer."""
+    limits = ("--max-inflight-bytes", "4000000", "--max-body-bytes", "2000000")
+    texts = b",".join([b'"%b"' % ((b"a" * 99 + b" ") * 400)] * 16)
+    asked = post(b'{"inputs": [%b]}' % texts, b"connection: close")
+    asked = asked.replace(b"/classify", b"/tokenize")  # an answer of 650 kB
+    with Process("--model", str(bundle), *FLAGS, *limits) as process, ExitStack() as stack:
+        clients = []
+        for _ in range(16):
+            clients.append(stack.enter_context(connect(process.port, asked, buffer_bytes=4_096)))
+            assert clients[-1].recv(1)
+        for client in (clients[0], clients[-1]):  # through 4 kB at a time, it would take a minute
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_000_000)
+        assert len(read_all(clients[0])) < 400_000
+        assert len(read_all(clients[-1])) > 600_000

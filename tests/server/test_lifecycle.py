@@ -9,16 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
-import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.cli.command import main
-from sentiment_service.requests.service import Service
 from sentiment_service.server.process import bind
 from sentiment_service.server.server import Server
 
-from tests.conftest import Listen, Start
+from tests.conftest import Start
 from tests.support.raw_http import BODY, HEAD, connect, read_all, statuses
 from tests.support.serving import (
     STUCK_COMMAND,
@@ -40,31 +38,8 @@ def test_it_answers_as_soon_as_it_says_so(start: Start) -> None:
     for word in ("tiny", "fp32", "CPUExecutionProvider", "runners 3 x threads 1", process.url):
         assert word in process.first_lines
     assert process.client.get("/health/ready").status_code == 200
-
-
-def test_one_process_looks_at_its_status_only_for_info(
-    listen: Listen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No other process reads it, so nothing is done for it while nobody asks."""
-    ticks, looks = [], []
-    tick, look = Server.on_tick, Service.show_status
-
-    async def note_tick(server: Server, counter: int) -> bool:
-        ticks.append(counter)
-        return await tick(server, counter)
-
-    def note_look(service: Service) -> None:
-        looks.append(service)
-        look(service)
-
-    monkeypatch.setattr(Server, "on_tick", note_tick)
-    monkeypatch.setattr(Service, "show_status", note_look)
-    url = f"http://127.0.0.1:{listen()}"
-    eventually(lambda: len(ticks) > 3)
-    assert not looks
-    (status,) = httpx2.get(f"{url}/info").json()["workers"]
+    (status,) = process.client.get("/info").json()["workers"]
     assert (status["stage"], status["connections"], status["in_flight"]) == ("ready", 1, 1)
-    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

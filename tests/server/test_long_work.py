@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx2
 import pytest
-import sentencex
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.errors import InvalidRequest
 from sentiment_service.requests.validation import parse
@@ -132,25 +131,6 @@ def test_too_many_tokens_are_refused_as_soon_as_they_are_found(
     assert (answer.status_code, answer.json()["code"]) == (422, "too_many_texts")
     assert "more than the 1000 tokens" in answer.json()["detail"]
     assert sum(len(text) for call in tokenised[wholes:] for text in call) <= most
-
-
-@pytest.mark.parametrize("chars", [200, 1_000])
-def test_sentences_are_found_off_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, serve: Serve, chars: int
-) -> None:
-    """A text that is short enough to be tokenised on the event loop is split on the thread."""
-    threads: list[str] = []
-    find = sentencex.get_sentence_boundaries
-
-    def note(language: str, text: str) -> Any:
-        threads.append(threading.current_thread().name)
-        return find(language, text)
-
-    monkeypatch.setattr(sentencex, "get_sentence_boundaries", note)
-    client = serve()
-    body = {"inputs": "。」" * (chars // 2), "split": "sentences"}
-    assert client.post("/classify", json=body).status_code == 200
-    assert threads == ["tokenizer"]
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import Start
-from tests.support.serving import STUCK_COMMAND, Process, before_inference, eventually
+from tests.support.serving import STUCK_COMMAND, Process, before_inference, eventually, metric
 from tests.support.streams import STREAM_HEAD, chunk
 
 STREAMS = 60
 ENOUGH = 10  # lines that every stream should have answered
 DEADLINE_MS = 200  # each line waits for longer than that, with so many beside it
-DRAIN_MS = 3_000
+DRAIN_MS = 20_000
 LINES = chunk(b"".join(b'{"id":%d,"text":"love"}\n' % number for number in range(20_000)))
 # A batch of ten lines in 20 ms, so that there is much to wait for.
 SLOW_FLAGS = "--runners 1 --threads 1 --max-batch-tokens 30"
@@ -114,12 +114,17 @@ def _assert_ended_in_order(stream: Stream) -> None:
 def test_streams_end_in_order_when_there_is_no_time_left(start: Start) -> None:
     """If inference is stuck, clients that read get the last line; other clients delay nobody."""
 
+    def all_are_read(process: Process) -> bool:
+        """Some wait for results, others for their turn."""
+        waiting = metric(process.client, "sentiment_queue_texts")
+        return waiting > 0 and metric(process.client, "sentiment_http_requests_in_flight") == 11
+
     async def end(process: Process) -> tuple[list[Stream], str]:
         _, silent = await asyncio.open_connection("127.0.0.1", process.port)
         silent.write(STREAM_HEAD + b"%x\r\n" % 600_000 + b"x\n" * 300_000)
         streams = [Stream() for _ in range(10)]
         talking = [asyncio.create_task(stream.talk(process.port)) for stream in streams]
-        await asyncio.sleep(0.5)  # so that some wait for results, others for their turn
+        await asyncio.to_thread(eventually, lambda: all_are_read(process))
         process.signal(signal.SIGTERM)
         code, log = await asyncio.to_thread(process.wait)
         assert code == 1  # results were lost

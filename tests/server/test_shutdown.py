@@ -219,7 +219,7 @@ def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bundle(tmp_path_factory.mktemp("bundles") / "slow", additions=60_000)
 
 
-@pytest.mark.parametrize("drain_ms", [20_000, 300, 100, 0])
+@pytest.mark.parametrize("drain_ms", [20_000, 100])
 def test_a_load_that_is_under_way_does_not_hold_or_crash_the_process(
     start: Start, slow_bundle: Path, drain_ms: int
 ) -> None:

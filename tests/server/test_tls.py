@@ -1,22 +1,30 @@
-"""HTTPS and gRPC with the service's own certificate, with the clients that people use."""
+"""HTTPS and gRPC with the service's own certificate, with the clients that people use; floods."""
 
+import select
 import signal
 import socket
+import ssl
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import grpc
 import pytest
 from sentiment_service.cli import health_check
+from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.sources import load_settings, read_credentials
 
 from benchmarks.service import free_port
 from checks.support import tls as clients
-from tests.conftest import Start
-from tests.support.raw_http import port_of
+from checks.support.tls import Client, KeyUpdater
+from tests.conftest import FLAGS, Start
+from tests.support.raw_http import HEAD, HEALTH, port_of
 from tests.support.serving import Process, eventually, installed, run_program
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
+LAST = HEALTH[:-2] + b"connection: close\r\n\r\n"
 
 
 def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
@@ -69,6 +77,27 @@ def test_http_and_grpc_have_the_certificate_and_take_a_new_one(
     assert _call(port, new[0])
 
 
+def test_metrics_say_when_the_certificate_expires(tmp_path: Path) -> None:
+    """The first in its file that does, also beyond 2049, where years have four digits; or 0."""
+    certificate, key = make_certificate(tmp_path, "ours")
+    last = tmp_path / "last.crt"
+    openssl, asked = installed("openssl", "openssl"), ("x509", "-noout", "-enddate", "-in")
+    run_program(
+        openssl, *("x509", "-in", certificate, "-signkey", key, "-days", "20000", "-out", last)
+    )
+    ends = []
+    for path in (certificate, last):
+        date = run_program(openssl, *asked, path).stdout.partition("=")[2].strip()
+        ends.append(ssl.cert_time_to_seconds(date))
+        read = Credentials((), (), path.read_bytes(), None)
+        assert read.certificate_expires == ends[-1]
+    assert ends[0] < ends[1]
+    assert Credentials((), (), None, None).certificate_expires == 0
+    certificate.write_bytes(last.read_bytes() + certificate.read_bytes())
+    chain = Credentials((), (), certificate.read_bytes(), None)
+    assert chain.certificate_expires == ends[0]
+
+
 def test_a_client_without_tls_disturbs_nobody(start: Start, tmp_path: Path) -> None:
     """Plain HTTP, and a client that never begins the handshake, get nothing and delay no end.
 
@@ -115,3 +144,85 @@ def test_wrong_files_end_the_start(tmp_path: Path) -> None:
         flags = {name: str(path) for name, path in given.items() if path}
         with pytest.raises(ValueError, match=words):
             read_credentials(load_settings(flags), flags)
+
+
+# What costs its sender next to nothing and a server with TLS much: it costs the others little
+
+
+@pytest.fixture(scope="module")
+def process(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A real server with TLS that asks for a key."""
+    certificate, key = make_certificate(tmp_path_factory.mktemp("tls"), "floods")
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    with Process("--model", str(bundle), *FLAGS, *tls, "--api-keys", "a-key-of-a-client") as it:
+        yield it
+
+
+def _client(process: Process) -> Client:
+    client = Client(port_of(process.url))
+    client.shake_hands()
+    return client
+
+
+def test_tiny_records_get_a_part_of_the_time(process: Process) -> None:
+    """A body in records of one byte is read at the rate of the service, not of its sender."""
+    head = HEAD + b"authorization: Bearer a-key-of-a-client\r\ncontent-length: 100000\r\n\r\n"
+    with closing(_client(process)) as client:
+        sent = client.records(head) + client.records(b" " * 100_000, 1)
+        before, began = process.cpu_seconds(), time.monotonic()
+        client.raw.settimeout(60)
+        client.raw.sendall(sent)
+        assert client.ask(b"") == 422
+        took = time.monotonic() - began
+    assert took > 4 * (process.cpu_seconds() - before)
+
+
+def test_key_updates_get_a_part_of_the_time(process: Process) -> None:
+    """Each costs the server a change of its own keys, too; the request behind them is answered."""
+    with closing(KeyUpdater(port_of(process.url))) as client:
+        sent = client.updates(10_000) + client.records(LAST)
+        before, began = process.cpu_seconds(), time.monotonic()
+        client.raw.settimeout(60)
+        client.raw.sendall(sent)
+        while client.raw.recv(65_536):
+            pass
+        took, spent = time.monotonic() - began, process.cpu_seconds() - before
+    assert spent > 0.05  # they were read
+    assert took > 4 * spent
+
+
+def test_kept_connections_take_little_memory(process: Process) -> None:
+    """Hundreds of idle connections that have sent 30 kB take some kilobytes each."""
+    number = 200
+    long = HEALTH[:-2] + b"x: %b\r\n\r\n" % (b"a" * 30_000)
+    with ExitStack() as stack:
+
+        def open_all(count: int) -> None:
+            for _ in range(count):
+                client = stack.enter_context(closing(_client(process)))
+                assert client.ask(long) == 200
+
+        open_all(50)
+        before = process.memory_bytes()
+        open_all(number)
+        assert process.memory_bytes() - before < number * 120_000
+
+
+def test_handshakes_take_turns(process: Process) -> None:
+    """When hundreds begin at once, a kept connection is answered before most of them."""
+    number, port = 400, port_of(process.url)
+    with ExitStack() as stack:
+        kept = stack.enter_context(closing(_client(process)))
+        clients = [stack.enter_context(closing(Client(port))) for _ in range(number)]
+        hellos = [client.hello() for client in clients]
+        for _ in range(20):  # meanwhile, all are accepted
+            assert kept.ask(HEALTH) == 200
+        process.signal(signal.SIGSTOP)
+        for client, hello in zip(clients, hellos, strict=True):
+            client.raw.sendall(hello)
+        kept.raw.sendall(kept.records(HEALTH))
+        process.signal(signal.SIGCONT)
+        assert kept.raw.recv(65_536)
+        answered, _, _ = select.select([client.raw for client in clients], [], [], 0)
+        assert len(answered) < number / 2
+        assert all(client.raw.recv(1) for client in clients)

@@ -97,6 +97,20 @@ def write_manifest(path: Path, **changes: Any) -> None:
     _write_json(path / MANIFEST, manifest | changes)
 
 
+def evaluate(path: Path, confusion: Sequence[Sequence[int]], **record: Any) -> Path:
+    """Give the bundle's fp32 variant the record of an evaluation with this confusion matrix."""
+    labels = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["labels"]
+    return _note(path, accuracy={"labels": labels, "confusion": confusion, **record})
+
+
+def _note(path: Path, **records: Any) -> Path:
+    """Add records to the bundle's fp32 variant."""
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    manifest["variants"]["fp32"] |= records
+    _write_json(path / MANIFEST, manifest)
+    return path
+
+
 def load(path: Path, precision: Precision | Literal["auto"] = "fp32", *, threads: int = 1) -> Model:
     """Load a bundle, of the tiny model or another one, as a CPU serves it."""
     return load_model(Bundle.open(path), device="cpu", precision=precision, threads=threads)
@@ -104,9 +118,8 @@ def load(path: Path, precision: Precision | Literal["auto"] = "fp32", *, threads
 
 def calibrate(path: Path, **changes: Any) -> Path:
     """Give the bundle's fp32 variant a record of a calibration, with these changes."""
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     figures = {"before": 0.2, "after": 0.1}
-    manifest["variants"]["fp32"]["calibration"] = {
+    record = {
         "method": "temperature",
         "temperature": 1.0,
         "loss": "log",
@@ -115,9 +128,8 @@ def calibrate(path: Path, **changes: Any) -> Path:
         "folds": 5,
         "ece": figures,
         "log_loss": figures,
-    } | changes
-    _write_json(path / MANIFEST, manifest)
-    return path
+    }
+    return _note(path, calibration=record | changes)
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

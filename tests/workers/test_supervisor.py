@@ -9,8 +9,8 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -24,7 +24,7 @@ from sentiment_service.workers.worker_process import part, take_share, worker_co
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
 from tests.support.reloads import reload
-from tests.support.serving import Process, eventually, patched, run_program, runs
+from tests.support.serving import eventually, patched, run_program, runs
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5", ""])
@@ -159,8 +159,8 @@ def test_while_no_worker_is_left_the_supervisor_answers(start: Start) -> None:
         pauses = re.findall(r"out of memory\?\); it is started again in [0-2]\.\d s", log)
         assert len(pauses) == 2, log
         assert httpx2.get(f"{process.url}/health/ready").status_code == 200
-        eventually(lambda former=former: _replaced(process, former))  # type: ignore[misc]
-        assert round_ in {worker["restarts"] for worker in _shown(process)}
+        eventually(partial(process.are_ready, without=former))
+        assert round_ in {worker["restarts"] for worker in process.info()["workers"]}
     process.terminate()
 
 
@@ -206,7 +206,7 @@ def test_a_worker_that_cannot_be_started_now_is_started_later(start: Start) -> N
     assert "worker 0 cannot be started: Too many open files" in log
     assert httpx2.get(f"{process.url}/health/ready").status_code == 200
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
-    eventually(lambda: _replaced(process, {first}))
+    eventually(lambda: process.are_ready(without=[first]))
     process.terminate()
 
 
@@ -246,23 +246,11 @@ def test_workers_that_hang_or_cannot_recover_are_replaced(start: Start, tmp_path
     os.kill(hangs, signal.SIGSTOP)
     log = process.read_until("started again")
     assert "worker 0 was killed (it was silent for 5 s)" in log
-    eventually(lambda: _replaced(process, {hangs}))
+    eventually(lambda: process.are_ready(without=[hangs]))
     pids.write_text(str(hopeless))
     assert "worker 1 cannot recover and is replaced" in process.read_until("started again")
-    eventually(lambda: _replaced(process, {hangs, hopeless}))
+    eventually(lambda: process.are_ready(without=[hangs, hopeless]))
     assert httpx2.get(f"{process.url}/health/live").status_code == 200
-
-
-def _replaced(process: Process, former: set[int]) -> bool:
-    return all(
-        worker["stage"] == "ready" and worker["pid"] not in former for worker in _shown(process)
-    )
-
-
-def _shown(process: Process) -> list[dict[str, Any]]:
-    """The workers, as a new connection shows them."""
-    workers: list[dict[str, Any]] = httpx2.get(f"{process.url}/info").json()["workers"]
-    return workers
 
 
 # The first text that a worker classifies while the file exists takes more memory than there is.
@@ -302,7 +290,7 @@ def test_a_worker_that_is_out_of_memory_is_replaced(
         kept.sendall(HEALTH)
         assert read_answer(kept)[0] == 200
     eventually(lambda: len(set(process.children()) - workers) == 1)
-    eventually(lambda: _replaced(process, workers - set(process.children())))
+    eventually(lambda: process.are_ready(without=workers - set(process.children())))
     process.terminate()
 
 
@@ -389,23 +377,8 @@ def test_a_reload_that_fails_at_the_switch_is_answered(start: Start) -> None:
     process = start(*flags, command=patched(FAILING_SWITCH))
     answer = reload(process.client)
     assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
-    assert "nothing expected" in process.log
+    eventually(lambda: "nothing expected" in process.log)  # a worker logs through a thread
     assert reload(process.client).json()["status"] == "reloaded"
-
-
-def test_four_workers_share_connections_evenly(start: Start) -> None:
-    """Of 64 kept connections, no worker has more than one above another."""
-    process = start("--workers", "4")
-
-    def spread() -> list[int]:
-        return [worker["connections"] for worker in process.client.get("/info").json()["workers"]]
-
-    with ExitStack() as stack:
-        for _ in range(64):
-            read_answer(stack.enter_context(connect(process.port, HEALTH)))
-        eventually(lambda: sum(spread()) == 65)
-        assert max(spread()) - min(spread()) <= 1
-    process.terminate()
 
 
 def test_models_that_still_differ_are_not_loaded_again() -> None:

@@ -22,9 +22,9 @@ from checks.support.load import constant_load
 from tests.conftest import FLAGS
 from tests.support.exporter import replace_exporter
 from tests.support.raw_http import HEALTH, connect, post, read_answer
-from tests.support.reloads import release, reload, revision_of
-from tests.support.serving import COMMAND, Process, eventually, installed, metric
-from tests.support.tiny_bundle import make_bundle
+from tests.support.reloads import ADMIN, release, reload, revision_of
+from tests.support.serving import COMMAND, Process, children_of, eventually, installed, metric
+from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
 
 CONNECTIONS = 64
 CHANGE = {"before": 1.0, "after": 0.5}
@@ -54,32 +54,35 @@ def two(changing_bundle: Path, grpc_port: int) -> Iterator[Process]:
 @pytest.fixture
 def client(two: Process) -> httpx2.Client:
     """A client of the two workers, all of which answer when a test begins."""
-    eventually(lambda: _stages(two.client) == ["ready"] * 2)
+    eventually(two.are_ready)
     return two.client
 
 
-def _workers(client: httpx2.Client) -> list[dict[str, Any]]:
-    workers: list[dict[str, Any]] = client.get("/info").json()["workers"]
-    return workers
+def _pids(two: Process) -> list[int]:
+    return [worker["pid"] for worker in two.info()["workers"]]
 
 
-def _stages(client: httpx2.Client) -> list[str]:
-    return [worker["stage"] for worker in _workers(client)]
-
-
-def _pids(client: httpx2.Client) -> list[int]:
-    return [worker["pid"] for worker in _workers(client)]
-
-
-def _revisions(two: Process) -> set[str]:
-    """The revisions with which new connections are answered: more of them than workers."""
-    seen = set()
+def _answers(two: Process) -> list[Any]:
+    """What new connections get for a text: more of them than workers."""
+    answers = []
     for _ in range(6):
         with connect(two.port, post()) as connection:
             status, body = read_answer(connection)
         assert status == 200
-        seen.add(revision_of(json.loads(body)))
-    return seen
+        answers.append(json.loads(body))
+    return answers
+
+
+def _revisions(two: Process) -> set[str]:
+    return {*map(revision_of, _answers(two))}
+
+
+def _scores(two: Process) -> set[float]:
+    return {answer["results"][0]["score"] for answer in _answers(two)}
+
+
+def _connections(client: httpx2.Client) -> list[int]:
+    return [worker["connections"] for worker in client.get("/info").json()["workers"]]
 
 
 def _spread(process: Process, client: httpx2.Client) -> list[int]:
@@ -88,29 +91,23 @@ def _spread(process: Process, client: httpx2.Client) -> list[int]:
         kept = [stack.enter_context(connect(process.port, HEALTH)) for _ in range(CONNECTIONS)]
         for connection in kept:
             assert read_answer(connection)[0] == 200
-        eventually(
-            lambda: sum(worker["connections"] for worker in _workers(client)) == CONNECTIONS + 1
-        )
-        return [worker["connections"] for worker in _workers(client)]
+        eventually(lambda: sum(_connections(client)) == CONNECTIONS + 1)
+        return _connections(client)
 
 
 def test_connections_that_end_make_room(two: Process, client: httpx2.Client) -> None:
     """The connections of one worker end; then it gets the next ones until both have as many."""
-
-    def connections() -> list[int]:
-        return [worker["connections"] for worker in _workers(client)]
-
     with ExitStack() as stack:
         kept = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(20)]
         for connection in kept:
             read_answer(connection)
         for connection in kept[::2]:  # dealt in turn, so these are all at one worker
             connection.close()
-        eventually(lambda: sum(connections()) == 11)
+        eventually(lambda: sum(_connections(client)) == 11)
         for _ in range(10):
             read_answer(stack.enter_context(connect(two.port, HEALTH)))
-        eventually(lambda: sum(connections()) == 21)
-        spread = connections()
+        eventually(lambda: sum(_connections(client)) == 21)
+        spread = _connections(client)
     assert max(spread) - min(spread) <= 1
 
 
@@ -118,7 +115,7 @@ def test_one_service_to_the_outside(two: Process, client: httpx2.Client, grpc_po
     """Health, /info and gRPC are those of the service; the lines of the log name the worker."""
     assert client.get("/health/ready").status_code == 200
     assert client.get("/health/live").status_code == 200
-    pids = _pids(client)
+    pids = _pids(two)
     assert len(set(pids)) == 2
     assert two.pid not in pids
     named = {json.loads(line).get("worker") for line in two.first_lines.splitlines()}
@@ -143,15 +140,6 @@ def test_sighup_reloads_all_workers(two: Process, changing_bundle: Path) -> None
     release(changing_bundle, "bbbbbbb")
     two.signal(signal.SIGHUP)
     eventually(lambda: _revisions(two) == {"bbbbbbb"})
-
-
-def _scores(two: Process) -> set[float]:
-    """The scores with which new connections are answered: more of them than workers."""
-    seen = set()
-    for _ in range(6):
-        with connect(two.port, post()) as connection:
-            seen.add(json.loads(read_answer(connection)[1])["results"][0]["score"])
-    return seen
 
 
 @pytest.fixture
@@ -182,7 +170,7 @@ def test_a_cache_that_cannot_be_written_is_enough_to_start(exported: dict[str, P
     less = [installed("setpriv", "util-linux"), "--bounding-set", "-dac_override"]
     command = [*(less if os.geteuid() == 0 else []), *COMMAND]
     with Process(*_two_of(exported), command=command) as process:
-        assert _stages(process.client) == ["ready"] * 2
+        assert process.are_ready()
         assert "what was measured is not kept" not in process.first_lines
 
 
@@ -190,17 +178,11 @@ def test_a_worker_serves_what_the_supervisor_has_exported(exported: dict[str, Pa
     """A checkpoint that changes while it is served is not exported anew by a replaced worker."""
     checkpoint = exported["model"]
     with Process(*_two_of(exported), *FLAGS) as process:
-
-        def workers() -> dict[int, str]:  # on a new connection: a killed worker closes its own
-            told = httpx2.get(f"{process.url}/info").json()["workers"]
-            return {worker["pid"]: worker["stage"] for worker in told}
-
-        eventually(lambda: [*workers().values()] == ["ready"] * 2)
-        former = workers()
+        eventually(process.are_ready)
+        former = min(_pids(process))
         (checkpoint / "config.json").write_text('{"changed": 1}')
-        os.kill(min(former), signal.SIGKILL)
-        eventually(lambda: workers().keys() != former.keys())
-        eventually(lambda: [*workers().values()] == ["ready"] * 2)
+        os.kill(former, signal.SIGKILL)
+        eventually(lambda: process.are_ready(without=[former]))
 
 
 def test_a_reload_that_one_worker_cannot_do_is_done_by_none(
@@ -220,7 +202,7 @@ def test_a_killed_worker_takes_only_its_own_connections(
     two: Process, client: httpx2.Client
 ) -> None:
     """kill -9 under load: the other worker's connections go on, and a new worker serves soon."""
-    before = _pids(client)
+    before = _pids(two)
     with ExitStack() as stack:
         kept = [stack.enter_context(connect(two.port, HEALTH)) for _ in range(10)]
         assert all(read_answer(connection)[0] == 200 for connection in kept)
@@ -233,16 +215,10 @@ def test_a_killed_worker_takes_only_its_own_connections(
             eventually(lambda: seen["answered"] > reached + 50)
     assert sorted(alive) == [False] * 5 + [True] * 5
     assert sum(seen.values()) - seen["answered"] <= 2  # at most once for each client
-    _await_successor(two, 0, before[0])
-    assert _worker(two, 0)["restarts"] == 1
+    eventually(lambda: two.are_ready(without=before[:1]))
+    assert two.info()["workers"][0]["restarts"] == 1
     assert "worker 0 was killed (SIGKILL; out of memory?)" in two.log
     assert _texts(two) >= counted  # what the killed worker had counted is not forgotten
-
-
-def _await_successor(two: Process, number: int, pid: int) -> None:
-    """Wait until another process than ``pid`` is this worker, and ready."""
-    eventually(lambda: _worker(two, number)["pid"] not in (0, pid))
-    eventually(lambda: _worker(two, number)["stage"] == "ready")
 
 
 def _texts(two: Process) -> float:
@@ -259,15 +235,9 @@ def _still_answers(connection: socket.socket) -> bool:
         return False
 
 
-def _worker(two: Process, number: int) -> dict[str, Any]:
-    """A worker, as a new connection shows it."""
-    worker: dict[str, Any] = httpx2.get(f"{two.url}/info").json()["workers"][number]
-    return worker
-
-
 def test_a_stopped_worker_gets_no_connections(two: Process, client: httpx2.Client) -> None:
     """While a worker is stopped (SIGSTOP), new connections go to the other one; later to both."""
-    pid = _pids(client)[1]
+    pid = _pids(two)[1]
     os.kill(pid, signal.SIGSTOP)
     try:
         eventually(lambda: all(_answers_soon(two) for _ in range(6)))
@@ -298,7 +268,7 @@ def test_what_a_killed_worker_had_not_taken_is_dealt_again(
     two: Process, client: httpx2.Client
 ) -> None:
     """Connections that wait for a worker that dies are answered by the other one."""
-    pid = _pids(client)[0]
+    pid = _pids(two)[0]
     os.kill(pid, signal.SIGSTOP)
     with ExitStack() as stack:
         # Each worker gets half of them.
@@ -306,14 +276,14 @@ def test_what_a_killed_worker_had_not_taken_is_dealt_again(
         eventually(lambda: sum(map(_has_answer, waiting)) >= 3)
         os.kill(pid, signal.SIGKILL)
         assert [read_answer(connection)[0] for connection in waiting] == [200] * 6
-    _await_successor(two, 0, pid)
+    eventually(lambda: two.are_ready(without=[pid]))
 
 
 def test_what_a_stopped_worker_had_not_taken_is_dealt_again(
     two: Process, client: httpx2.Client
 ) -> None:
     """Connections that wait for a worker that hangs are answered by the other one."""
-    pid = _pids(client)[0]
+    pid = _pids(two)[0]
     os.kill(pid, signal.SIGSTOP)
     try:
         with ExitStack() as stack:
@@ -332,11 +302,11 @@ def _has_answer(connection: socket.socket) -> bool:
 
 def test_a_worker_that_gets_sigterm_alone_is_replaced(two: Process) -> None:
     """It finishes its requests, no new connection is lost, and a new worker takes its place."""
-    before = _worker(two, 1)["pid"]
+    before = _pids(two)[1]
     with constant_load(two.url, [["love"]] * 2, lambda _: "answered") as seen:
         eventually(lambda: seen["answered"] > 50)
         os.kill(before, signal.SIGTERM)
-        eventually(lambda: _worker(two, 1)["pid"] not in (0, before))
+        eventually(lambda: two.are_ready(without=[before]))
     assert set(seen) <= {"answered", 503}  # 503: shutting_down, on a connection that it had
 
 
@@ -345,9 +315,9 @@ def test_workers_never_stay_mixed(
 ) -> None:
     """A new worker has loaded a changed bundle; then all workers load it."""
     release(changing_bundle, "ccccccc")
-    before = _pids(client)[0]
+    before = _pids(two)[0]
     os.kill(before, signal.SIGKILL)
-    _await_successor(two, 0, before)
+    eventually(lambda: two.are_ready(without=[before]))
     eventually(lambda: _revisions(two) == {"ccccccc"})
 
 
@@ -361,6 +331,54 @@ def test_workers_agree_after_a_recalibration(
     for variant in manifest["variants"].values():
         variant["calibration"] = CALIBRATION
     path.write_text(json.dumps(manifest))
-    os.kill(_pids(client)[0], signal.SIGKILL)
+    os.kill(_pids(two)[0], signal.SIGKILL)
     eventually(lambda: len(_scores(two) | {before}) == 2 and len(_scores(two)) == 1)
     assert _scores(two) != {before}
+
+
+def _digests(service: Process) -> set[str]:
+    """Those of the models of all workers: more connections than workers."""
+    told = (httpx2.get(f"{service.url}/models").json()["models"] for _ in range(6))
+    return {f"{model['name']} {model['digest']}" for models in told for model in models}
+
+
+def _promote(service: Process) -> httpx2.Response:
+    return httpx2.post(f"{service.url}/models/tiny/promote", headers=ADMIN, timeout=30)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_all_workers_promote_or_none(tmp_path: Path, named: bool) -> None:
+    """Texts of all workers are counted together; a worker that is replaced serves the candidate.
+
+    A candidate that has changed is refused by all. With a second model, which stays as it is.
+    """
+    bundle, other = (make_bundle(tmp_path / name, name=name) for name in ("tiny", "other"))
+    candidate = make_bundle(tmp_path / "next", labels=LABELS[::-1], name="next")
+    names = ("--served-name", "tiny", "--served-name", "second") if named else ()
+    second = f"{'second' if named else 'other'} {sha256(other / MANIFEST)}"
+    flags = ["--model", str(bundle), "--model", str(other), *names, *FLAGS, "--workers", "2"]
+    flags += ["--shadow", str(candidate), "--shadow-share", "1", "--admin-keys", "admin-key-1"]
+    with Process(*flags) as service:
+        before = {f"tiny {sha256(bundle / MANIFEST)}", second}
+        for _ in range(8):
+            with connect(service.port, post()) as connection:
+                assert read_answer(connection)[0] == 200
+        eventually(lambda: service.info()["shadow"]["texts"] == 8)
+        eventually(lambda: all(len(children_of(one)) == 1 for one in service.children()))
+
+        manifest = (candidate / MANIFEST).read_bytes()
+        write_manifest(candidate, labels=LABELS[::-1], max_tokens=15)
+        assert _promote(service).json()["code"] == "invalid_bundle"
+        (candidate / MANIFEST).write_bytes(manifest)
+        assert _digests(service) == before
+
+        after = {f"tiny {sha256(candidate / MANIFEST)}", second}
+        assert _promote(service).status_code == 200
+        assert _digests(service) == after
+        assert _promote(service).json()["code"] == "not_found"
+
+        former = min(service.children())
+        os.kill(former, signal.SIGKILL)
+        eventually(lambda: service.are_ready(without=[former]))
+        assert _digests(service) == after
+        assert "different models" not in service.terminate()

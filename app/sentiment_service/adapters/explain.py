@@ -15,14 +15,18 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from sentiment_service.engine.classifier import Classification, Classifier
-from sentiment_service.errors import EmptyText, ServiceError, TextTooLong, TooManyTexts
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
-from sentiment_service.http.openapi import ERRORS, VERSION, documented, documented_body, example
-from sentiment_service.http.routes import Answered
+from sentiment_service.errors import (
+    CLASSIFY_ERRORS,
+    EmptyText,
+    ServiceError,
+    TextTooLong,
+    TooManyTexts,
+)
+from sentiment_service.http.openapi import VERSION, documented, documented_body, example
+from sentiment_service.http.routes import Answered, HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import RequestBody, SingleText
-from sentiment_service.results import Outcome, Prediction
+from sentiment_service.results import Outcome, Prediction, Span
 
 
 class ExplainRoute(TextRoute):
@@ -52,11 +56,9 @@ EXPLAINED = {
 }
 
 
-class Word(TypedDict):
+class Word(Span):
     """A word of a text, and what it contributes to the text's label."""
 
-    start: Annotated[int, Field(description="position of the first character, from 0")]
-    end: Annotated[int, Field(description="position of the character after the last one")]
     word: Annotated[str, Field(description="the text between these positions")]
     contribution: Annotated[
         float, Field(description="how much lower the label's score is without this word")
@@ -93,7 +95,7 @@ class ExplainResponse(TypedDict):
     "/explain",
     operation_id="explain",
     response_model=ExplainResponse,
-    responses={**example(EXPLAINED), **documented(*ERRORS)},
+    responses={**example(EXPLAINED), **documented(*CLASSIFY_ERRORS)},
     openapi_extra=documented_body(ExplainRequest),
 )
 async def explain(request: HttpRequest) -> Response:
@@ -106,10 +108,10 @@ async def explain(request: HttpRequest) -> Response:
     """
     body = await read_body(request, ExplainRequest)
     exchange = request.exchange
-    classifier = exchange.service.models.classifier(body.model)
+    classifier = exchange.service.models.classifiers.of(body.model)
     explaining = explain_text(classifier, body.inputs, deadline=exchange.deadline)
     # Only the text counts, and not its copies that each lack a word.
-    done = await exchange.counted(classifier, 1, exchange.while_connected(explaining))
+    done = await exchange.counted(classifier, [body.inputs], exchange.while_connected(explaining))
     response: ExplainResponse = {
         "model": done.model.version,
         "label": done.whole["label"],
@@ -142,7 +144,7 @@ async def explain_text(classifier: Classifier, text: str, *, deadline: float) ->
     if isinstance(whole, ServiceError):
         raise whole
     explained = contributions(words, whole, others, multi_label=done.model.multi_label)
-    return Explanation(done.model, done.outcomes, done.stages, whole, explained)
+    return Explanation(done.model, done.outcomes, done.stages, done.unknown, whole, explained)
 
 
 def words_of(text: str) -> list[re.Match[str]]:

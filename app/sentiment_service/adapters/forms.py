@@ -14,7 +14,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import UnknownField
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer
+from sentiment_service.http.routes import HttpRequest, JsonAnswer
 from sentiment_service.requests.validation import (
     NO_OBJECT,
     Threshold,
@@ -62,8 +62,7 @@ class ByField:
         self._otherwise = otherwise
 
     def model_validate(self, obj: Any, /) -> BaseModel:
-        """The body in its form."""
-        fields = obj if isinstance(obj, dict) else ()
+        fields = obj if isinstance(obj, dict) else {}
         known = (form for name, form in self._forms.items() if name in fields)
         form = next(known, self._otherwise)
         if form is None:
@@ -74,8 +73,6 @@ class ByField:
 
 
 class LabelScore(TypedDict):
-    """A label and its score."""
-
     label: str
     score: float
 

@@ -19,9 +19,8 @@ from sentiment_service.adapters.forms import (
 )
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import FOREIGN_BODY
+from sentiment_service.http.routes import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list, parse_texts, text_or_pair
 from sentiment_service.results import every_prediction
@@ -81,14 +80,12 @@ class PredictRequest(BaseModel):
 FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
 
 
-def _error_type(kind: type[errors.ServiceError], detail: str) -> dict[str, ErrorType]:
-    return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
-
-
 class PredictRoute(TextRoute):
     """A route whose errors have TEI's member."""
 
-    error_members = staticmethod(_error_type)
+    @staticmethod
+    def error_members(kind: type[errors.ServiceError], detail: str) -> dict[str, ErrorType]:
+        return {"error_type": _ERROR_TYPES.get(kind, "Validation")}
 
 
 predict_router = APIRouter(tags=["compatibility"], route_class=PredictRoute)

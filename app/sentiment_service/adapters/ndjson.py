@@ -75,9 +75,6 @@ class LineReader:
         that many bytes long. The first group is a single line, which is answered soon. Each
         further group may have twice as many lines as the one before, so that no stream gets far
         ahead when many begin at once.
-
-        Raises:
-            InvalidRequest: too many lines were blank or not valid.
         """
         *ends, rest = piece.split(b"\n")
         first = 0
@@ -100,11 +97,7 @@ class LineReader:
         return self._line(b"")
 
     def reserve(self, size: int) -> None:
-        """Reserve bytes for as long as the stream lasts.
-
-        Raises:
-            Overloaded: there is no room for them.
-        """
+        """Reserve bytes for as long as the stream lasts."""
         if not self._room.take(size):
             raise Overloaded(
                 f"request bodies in flight leave no room for the {size} bytes that decompressing "
@@ -186,7 +179,6 @@ class LineReader:
 
 
 def answer_line(line_id: bytes, outcome: Outcome) -> bytes:
-    """The answer to a line, as a line of JSON with the same id."""
     return b'{"id":%b,%b\n' % (line_id, to_json(item(outcome))[1:])
 
 
@@ -194,8 +186,7 @@ def _parsed(content: bytes, number: int) -> tuple[bytes, Text | ServiceError]:
     try:
         value = parse(content, f"line {number}")
     except InvalidRequest as error:
-        # A new error: the raised one would keep its stack frames, and so the line, in memory.
-        return NO_ID, InvalidRequest(error.detail)
+        return NO_ID, error.again()  # the raised one has the stack's frames, and so the line
     if not isinstance(value, dict):
         return NO_ID, InvalidRequest(f'line {number} must be an object: {{"id", "text"}}')
     # Not by to_json: the id may hold half of a surrogate pair, which that refuses.

@@ -20,8 +20,14 @@ from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
-from sentiment_service.http.body import media_type, read_bytes, validated
-from sentiment_service.http.exchange import HttpRequest, Route, TextRoute
+from sentiment_service.http.routes import (
+    HttpRequest,
+    Route,
+    TextRoute,
+    media_type,
+    read_bytes,
+    validated,
+)
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
 from sentiment_service.results import Prediction, every_prediction
@@ -38,7 +44,6 @@ _MEDIA_TYPES = ("", "application/json", "application/octet-stream")
 
 @router.get("")
 async def server_metadata(request: HttpRequest) -> dict[str, Any]:
-    """Name and version of the service, and the extensions of the protocol that it has."""
     return {
         "name": SERVER,
         "version": request.exchange.service.version,
@@ -48,14 +53,12 @@ async def server_metadata(request: HttpRequest) -> dict[str, Any]:
 
 @router.get("/health/live")
 async def server_live(request: HttpRequest) -> dict[str, Any]:
-    """Succeeds if the process works or can recover by itself; otherwise restart the process."""
     request.exchange.service.check_live()
     return {"live": True}
 
 
 @router.get("/health/ready")
 async def server_ready(request: HttpRequest) -> dict[str, Any]:
-    """Succeeds while you can send traffic: models are warm, and shutdown has not begun."""
     await request.exchange.service.check_ready()
     return {"ready": True}
 
@@ -71,7 +74,6 @@ async def model_metadata(request: HttpRequest) -> dict[str, Any]:
 @router.get("/models/{name}/versions/{version}/ready")
 @router.get("/models/{name}/ready")
 async def model_ready(request: HttpRequest) -> dict[str, Any]:
-    """Succeeds while you can send traffic for this model."""
     classifier = served(request)
     request.exchange.service.lifecycle.check()
     await classifier.health.check_ready()

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, ClassVar, get_args
 
 from fastapi import APIRouter, Response
@@ -18,9 +19,10 @@ from starlette.types import Message, Receive, Scope, Send
 from sentiment_service.adapters.forms import TextParameters
 from sentiment_service.adapters.ndjson import NO_ID, Line, LineReader, LongLine, answer_line
 from sentiment_service.engine.classifier import STAGES, Classification, Classifier
-from sentiment_service.engine.options import Overflow, TextOptions
+from sentiment_service.engine.options import LANGUAGE_TAG, Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import (
+    CLASSIFY_ERRORS,
     ClientDisconnected,
     DeadlineExceeded,
     ServiceError,
@@ -28,12 +30,11 @@ from sentiment_service.errors import (
     TooManyTexts,
     UnsupportedMediaType,
 )
-from sentiment_service.http.body import media_type
 from sentiment_service.http.decoding import Decoder, decoder
-from sentiment_service.http.exchange import HttpExchange, HttpRequest, TextRoute
-from sentiment_service.http.openapi import ERRORS, documented, text_example
+from sentiment_service.http.openapi import documented, text_example
+from sentiment_service.http.routes import HttpExchange, HttpRequest, TextRoute, media_type
 from sentiment_service.requests.service import Adapter
-from sentiment_service.requests.validation import checked
+from sentiment_service.requests.validation import LanguageTag, checked
 
 MEDIA_TYPE = "application/x-ndjson"
 ACCEPTED = (
@@ -65,6 +66,11 @@ class StreamParameters(TextParameters):
     """Those of a query, where a number is a string."""
 
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    language: LanguageTag | None = None
+
+    @property
+    def options(self) -> TextOptions:
+        return replace(super().options, language=self.language)
 
 
 LINES = '{"id": 1, "text": "I love this!"}\n{"id": 2, "text": ""}\n'
@@ -97,6 +103,11 @@ _DOCUMENTED = {
                 "as in POST /classify",
                 {"type": "string", "enum": get_args(Overflow), "default": "truncate"},
             ),
+            (
+                "language",
+                "as in POST /classify",
+                {"type": "string", "pattern": f"^{LANGUAGE_TAG.pattern}$"},
+            ),
             ("threshold", "as in POST /classify", {"type": "number", "minimum": 0, "maximum": 1}),
         )
     ],
@@ -106,7 +117,7 @@ _DOCUMENTED = {
 @router.post(
     "/classify/stream",
     operation_id="classifyStream",
-    responses={**text_example(ANSWERED_LINES, MEDIA_TYPE), **documented(*ERRORS)},
+    responses={**text_example(ANSWERED_LINES, MEDIA_TYPE), **documented(*CLASSIFY_ERRORS)},
     response_class=Response,
     openapi_extra=_DOCUMENTED,
 )
@@ -126,7 +137,7 @@ async def classify_stream(request: HttpRequest) -> Response:
     options = checked(dict(request.query_params), StreamParameters).options
     name = request.query_params.get("model")
     body = decoder(request.headers.get("content-encoding", ""))
-    classifier = exchange.service.models.classifier(name)
+    classifier = exchange.service.models.classifiers.of(name, options.language)
     classifier.model.check(options)
     exchange.asks(classifier.model.name, 0)
     return StreamedAnswers(exchange, classifier, options, body)
@@ -233,7 +244,7 @@ class StreamedAnswers(Response):
         texts = [line.text for line in lines]
         try:
             work = self._classified(texts, admitted)
-            outcomes = (await self._exchange.counted(self._classifier, len(texts), work)).outcomes
+            outcomes = (await self._exchange.counted(self._classifier, texts, work)).outcomes
         except ServiceError as error:
             outcomes = [text if isinstance(text, ServiceError) else error for text in texts]
         finally:
@@ -265,12 +276,13 @@ class StreamedAnswers(Response):
             )
         except TooManyTexts as error:  # more tokens than one request may queue: halve the group
             if len(texts) == 1:
-                return Classification(classifier.model, [error], dict.fromkeys(STAGES, 0.0))
+                return Classification(classifier.model, [error], dict.fromkeys(STAGES, 0.0), [0])
             middle = len(texts) // 2
             first = await self._classified(texts[:middle], admitted)
             second = await self._classified(texts[middle:], admitted)
             stages = {stage: first.stages[stage] + second.stages[stage] for stage in STAGES}
-            return Classification(classifier.model, first.outcomes + second.outcomes, stages)
+            outcomes, unknown = first.outcomes + second.outcomes, first.unknown + second.unknown
+            return Classification(classifier.model, outcomes, stages, unknown)
 
     async def _arriving(self, receive: Receive) -> AsyncIterator[list[Line | LongLine]]:
         gate, reserved, more = self._classifier.stream_gate, 0, True
@@ -296,7 +308,8 @@ class StreamedAnswers(Response):
                 message = await receive()
         except TimeoutError:
             self._check_end()
-            raise DeadlineExceeded(f"nothing arrived for {IDLE_S:g} s") from None
+            silent = f"nothing arrived for {IDLE_S:g} s"
+            raise DeadlineExceeded(silent, of_client=True) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected("before its answers")
         return message

@@ -91,8 +91,6 @@ class OutputParameters(BaseModel):
 
 
 class RequestedOutput(BaseModel):
-    """An output that the client requests."""
-
     name: OutputName
     parameters: OutputParameters = OutputParameters()
 
@@ -134,7 +132,7 @@ class Output:
 
 
 def of_version(service: Service, name: str, version: str) -> Classifier:
-    classifier = service.models.classifier(name)
+    classifier = service.models.classifiers.of(name)
     if version != VERSION:
         raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
     return classifier
@@ -190,7 +188,6 @@ def pack(texts: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes, max_texts: int) -> list[str]:
-    """The texts of a tensor."""
     texts: list[str] = []
     start = 0
     while start < len(data):

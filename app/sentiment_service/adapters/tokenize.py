@@ -11,18 +11,15 @@ from sentiment_service.engine.step_thread import Kind, Steps
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT
 from sentiment_service.engine.text.text_tokenizer import Offset, PairTokenizer, Text, TextPair
-from sentiment_service.errors import ServiceError, TooManyTexts
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
+from sentiment_service.errors import CLASSIFY_ERRORS, ServiceError, TooManyTexts
 from sentiment_service.http.openapi import (
     EMPTY,
-    ERRORS,
     VERSION,
     documented,
     documented_body,
     example,
 )
-from sentiment_service.http.routes import Answered
+from sentiment_service.http.routes import Answered, HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import RequestBody, Texts, as_list
 from sentiment_service.results import FailedItem, item
@@ -111,7 +108,7 @@ class TokenizeResponse(TypedDict):
     "/tokenize",
     operation_id="tokenize",
     response_model=TokenizeResponse,
-    responses={**example(TOKENS), **documented(*ERRORS)},
+    responses={**example(TOKENS), **documented(*CLASSIFY_ERRORS)},
     openapi_extra=documented_body(TokenizeRequest),
 )
 async def tokenize(request: HttpRequest) -> Response:
@@ -126,7 +123,7 @@ async def tokenize(request: HttpRequest) -> Response:
     texts = as_list(body.inputs)
     exchange, service = request.exchange, request.exchange.service
     exchange.check_number(len(texts))
-    classifier = service.models.classifier(body.model)
+    classifier = service.models.classifiers.of(body.model)
     model = classifier.model
     exchange.asks(model.name, len(texts))
     steps = tokens_steps(

@@ -14,9 +14,8 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.step_thread import Kind, Steps
 from sentiment_service.engine.text.text_tokenizer import Encoding, Text, TextPair, packed
 from sentiment_service.errors import InvalidRequest, ServiceError
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, TextRoute
 from sentiment_service.http.openapi import FOREIGN_BODY
+from sentiment_service.http.routes import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list, parse_texts, whole
 from sentiment_service.results import every_prediction
@@ -87,16 +86,13 @@ class TokenizeRequest(BaseModel):
     return_token_strs: StrictBool | None = None
 
 
-def _failure(kind: type[ServiceError], detail: str) -> dict[str, Any]:
-    """The member of an error that OpenAI's clients read."""
-    failure = {"message": detail, "type": kind.title, "param": None, "code": kind.code}
-    return {"error": failure}
-
-
 class VllmRoute(TextRoute):
-    """A route whose errors have vLLM's member."""
+    """A route whose errors have the member that OpenAI's clients read."""
 
-    error_members = staticmethod(_failure)
+    @staticmethod
+    def error_members(kind: type[ServiceError], detail: str) -> dict[str, Any]:
+        failure = {"message": detail, "type": kind.title, "param": None, "code": kind.code}
+        return {"error": failure}
 
 
 router = APIRouter(tags=["compatibility"], route_class=VllmRoute)
@@ -109,9 +105,11 @@ async def classify(request: HttpRequest) -> Response:
     body = await read_body(request, ClassificationRequest)
     exchange, service = request.exchange, request.exchange.service
     exchange.check_number(len(body.input))
-    classifier = service.models.classifier(body.model)
+    classifier = service.models.classifiers.of(body.model)
     work = exchange.while_connected(_classified(request, classifier, body))
-    done = await exchange.counted(classifier, len(body.input), work)
+    # With these options, what is classified is no text.
+    texts: Sequence[object] = body.input if body.is_plain else [None] * len(body.input)
+    done = await exchange.counted(classifier, texts, work)
     predictions = every_prediction(done.outcomes)
     tokens = sum(min(prediction["tokens"], done.model.max_tokens) for prediction in predictions)
     response = {
@@ -159,7 +157,7 @@ async def tokenize(request: HttpRequest) -> Response:
     """The ids that the model reads of the prompt. ``count`` is before truncation."""
     body = await read_body(request, TokenizeRequest)
     exchange = request.exchange
-    model = exchange.service.models.classifier(body.model).model
+    model = exchange.service.models.classifiers.of(body.model).model
     exchange.asks(model.name, 1)
     work = _encoded(request, model, [body.prompt], body.add_special_tokens)
     (encoding,) = await exchange.while_connected(work)

@@ -28,6 +28,7 @@ from sentiment_service.cli.load_generator import Generator, Load, Outcome, run, 
 from sentiment_service.errors import UserError
 from sentiment_service.files.formats import open_table
 from sentiment_service.files.table import check_is_file
+from sentiment_service.files.text_files import PLAIN, FileOptions
 
 MADE_UP = 4_096  # texts, if no file has them
 MOST_TEXTS = 20_000  # of a file; a load repeats them
@@ -38,6 +39,8 @@ CLOSE = 1.05  # the search ends when the rate that is too high is so many times 
 FEWEST = 20  # requests in a step
 LONE_S = 1.0  # for the requests that are sent one by one
 SAMPLE_S = 0.25  # between two looks at the metrics
+LEAST_MS = 10  # of the predicted wait at which to scale out: less is that of a batch or two
+FULL_STEP_S = 10.0  # in which the queue has been looked at forty times
 # If this client was later than this share of the goal, a step may have failed because of it.
 LATE_SHARE, LATE_MS = 0.2, 3.0
 
@@ -72,7 +75,7 @@ def bench(options: Namespace, own: Mapping[str, Any]) -> None:
     """Measure the service at the URL, or one that is started with the settings ``own``."""
     texts = tweets(MADE_UP)
     if options.input:
-        texts = texts_of_file(Path(options.input), options.column)
+        texts = texts_of_file(Path(options.input), options.column, FileOptions.of(options))
     curves: dict[int, list[Step]] = {}
     with ExitStack() as stack:
         if options.url:
@@ -128,10 +131,12 @@ def _say(line: str) -> None:
     print(f"sentiment: {line}", file=sys.stderr, flush=True)
 
 
-def texts_of_file(path: Path, column: str) -> list[str]:
+def texts_of_file(path: Path, column: str, file_options: FileOptions = PLAIN) -> list[str]:
     """The first texts of a file that are not empty."""
     check_is_file(path)
-    found = (text for chunk in open_table(path, column).chunks() for text in chunk.texts)
+    found = (
+        text for chunk in open_table(path, column, file_options).chunks() for text in chunk.texts
+    )
     given = (text for text in found if isinstance(text, str) and text.strip())
     if not (texts := list(islice(given, MOST_TEXTS))):
         raise UserError(f"{path} has no text to send")
@@ -172,6 +177,16 @@ def conclusions(steps: Sequence[Step], count: int, options: Namespace) -> str:
             f"scale out at a predicted wait of {ms} ms: averageValue: {ms}m in hpa-queue, "
             f'threshold: "{ms / 1000}" in keda, autoscaling.queueWaitMs={ms} in the chart'
         )
+        if found.wait_ms is not None and round(found.wait_ms / 2) < LEAST_MS:
+            lines.append(
+                f"that is the least: half of the {found.wait_ms:.1f} ms at this rate would add "
+                "replicas for a single batch"
+            )
+        if options.seconds < FULL_STEP_S:
+            lines.append(
+                f"steps of {options.seconds:g} s are too short for a queue to show its usual "
+                f"length: for a better threshold, use --seconds {FULL_STEP_S:g} or more"
+            )
     return "\n".join(lines)
 
 
@@ -210,8 +225,8 @@ def _client_was_the_limit(steps: Sequence[Step], found: Step) -> bool:
 
 
 def _threshold_ms(found: Step) -> int | None:
-    """Half of the predicted wait at the highest rate; None if not known."""
-    return None if found.wait_ms is None else max(1, round(found.wait_ms / 2))
+    """Half of the predicted wait at the highest rate, but not too little; None if not known."""
+    return None if found.wait_ms is None else max(LEAST_MS, round(found.wait_ms / 2))
 
 
 def search(measure: Callable[[float], Step], start: float, least: float) -> list[Step]:

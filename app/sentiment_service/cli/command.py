@@ -10,7 +10,7 @@ from typing import Any
 
 from sentiment_service.errors import UserError, system_error
 from sentiment_service.files import command as classify_command
-from sentiment_service.files.command import LOCAL, input_fault, url_fault
+from sentiment_service.files.command import LOCAL, add_input, input_fault, url_fault
 from sentiment_service.installation import missing_extra
 from sentiment_service.observability import logs
 from sentiment_service.server.process import (
@@ -48,7 +48,7 @@ examples:
 """
 
 # The settings for a service that `bench` starts itself.
-BENCH_SETTINGS = (*LOCAL, "workers")  # settings for a service that the command starts itself
+BENCH_SETTINGS = (*LOCAL, "workers")
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _serve(settings, credentials, assignment, flags)
         for reason in unknown_variables(os.environ):
             _say(f"warning: {reason}")
+        if fault := _fault(options, settings):
+            _say(fault)
+            return 2
         if options.command == "doctor":
-            from sentiment_service.cli.doctor import doctor
-
-            return doctor(settings)
+            return _doctor(options, settings)
         if options.command == "bench":
             return _bench(options, settings, flags)
         return _classify(options, settings)
@@ -159,11 +160,17 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser(
         "doctor",
-        help="check packages, GPU and model, and say what helps",
+        help="check packages, GPU and model, or a running service, and say what helps",
         description="Check what serving needs: packages, CPU, GPU and its driver, and the model, "
-        "with a batch of texts. On a GPU, compare the logits with those of the CPU. Print a line "
-        "for each check, 'ok' or 'PROBLEM' and what helps. The exit code is 1 if there is a "
-        "problem.",
+        "with a batch of texts. On a GPU, compare the logits with those of the CPU. With --url, "
+        "look at a running service instead: whether it can be reached, its keys, readiness, "
+        "version and device, and which models answer. Print a line for each check, 'ok' or "
+        "'PROBLEM' and what helps. The exit code is 1 if there is a problem.",
+    )
+    doctor.add_argument(
+        "--url",
+        help="look at the service at this URL; if it needs a key, set SENTIMENT_API_KEY in the "
+        "environment",
     )
     model = {"model": classify_command.DESCRIPTIONS["model"]}
     add_settings(doctor, LOCAL, model)
@@ -184,18 +191,10 @@ def _add_bench_arguments(bench: argparse.ArgumentParser) -> None:
         help="measure the service at this URL; if it needs a key, set SENTIMENT_API_KEY in the "
         "environment",
     )
-    bench.add_argument(
-        "--input",
-        type=os.path.expanduser,
-        metavar="FILE",
-        help="send the texts of a file, of any kind that `sentiment classify` reads [default: "
-        "made-up English texts that are as long as tweets]",
-    )
-    bench.add_argument(
-        "--column",
-        default="text",
-        metavar="NAME",
-        help="column of --input with the texts [default: %(default)s]",
+    add_input(
+        bench,
+        "send the texts of a file, of any kind that `sentiment classify` reads [default: made-up "
+        "English texts that are as long as tweets]",
     )
     bench.add_argument(
         "--p99-ms",
@@ -246,11 +245,11 @@ def _serve(
         for reason in unknown_variables(os.environ):
             logger.warning("%s", reason)
     try:
-        from sentiment_service.exported_models import with_bundles
+        from sentiment_service.exported_models import with_bundles, with_candidate
 
         if assignment is None:
             check_ports(settings)  # an export takes minutes
-            settings = with_bundles(settings, watch=True)
+            settings = with_candidate(with_bundles(settings, watch=True))
             if (workers := worker_count(settings)) > 1:
                 from sentiment_service.workers import supervisor
 
@@ -270,14 +269,39 @@ def _serve(
         logs.close()
 
 
+def _fault(options: argparse.Namespace, settings: Settings) -> str | None:
+    """What is wrong with the options; None if they are valid."""
+    is_bench = options.command == "bench"
+    if found := url_fault(options, BENCH_SETTINGS if is_bench else LOCAL):
+        return found
+    if options.command == "doctor":
+        return None
+    if len(settings.model) > 1 and not options.url:
+        return f"{options.command} uses one model; give --model once"
+    if not is_bench:
+        return classify_command.fault(options)
+    if options.json and not Path(options.json).parent.is_dir():
+        return f"the directory {Path(options.json).parent} of --json does not exist"
+    return input_fault(options)
+
+
 def _say(line: str) -> None:
     print(f"sentiment: {line}", file=sys.stderr)
 
 
+def _doctor(options: argparse.Namespace, settings: Settings) -> int:
+    from sentiment_service.cli.findings import report
+
+    if options.url is not None:
+        from sentiment_service.cli.service_doctor import examine_service
+
+        return report(examine_service(options.url, os.environ.get("SENTIMENT_API_KEY") or None))
+    from sentiment_service.cli.doctor import examine
+
+    return report(examine(settings))
+
+
 def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, Any]) -> int:
-    if fault := _bench_fault(options, settings):
-        _say(fault)
-        return 2
     if not options.url:
         from sentiment_service.exported_models import with_bundles
 
@@ -286,16 +310,6 @@ def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, 
 
     bench(options, {name: value for name, value in flags.items() if name in BENCH_SETTINGS})
     return 0
-
-
-def _bench_fault(options: argparse.Namespace, settings: Settings) -> str | None:
-    if found := url_fault(options, BENCH_SETTINGS) or input_fault(options):
-        return found
-    if len(settings.model) > 1 and not options.url:
-        return "bench measures one model; give --model once"
-    if options.json and not Path(options.json).parent.is_dir():
-        return f"the directory {Path(options.json).parent} of --json does not exist"
-    return None
 
 
 def _counts(value: str) -> list[int]:
@@ -308,9 +322,6 @@ def _counts(value: str) -> list[int]:
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:
-    if fault := classify_command.fault(options, settings):
-        _say(fault)
-        return 2
     if sys.stdout is None and not options.output:
         raise UserError("standard output is closed; give --output FILE for the results")
     open_standard_files()

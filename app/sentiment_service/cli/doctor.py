@@ -1,4 +1,4 @@
-"""``sentiment doctor``: checks what serving needs, and says what helps if something is missing."""
+"""``sentiment doctor``: what serving needs on this machine, and what helps if it is missing."""
 
 import importlib.metadata
 import os
@@ -6,7 +6,6 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,39 +13,17 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from sentiment_service.cli.findings import Finding
 from sentiment_service.engine.host import available_cpus, cpu_name, vector_flags
 from sentiment_service.engine.loading import load_as_set, load_model
 from sentiment_service.engine.model.bundle import Bundle, bundles_to_use
 from sentiment_service.engine.model.device import CPU, CUDA, CudaState, cuda_state
 from sentiment_service.engine.model.model import TEXTS, Model, decided, tolerance
 from sentiment_service.errors import InferenceFailed, UserError, first_line
-from sentiment_service.exported_models import with_bundles
+from sentiment_service.exported_models import with_bundles, with_candidate
 from sentiment_service.settings.settings import Settings
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  # both provide the module onnxruntime
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found. ``cure`` says what helps if there is a problem."""
-
-    check: str
-    ok: bool
-    found: str
-    cure: str = ""
-
-    def line(self) -> str:
-        cure = f"; {self.cure}" if self.cure else ""
-        return f"{'ok' if self.ok else 'PROBLEM':<9}{self.check}: {self.found}{cure}"
-
-
-def doctor(settings: Settings) -> int:
-    """Print each finding as soon as it is known. The exit code is 1 if there is a problem."""
-    code = 0
-    for finding in examine(settings):
-        print(finding.line(), flush=True)
-        code |= not finding.ok
-    return code
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -58,7 +35,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding("CPU", True, f"{cpu_name()} ({vector_flags()}), {cpus}")
     yield _gpu(settings, cuda_state())
     try:
-        settings = with_bundles(settings, partial(print, "sentiment:", file=sys.stderr))
+        say = partial(print, "sentiment:", file=sys.stderr)
+        settings = with_candidate(with_bundles(settings, say), say)
     except UserError as error:
         yield Finding("model", False, str(error))
         return
@@ -115,11 +93,12 @@ def _model(path: Path, settings: Settings) -> Iterator[Finding]:
             "model", False, f"{path}: ONNX Runtime cannot compute it: {first_line(error)}"
         )
         return
+    batch_ms = (computed - loaded) / len(logits) * 1000
     yield Finding(
         "model",
         True,
-        f"{model.name} in {model.precision} on {model.provider}, loaded in {loaded - started:.1f} "
-        f"s; a batch of {len(TEXTS)} texts took {(computed - loaded) / len(logits) * 1000:.0f} ms",
+        f"{model.name} ({model.short_digest}) in {model.precision} on {model.provider}, loaded in "
+        f"{loaded - started:.1f} s; a batch of {len(TEXTS)} texts took {batch_ms:.0f} ms",
     )
     if model.provider != CPU:
         try:

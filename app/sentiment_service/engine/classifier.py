@@ -7,7 +7,7 @@ import asyncio
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,8 @@ from sentiment_service.engine.batching.fair_queue import LOOK_AHEAD, REQUEST_SHA
 from sentiment_service.engine.batching.runners import BatchObserver
 from sentiment_service.engine.health import Health, Lifecycle, Phase
 from sentiment_service.engine.model.model import Model, Scored, outcomes_of
-from sentiment_service.engine.options import DEFAULTS, EngineConfig, TextOptions
+from sentiment_service.engine.options import DEFAULTS, EngineConfig, TextOptions, wider
+from sentiment_service.engine.shadow import Shadow
 from sentiment_service.engine.step_thread import Kind, StepThread
 from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
@@ -60,11 +61,8 @@ class Observer(BatchObserver, Protocol):
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""
 
-    def answered(self, outcomes: Iterable[Outcome], stages: Mapping[str, float]) -> None:
-        """Each text of a request got a prediction, or the error that takes its place.
-
-        ``stages`` are the seconds of each of ``STAGES``. If nothing was computed, two are 0.
-        """
+    def answered(self, done: "Classification", texts: int) -> None:
+        """Of what was done, the first outcomes are those of a request's ``texts``."""
 
     def failure(self, error: BaseException, texts: int) -> None:
         """A request failed, so this many texts got no prediction."""
@@ -157,7 +155,7 @@ TOKENISING_S, SPLITTING_S = 1e-6, 8e-6
 
 # Streams fill the queue with this many times the tokens that a batch looks ahead. The look-ahead
 # alone is not enough, because the texts of streams come and go in whole groups.
-STREAM_LOOKS = 2
+STREAM_LOOKS = 4
 
 # Idle runners get at least this long to end, also if ``retire`` has no time left.
 LEAST_DRAIN_S = 0.1
@@ -169,7 +167,8 @@ class Classification:
 
     model: Model
     outcomes: list[Outcome]
-    stages: dict[str, float]  # by ``STAGES``
+    stages: dict[str, float]  # by ``STAGES``; if nothing was computed, two are 0
+    unknown: list[int]  # tokens of each text that the model does not know
 
     def items(self, *, single: bool = False) -> list[Prediction | FailedItem]:
         """The outcomes as ``results`` of an answer, which has a place for the error of each text.
@@ -219,6 +218,7 @@ class Classifier:
         self._uses = 0  # number in progress
         self._unused = asyncio.Event()
         self.ended = asyncio.Event()  # nothing more is classified: see ``retire``
+        self.shadow: Shadow | None = None  # what is tried beside the first model
         self._batcher: MicroBatcher[Encoding, Scored] = MicroBatcher(
             model.compute,
             observer,
@@ -264,15 +264,23 @@ class Classifier:
         self._batcher.check_admission(1, timeout_s=timeout_s)
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """For a request that classifies in parts: ``retire`` waits for its end."""
+    def in_use(self, *, computes: bool = False) -> Iterator[None]:
+        """For a request that classifies in parts: ``retire`` waits for its end.
+
+        While any of them ``computes``, a candidate does not.
+        """
+        shadow = self.shadow if computes else None
         self._uses += 1
+        if shadow is not None:
+            shadow.begin()
         try:
             yield
         finally:
             self._uses -= 1
             if not self._uses:
                 self._unused.set()
+            if shadow is not None:
+                shadow.end()
 
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
@@ -281,6 +289,8 @@ class Classifier:
         replaced this one. Returns whether all requests were finished.
         """
         until = time.monotonic() + timeout_s
+        if self.shadow is not None and self.shadow.model is self.model:
+            self.shadow.close()
         self._unused.clear()
         if self._uses:
             with suppress(TimeoutError):
@@ -312,7 +322,7 @@ class Classifier:
             self._lifecycle.check()
         if options.threshold is not None:
             self.model.check(options)
-        with self.in_use():
+        with self.in_use(computes=True):
             started = time.perf_counter()
             encoded = await self._encode(texts, options, deadline, refuse=admitted is None)
             tokenize_s = time.perf_counter() - started
@@ -331,7 +341,8 @@ class Classifier:
             seconds = (tokenize_s, answer.queue_seconds, answer.inference_seconds)
             stages = dict(zip(STAGES, seconds, strict=True))
             outcomes = outcomes_of(self.model, encoded, answer.results)
-            return Classification(self.model, outcomes, stages)
+            unknown = [text.unknown if isinstance(text, EncodedText) else 0 for text in encoded]
+            return Classification(self.model, outcomes, stages, unknown)
 
     async def _encode(
         self,
@@ -373,11 +384,16 @@ class Classifiers(dict[str, Classifier]):
         super().__init__()
         self._lifecycle = lifecycle
 
-    def of(self, name: str | None) -> Classifier:
-        """The classifier of the named model, or of the first one."""
+    def of(self, name: str | None, language: str | None = None) -> Classifier:
+        """The classifier of the named model, or of the first one.
+
+        If a language is given instead, the first one that names it, or else a wider tag of it.
+        """
         if not self:
             self._lifecycle.check()
         if name is None:
+            if language and len(self) > 1:
+                return self._for_language(language)
             return next(iter(self.values()))
         try:
             return self[name]
@@ -385,3 +401,10 @@ class Classifiers(dict[str, Classifier]):
             raise ModelNotFound(
                 f"no model has that name; the served models are: {', '.join(self)}"
             ) from None
+
+    def _for_language(self, language: str) -> Classifier:
+        for tag in wider(language):
+            for classifier in self.values():
+                if any(tag in wider(named) for named in classifier.model.languages):
+                    return classifier
+        return next(iter(self.values()))

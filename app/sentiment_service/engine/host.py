@@ -106,16 +106,47 @@ def _cgroup_quotas(root: Path) -> Iterator[float]:
                 yield quota / period
 
 
-LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
+# A group's limit, what it uses, and the part of that which the system takes back when needed.
+MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def available_memory(root: Path = Path("/")) -> int:
     """The memory in bytes that this process may use: the machine's, or less in a cgroup."""
-    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return _least_memory(root)[0]
+
+
+def used_memory(root: Path = Path("/")) -> int:
+    """What is used of that memory, by this process and others, as Kubernetes measures it."""
+    _, version, directory = _least_memory(root)
+    with suppress(OSError, ValueError):
+        if directory is None:
+            info = _numbers(root / "proc/meminfo")
+            return 1024 * (info["MemTotal:"] - info["MemAvailable:"])
+        _, current, cached = MEMORY_FILES[version]
+        used = int((directory / current).read_text())
+        return used - _numbers(directory / "memory.stat").get(cached, 0)
+    return 0
+
+
+def _least_memory(root: Path) -> tuple[int, int, Path | None]:
+    """The limit, and the version and the directory of the group that sets it."""
+    least: tuple[int, int, Path | None]
+    least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0, None
     for version, directory in groups("memory", root):
         with suppress(OSError, ValueError):  # there is no limit: no file, or it says "max"
-            least = min(least, int((directory / LIMIT_FILES[version]).read_text()))
+            limit = int((directory / MEMORY_FILES[version][0]).read_text())
+            if limit < least[0]:
+                least = limit, version, directory
     return least
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The numbers of a file that has a name and a number in each line."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines}
 
 
 def give_back_memory() -> None:

@@ -148,10 +148,12 @@ def _computing(path: Path) -> Iterator[None]:
         raise loading_error(error, f"{path}: ONNX Runtime cannot compute the model") from error
 
 
-def load_again(old: Model, config: EngineConfig, cpus: float, plan: ServingPlan) -> Steps[Loaded]:
-    """Load the bundle of ``old``, as a job for a worker. The whole load is one step."""
+def load_again(
+    old: Model, config: EngineConfig, cpus: float, plan: ServingPlan, candidate: Path | None = None
+) -> Steps[Loaded]:
+    """Load the bundle of ``old``, or a candidate's under the same name. It is one step of a job."""
     yield
-    name = old.name if old.name in config.served_name else None
+    name = old.name if old.renamed or candidate else None
     # With `auto`, a GPU that has no room for a moment must not move the model to the CPU.
     config = replace(config, device=str(old.device))
-    return load(old.path, config, cpus, plan, name=name)
+    return load(candidate or old.path, config, cpus, plan, name=name)

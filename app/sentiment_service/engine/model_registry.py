@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sentiment_service.engine.classifier import Classifier, Classifiers
@@ -17,12 +18,14 @@ from sentiment_service.engine.host import give_back_memory
 from sentiment_service.engine.loading import Loaded, load_again
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import EngineConfig
+from sentiment_service.engine.shadow import Shadow, ShadowObserver
 from sentiment_service.engine.step_thread import Steps, StepThread
 from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import (
     DeviceLost,
     InvalidBundle,
     NoMemory,
+    NotFound,
     NotReady,
     OutOfMemory,
     ServiceError,
@@ -42,6 +45,7 @@ class ModelRegistry:
     """The classifiers that answer, and those that are replaced.
 
     Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
+    ``shadow_observer_of`` makes the observer of a candidate that is tried beside the first model.
     """
 
     def __init__(
@@ -50,15 +54,17 @@ class ModelRegistry:
         lifecycle: Lifecycle,
         cpus: float,
         classifier_of: Callable[[Model, ServingPlan], Classifier],
+        shadow_observer_of: Callable[[Model, str], ShadowObserver],
         load_again: Callable[..., Steps[Loaded]] = load_again,
     ) -> None:
         self._config = config
         self._lifecycle = lifecycle
         self._cpus = cpus
         self._classifier_of = classifier_of
+        self._shadow_observer_of = shadow_observer_of
         self._steps_of_load = load_again
+        self._candidate = config.shadow  # until it is the model
         self.classifiers = Classifiers(lifecycle)
-        self.classifier = self.classifiers.of  # a model's, by its name
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
         self._loading = asyncio.Lock()  # one load at a time: it takes memory and CPUs
         self._loader: StepThread | None = None  # of the latest reload
@@ -68,23 +74,49 @@ class ModelRegistry:
         """Create the classifiers of the loaded models. They answer from now on."""
         for name, (model, plan) in loaded.items():
             self.classifiers[name] = self._classifier_of(model, plan)
+        self._try_candidate()
 
-    def check_admission(self, *, timeout_s: float) -> None:
-        """Return if any model admits work that must be done within ``timeout_s`` seconds.
+    @property
+    def shadow(self) -> Shadow | None:
+        """The candidate that is tried beside the first model."""
+        return self.classifiers.of(None).shadow
 
-        If none does, it is counted as refused once, by the last of them, whose error is raised.
+    def _try_candidate(self) -> None:
+        """Start the candidate of the first model, if it has none; all models go before it."""
+        first = self.classifiers.of(None)
+        if self._candidate and first.shadow is None:
+            observer_of = partial(self._shadow_observer_of, first.model)
+            try:
+                first.shadow = Shadow(self._candidate, first.model, self._config, observer_of)
+            except OSError as error:
+                logger.error("no candidate is tried beside %s: %s", first.model.name, error)
+        for classifier in self.classifiers.values():
+            classifier.shadow = first.shadow
+
+    def candidate_of(self, name: str) -> Path:
+        """The bundle that is tried beside the named model."""
+        classifier = self.classifiers.of(name)
+        if self._candidate is None or classifier is not self.classifiers.of(None):
+            raise NotFound(
+                f"no candidate is tried beside {name}; start the service with --shadow to try one"
+            )
+        if classifier.shadow is None or classifier.shadow.loaded is None:
+            raise NotReady("the candidate is not loaded; the service's log says why, or when it is")
+        return self._candidate
+
+    def check_admission(self, name: str | None, *, timeout_s: float) -> None:
+        """Return if the model admits work that must be done within ``timeout_s`` seconds.
+
+        Without the name of a served model, any may. If none does, the last one's error is raised.
         """
-        self.classifier(None)  # raises while there is none
-        *others, last = self.classifiers.values()
+        self.classifiers.of(None)  # raises while there is none
+        named = self.classifiers.get(name or "")
+        *others, last = [named] if named else self.classifiers.values()
         for classifier in others:
             with suppress(ServiceError):
                 classifier.check_admission(timeout_s=timeout_s)
                 return
-        try:
-            last.check_admission(timeout_s=timeout_s)
-        except ServiceError as error:
-            last.observer.failure(error, texts=0)
-            raise
+        last.check_admission(timeout_s=timeout_s)
 
     def check_live(self) -> None:
         """Return if every model can answer, or will probably recover by itself."""
@@ -112,40 +144,46 @@ class ModelRegistry:
         """
         return self._loader is not None and self._loader.busy
 
-    async def reload(self, name: str) -> None:
+    async def reload(self, name: str, *, promote: bool = False) -> None:
         """Load the named model's bundle again, while the old model answers.
 
         When the new model is warm, new requests go to it. The old model finishes the requests that
-        it has begun.
+        it has begun. With ``promote``, the new model is the candidate, under the same name.
 
         Raises:
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
             OutOfMemory: there is no memory for both models; the old one stays.
+            NotFound: there is no candidate.
+            NotReady: it is not loaded yet, or cannot be.
         """
-        async with self.replacement(name) as use:
+        async with self.replacement(name, promote=promote) as use:
             await use()
 
     @asynccontextmanager
-    async def replacement(self, name: str) -> AsyncIterator[Use]:
-        """Load the named model's bundle again, and give what lets the new model answer.
+    async def replacement(self, name: str, *, promote: bool = False) -> AsyncIterator[Use]:
+        """Load the named model's bundle again or its candidate; give what lets that answer.
 
         That waits until the old one has finished. If it is not called within the block, the old
         model stays. The next reload of this model waits for the end of the block, so that at most
         two of its versions are in memory.
         """
-        self.classifier(name)  # raises for an unknown name, before a lock is created for it
+        self.classifiers.of(name)  # raises for an unknown name, before a lock is created for it
         async with self._reloading[name]:
+            candidate = self.candidate_of(name) if promote else None
             async with self._loading:
-                new = [await self._load_again(name)]
+                new = [await self._load_again(name, candidate)]
             try:
-                yield partial(self._use, name, new)
+                yield partial(self._use, name, new, candidate)
             finally:
                 new.clear()
                 give_back_memory()
 
-    async def _use(self, name: str, new: list[Loaded]) -> None:
+    async def _use(self, name: str, new: list[Loaded], candidate: Path | None) -> None:
         model, plan = new.pop()
         old, self.classifiers[name] = self.classifiers[name], self._classifier_of(model, plan)
+        if candidate is not None:
+            self._candidate = None
+        self._try_candidate()
         logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
         self._retiring.add(old)
         await old.retire(self._config.retire_ms / 1000)
@@ -154,12 +192,12 @@ class ModelRegistry:
         await asyncio.sleep(FREE_AFTER_S)
         gc.collect()  # the old classifier refers to itself, and its model is large
 
-    async def _load_again(self, name: str) -> Loaded:
+    async def _load_again(self, name: str, candidate: Path | None) -> Loaded:
         self._lifecycle.check()
-        old = self.classifier(name)
+        old = self.classifiers.of(name)
         old.health.check_device()
         try:
-            new = await self._load(old)
+            new = await self._load(old, candidate)
         except UserError as error:
             logger.error("%s could not be reloaded: %s", name, error)
             if isinstance(error, DeviceLost):
@@ -174,16 +212,18 @@ class ModelRegistry:
         self._lifecycle.check()
         return new
 
-    async def _load(self, old: Classifier) -> Loaded:
+    async def _load(self, old: Classifier, candidate: Path | None) -> Loaded:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         self._loader = loader = StepThread("loader")
         try:
-            steps = self._steps_of_load(old.model, self._config, self._cpus, old.plan)
+            steps = self._steps_of_load(old.model, self._config, self._cpus, old.plan, candidate)
             model, plan = await loader.run(steps, deadline=math.inf)
         finally:
             loader.close()
         if model.name != old.model.name:
             raise UserError(f"{model.path} now holds a model named {model.name}")
+        if candidate and (old.shadow is None or model.digest != old.shadow.digest):
+            raise UserError(f"{model.path} is not what was tried: it was changed since")
         return model, plan
 
     async def drain(self, until: float) -> bool:

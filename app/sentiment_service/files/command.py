@@ -17,6 +17,7 @@ from sentiment_service.files.results import Advance, Tally, Warnings, progress_b
 from sentiment_service.files.table import (
     READ,
     READ_AHEAD_CHUNKS,
+    READ_NAMES,
     WRITTEN,
     Chunk,
     Table,
@@ -24,7 +25,12 @@ from sentiment_service.files.table import (
     TextColumn,
     check_is_file,
 )
-from sentiment_service.files.text_files import SURROGATEESCAPE_OR_REPLACE, read_lines
+from sentiment_service.files.text_files import (
+    SURROGATEESCAPE_OR_REPLACE,
+    UNREADABLE,
+    FileOptions,
+    read_lines,
+)
 from sentiment_service.settings.formats import SHARE
 from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
 
@@ -57,24 +63,16 @@ def add_arguments(classify: ArgumentParser) -> None:
         metavar="TEXT",
         help="texts to classify [default: lines of standard input]",
     )
-    classify.add_argument(
-        "--input",
-        type=os.path.expanduser,
-        metavar="FILE",
-        help="read the texts from a file: text in UTF-8, CSV, TSV, JSONL, a JSON list (all of "
-        "these may be compressed: .gz) or Parquet",
+    add_input(
+        classify,
+        "read the texts from a file: text, CSV, TSV, JSONL, a JSON list (all of these may be "
+        "compressed: .gz, .bz2, .zst, or one in a .zip), Parquet or .xlsx",
     )
     classify.add_argument(
         "--output",
         type=os.path.expanduser,
         metavar="FILE",
         help="write the results to a file; until the file is complete, they are in FILE.partial",
-    )
-    classify.add_argument(
-        "--column",
-        default="text",
-        metavar="NAME",
-        help="column of --input with the texts [default: %(default)s]",
     )
     classify.add_argument(
         "--threshold",
@@ -106,13 +104,16 @@ def add_arguments(classify: ArgumentParser) -> None:
     )
 
 
-def fault(options: Namespace, settings: Settings) -> str | None:
-    """What is wrong with the options; None if they are valid."""
-    if found := url_fault(options, LOCAL):
-        return found
-    if len(settings.model) > 1 and not options.url:
-        return "classify uses one model; give --model once"
-    return _usage_fault(options)
+def add_input(parser: ArgumentParser, words: str) -> None:
+    """Add --input, and what says more of the file."""
+    parser.add_argument("--input", type=os.path.expanduser, metavar="FILE", help=words)
+    parser.add_argument(
+        "--column",
+        default="text",
+        metavar="NAME",
+        help="column of --input with the texts [default: %(default)s]",
+    )
+    FileOptions.add_arguments(parser)
 
 
 def url_fault(options: Namespace, own: Sequence[str]) -> str | None:
@@ -127,13 +128,14 @@ def url_fault(options: Namespace, own: Sequence[str]) -> str | None:
 def input_fault(options: Namespace) -> str | None:
     path = (options.input or "").lower()
     if options.input is not None and not path.endswith(READ):
-        return f"{Path(options.input)} must end in one of: {' '.join(READ)}"
-    if options.column != "text" and (not path or path.endswith((".txt", ".txt.gz"))):
-        return "--column needs an --input with columns: CSV, TSV, JSON, JSONL or Parquet"
-    return None
+        return f"{Path(options.input)} must end in one of: {READ_NAMES}"
+    if options.column != "text" and (not path or ".txt" in Path(path).suffixes[-2:]):
+        return "--column needs an --input with columns: CSV, TSV, JSON, JSONL, Parquet or .xlsx"
+    return FileOptions.of(options).fault(Path(path))
 
 
-def _usage_fault(options: Namespace) -> str | None:
+def fault(options: Namespace) -> str | None:
+    """What is wrong with the options of texts and files; None if they are valid."""
     # An empty path is refused below, because it has no ending.
     given, made = (None if path is None else Path(path) for path in (options.input, options.output))
     for path in filter(None, (options.input, options.output)):
@@ -173,11 +175,10 @@ def classify(options: Namespace, settings: Settings) -> None:
     logging.basicConfig(handlers=[Warnings(logging.WARNING)])
     source = None if options.input is None else Source(Path(options.input))
     if source:
-        table = open_table(source.path, options.column)
+        table = open_table(source.path, options.column, FileOptions.of(options))
     else:
-        table = TextColumn(
-            options.texts or _standard_input(settings.max_text_chars), STREAM_CHUNK_ROWS
-        )
+        lines = _standard_input(settings.max_text_chars, options.encoding)
+        table = TextColumn(options.texts or lines, STREAM_CHUNK_ROWS)
     if options.output:
         with OutputFile(Path(options.output)) as output:
             _to_file(output, source, table, options, settings)
@@ -230,6 +231,8 @@ def _to_file(
     classifier = _classifier(options, settings)
     identity = {
         "column": options.column,
+        "encoding": options.encoding,
+        "sheet": options.sheet,
         "threshold": options.threshold,
         "output": target.suffix.lower(),
         "columns of results": [*classifier.columns.types],
@@ -357,7 +360,8 @@ def _classifier(options: Namespace, settings: Settings) -> TableClassifier:
     return classifier
 
 
-def _standard_input(max_chars: int) -> Iterator[str]:
-    """The lines. A byte that is not UTF-8 becomes a lone surrogate: only its own line fails."""
-    with open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as source:
+def _standard_input(max_chars: int, encoding: str | None) -> Iterator[str]:
+    """The lines. What cannot be decoded becomes a lone surrogate: only its own line fails."""
+    errors = UNREADABLE if encoding else "surrogateescape"
+    with open(0, encoding=encoding or "utf-8", errors=errors, closefd=False) as source:
         yield from read_lines(source, max_chars)

@@ -14,7 +14,13 @@ from typing import Any
 from sentiment_service.errors import InvalidRequest, UserError
 from sentiment_service.files.results import column_index
 from sentiment_service.files.table import Chunk, Table, TextOrError, check_names, split_into_chunks
-from sentiment_service.files.text_files import MAX_FIELD_CHARS, TextFile, inner_suffix
+from sentiment_service.files.text_files import (
+    MAX_FIELD_CHARS,
+    PLAIN,
+    FileOptions,
+    TextFile,
+    inner_suffix,
+)
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = (";", "|")
@@ -109,13 +115,13 @@ def _could_be_rows(cells: list[str], separator: str, width: int) -> bool:
 
 
 class CsvTable(Table):
-    """A file of values in UTF-8 with a header, separated by what the ending says, or by ; or |.
+    """A file of values with a header, separated by what the ending says, or by ; or |.
 
     Blank lines are skipped. ``read_rows`` has the rule for quotes.
     """
 
-    def __init__(self, path: Path, column: str) -> None:
-        self._file = TextFile(path)
+    def __init__(self, path: Path, column: str, file_options: FileOptions = PLAIN) -> None:
+        self._file = TextFile(path, file_options.encoding)
         self._path = path
         lines, known = self._file.start, None
         if lines and (found := SEPARATOR_LINE.match(lines[0])):
@@ -178,9 +184,9 @@ class CsvTable(Table):
         return [*row.cells, *[""] * width][:width], error
 
 
-def rows_without_header(path: Path, width: int) -> Iterator[Row]:
+def rows_without_header(path: Path, width: int, file_options: FileOptions = PLAIN) -> Iterator[Row]:
     """The rows of a file with tabs that are not blank; each should have ``width`` cells."""
-    file = TextFile(path)
+    file = TextFile(path, file_options.encoding)
     quotes = _uses_quotes(file.start, "\t", width, whole=file.is_short)
     for row in read_rows(file.lines_with_ends(), "\t", width=width, quotes=quotes):
         if any(cell.strip() for cell in row.cells):

@@ -4,6 +4,7 @@ A file of results has every column of the table, then the result of its text.
 """
 
 import csv
+import io
 import json
 from abc import abstractmethod
 from base64 import b64encode
@@ -12,11 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sentiment_service.errors import UserError
 from sentiment_service.files.csv_table import SEPARATORS, CsvTable
-from sentiment_service.files.json_tables import JsonListTable, JsonlTable, parsed
+from sentiment_service.files.json_tables import JsonListTable, JsonlTable, XlsxTable, parsed
 from sentiment_service.files.results import ResultColumns, ResultItem, error_text, free_names
 from sentiment_service.files.table import (
     CHUNK_ROWS,
+    TEXT,
     Chunk,
     ClassifiedChunk,
     Output,
@@ -24,7 +27,14 @@ from sentiment_service.files.table import (
     TextColumn,
     json_text,
 )
-from sentiment_service.files.text_files import SURROGATEESCAPE_OR_REPLACE, TextFile, inner_suffix
+from sentiment_service.files.text_files import (
+    PACKED,
+    PLAIN,
+    SURROGATEESCAPE_OR_REPLACE,
+    FileOptions,
+    TextFile,
+    inner_suffix,
+)
 
 
 class TextOutput(Output):
@@ -69,9 +79,10 @@ class CsvOutput(TextOutput):
             yield self._line([*map(_csv_cell, [*cells, *self._columns.values(result)])])
 
     def _line(self, cells: Sequence[Any]) -> str:
-        buffer = _LineBuffer()
+        buffer = io.StringIO()
         csv.writer(buffer, delimiter=self._separator).writerow(cells)
-        return buffer.line
+        # It was written with CR LF, because then ``csv`` quotes cells that have CR or LF.
+        return buffer.getvalue().removesuffix("\r\n") + "\n"
 
 
 class JsonlOutput(TextOutput):
@@ -123,17 +134,6 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", SURROGATEESCAPE_OR_REPLACE)
 
 
-class _LineBuffer:
-    """The file to which ``csv`` writes a line.
-
-    The line is written with CRLF, because ``csv`` then quotes cells that have CR or LF; here the
-    end of the line becomes LF.
-    """
-
-    def write(self, line: str) -> None:
-        self.line = line.removesuffix("\r\n") + "\n"
-
-
 def _csv_cell(value: Any) -> Any:
     """JSON for the types that ``csv`` would write in Python's notation, and base64 for bytes."""
     if isinstance(value, bytes):
@@ -141,26 +141,34 @@ def _csv_cell(value: Any) -> Any:
     return json_text(value) if isinstance(value, bool | dict | list) else value
 
 
-def open_table(path: Path, column: str) -> Table:
+def open_table(path: Path, column: str, file_options: FileOptions = PLAIN) -> Table:
     """Open a file and check its beginning. ``column`` is that of the texts."""
-    match inner_suffix(path):
+    suffix = inner_suffix(path)
+    if suffix not in TEXT and path.suffix.lower() in PACKED:
+        raise UserError(
+            f"{path} holds a file that ends in {suffix or 'nothing'}; accepted in a compressed "
+            f"file: {' '.join(TEXT)}"
+        )
+    match suffix:
         case ".txt":
-            return LinesTable(path)
+            return LinesTable(path, file_options)
         case ".csv" | ".tsv":
-            return CsvTable(path, column)
+            return CsvTable(path, column, file_options)
         case ".json":
-            return JsonListTable(path, column)
+            return JsonListTable(path, column, file_options)
+        case ".xlsx":
+            return XlsxTable(path, column, file_options)
         case ".parquet":
             from sentiment_service.files.parquet import ParquetTable
 
             return ParquetTable(path, column)
         case _:
-            return JsonlTable(path, column)
+            return JsonlTable(path, column, file_options)
 
 
 class LinesTable(TextColumn):
-    def __init__(self, path: Path) -> None:
-        self._file = TextFile(path)
+    def __init__(self, path: Path, file_options: FileOptions) -> None:
+        self._file = TextFile(path, file_options.encoding)
         super().__init__(self._file.lines())
 
     def expected_rows(self, read: int) -> int:

@@ -1,17 +1,25 @@
-"""Tables of JSON objects: JSON lines, and lists in JSON."""
+"""Tables of JSON objects: JSON lines, lists in JSON, and workbooks, whose rows become objects."""
 
-import codecs
 import json
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any
+from zipfile import ZipFile
 
 import msgspec
 
-from sentiment_service.errors import EmptyText, InvalidRequest, UserError
+from sentiment_service.errors import (
+    CannotContinue,
+    EmptyText,
+    InvalidRequest,
+    UserError,
+    first_line,
+)
 from sentiment_service.files.results import column_index
 from sentiment_service.files.table import (
     Chunk,
@@ -21,7 +29,12 @@ from sentiment_service.files.table import (
     json_text,
     split_into_chunks,
 )
-from sentiment_service.files.text_files import TextFile
+from sentiment_service.files.text_files import (
+    PLAIN,
+    FileOptions,
+    TextFile,
+    check_expansion,
+)
 
 INT64_MAX = 2**63 - 1
 INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
@@ -38,8 +51,8 @@ class JsonlTable(Table):
     grows = True
     kind = "line"  # what errors call a row
 
-    def __init__(self, path: Path, column: str) -> None:
-        self._path, self._column = path, column
+    def __init__(self, path: Path, column: str, file_options: FileOptions = PLAIN) -> None:
+        self._path, self._column, self._options = path, column, file_options
         self._names: list[str] = []
         self._types: dict[str, type] = {}
         super().__init__(self._names, self._types)
@@ -61,7 +74,7 @@ class JsonlTable(Table):
 
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
         """Each row's number and its JSON."""
-        self._file = TextFile(path)
+        self._file = TextFile(path, self._options.encoding)
         return enumerate(self._file.lines(), start=1)
 
     def chunks(self) -> Iterator[Chunk]:
@@ -115,8 +128,7 @@ class JsonListTable(JsonlTable):
     kind = "item"
 
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
-        self._file = TextFile(path)
-        content = self._file.content().removeprefix(codecs.BOM_UTF8)
+        content = TextFile(path, self._options.encoding).content()
         try:
             items = msgspec.json.decode(content, type=list[msgspec.Raw])
         except msgspec.DecodeError as error:
@@ -129,6 +141,77 @@ class JsonListTable(JsonlTable):
 
     def expected_rows(self, read: int) -> int:
         return self._count
+
+
+class XlsxTable(JsonlTable):
+    """A sheet of a workbook; its first row that is not blank has the names of the columns.
+
+    A column without a name has its letter, if it has a value. Needs openpyxl.
+    """
+
+    kind = "row"
+
+    def open(self, path: Path) -> Iterator[tuple[int, str]]:
+        with closing(self._sheet(path)) as rows:
+            yield from self._objects(enumerate(rows, start=1), path)
+
+    def _objects(
+        self, rows: Iterable[tuple[int, Sequence[Any]]], path: Path
+    ) -> Iterator[tuple[int, str]]:
+        from openpyxl.utils import get_column_letter
+
+        filled = ((number, row) for number, row in rows if any(cell is not None for cell in row))
+        _, first = next(filled, (0, ()))
+        header = {place: str(name) for place, name in enumerate(first) if name is not None}
+        names = [*header.values()]
+        check_names(names, path)
+        column_index(self._column, names, path)
+        self._names += names
+        self._types |= dict.fromkeys(names, NoneType)
+        for number, row in filled:
+            record: dict[str, Any] = dict.fromkeys(names)
+            for place, value in enumerate(row):
+                if value is not None:
+                    record[header.get(place) or f"column {get_column_letter(place + 1)}"] = value
+            yield number, json_text(record)
+
+    def expected_rows(self, read: int) -> None:
+        """Many sheets do not say it."""
+
+    def _sheet(self, path: Path) -> Generator[Sequence[Any], None, None]:
+        """The values of each row. Of a formula, it is the one that was last computed."""
+        from openpyxl import load_workbook
+
+        sheet = self._options.sheet
+        with path.open("rb") as file:
+            try:
+                sizes = [member.file_size for member in ZipFile(file).infolist()]
+                check_expansion(path, path.stat().st_size, sum(sizes))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of what it does not read, such as colours
+                    book = load_workbook(file, read_only=True, data_only=True)
+            except CannotContinue:
+                raise
+            except Exception as error:  # openpyxl has no errors of its own
+                raise UserError(f"{path} cannot be read as .xlsx: {first_line(error)}") from None
+            names = [one.title for one in book.worksheets]
+            if not names or sheet not in (None, *names):
+                shown = ", ".join(map(repr, names))
+                raise UserError(f"{path} has no sheet {sheet!r}; --sheet accepts one of: {shown}")
+            chosen = book.worksheets[names.index(sheet) if sheet else 0]
+            chosen.reset_dimensions()  # some programs write wrong ones
+            try:
+                yield from chosen.iter_rows(values_only=True)
+            except Exception as error:
+                raise CannotContinue(f"{path} cannot be read: {first_line(error)}") from None
+
+    def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
+        from openpyxl.cell.cell import ERROR_CODES
+
+        text = super()._text(number, record)
+        if text in ERROR_CODES:
+            return EmptyText(f"row {number} has the error {text} of a formula")
+        return text
 
 
 def _json_line(item: msgspec.Raw) -> str:

@@ -85,6 +85,7 @@ class LocalClassifier:
         self._max_chars = settings.max_text_chars
         self._options = TextOptions(threshold=threshold)
         self.columns = ResultColumns(model.labels, multi_label=model.multi_label)
+        self.version = model.version
         self.identity: dict[str, Any] = {
             "model": model.name,
             "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
@@ -115,7 +116,7 @@ class LocalClassifier:
         advance: Advance = lambda *_: None,
         options: TextOptions = DEFAULTS,
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
-        """The same for Python: an error as an exception, in the place of its text."""
+        """As ``classify``, for programs: in the place of a text that fails is its exception."""
         self._model.check(options)
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
         waiting: deque[tuple[Chunk, Callable[[], _TokenizedChunk]]] = deque()

@@ -58,7 +58,7 @@ class PartitionClassifier:
                 yield Chunk(rows, texts(rows.column(self.text_index)))
 
 
-def classify(
+def classify_frame(
     frame: DataFrame, column: str = "text", *, settings: Settings | None = None
 ) -> DataFrame:
     """The DataFrame with the columns that ``sentiment classify`` adds to a file.

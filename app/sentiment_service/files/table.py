@@ -21,7 +21,11 @@ from sentiment_service.files.text_files import well_formed
 # The kinds of files that are written, and those that are read.
 WRITTEN = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 TEXT = (*WRITTEN[:-1], ".json")
-READ = (*TEXT, ".parquet", *(f"{ending}.gz" for ending in TEXT))
+COMPRESSED = tuple(f"{ending}{packed}" for ending in TEXT for packed in (".gz", ".bz2", ".zst"))
+READ = (*TEXT, ".parquet", ".xlsx", ".zip", *COMPRESSED)
+READ_NAMES = (
+    f"{' '.join(READ[: len(TEXT) + 3])}, all but the last three also with .gz, .bz2 or .zst"
+)
 # A chunk ends after so many rows: enough, sorted by length, for batches with little padding.
 CHUNK_ROWS = 2_000
 # Or after so many characters, which bounds the memory: a few chunks are in memory at a time.

@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 
 # Parts of examples: what the embedded model answers to the examples of requests.
 MODEL = "minilm-l6-tweet-sentiment"
-DIGEST = "287507e5cc7e7720c9458bc22fb83141d70e1fde2a9f9565b17bfba3cab79099"
+DIGEST = "ef13de33cb6608c5089ea48e0ec99e0dbae30131817fac86ed762ea581c8d8ff"
 VERSION = {"name": MODEL, "revision": None, "precision": "int8", "digest": DIGEST}
 EMPTY = {
     "error": {
@@ -27,25 +27,23 @@ EMPTY = {
         "message": "the text is empty or blank; send at least one visible character",
     }
 }
+CLASSIFIED = {
+    "model": VERSION,
+    "labels": ["negative", "neutral", "positive"],
+    "results": [
+        {
+            "label": "positive",
+            "score": 0.899,
+            "scores": {"negative": 0.061, "neutral": 0.04, "positive": 0.899},
+            "logits": {"negative": -0.946, "neutral": -1.47, "positive": 2.464},
+            "tokens": 6,
+            "truncated": False,
+            "polarity": 0.838,
+        },
+        EMPTY,
+    ],
+}
 
-# The errors of a route that classifies.
-ERRORS = (
-    errors.Unauthorized,
-    errors.ModelNotFound,
-    errors.PayloadTooLarge,
-    errors.UnsupportedMediaType,
-    errors.InvalidRequest,
-    errors.EmptyText,
-    errors.TextTooLong,
-    errors.TooManyTexts,
-    errors.Overloaded,
-    errors.RateLimited,
-    errors.InferenceFailed,
-    errors.OutOfMemory,
-    errors.NotReady,
-    errors.ShuttingDown,
-    errors.DeadlineExceeded,
-)
 _DETAIL = "what was wrong, and what is accepted"
 _ID = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 # The ``openapi_extra`` of a route with a model's name in its path.

@@ -1,17 +1,10 @@
-"""Routes for operators: health, the served models, versions, hardware and metrics."""
+"""Routes for operators: health, the served models, versions and hardware."""
 
-import asyncio
-import gzip
 import platform
-import time
-from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import onnxruntime
-from fastapi import APIRouter, Response
-from fastapi.responses import PlainTextResponse
-from prometheus_client import CollectorRegistry, exposition
-from prometheus_client.openmetrics import exposition as openmetrics
+from fastapi import APIRouter
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -20,16 +13,14 @@ from sentiment_service.engine.host import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
 from sentiment_service.engine.options import Preprocessing
-from sentiment_service.http.exchange import HttpRequest, Route, packed_answer
 from sentiment_service.http.openapi import (
     DIGEST,
-    MODEL,
     NAME_IN_PATH,
     documented,
     example,
-    text_example,
 )
-from sentiment_service.observability.metrics import Metrics
+from sentiment_service.http.routes import HttpRequest, Route
+from sentiment_service.requests.service import Service
 
 router = APIRouter(tags=["operations"], route_class=Route)
 
@@ -37,7 +28,7 @@ router = APIRouter(tags=["operations"], route_class=Route)
 class Status(TypedDict):
     """The answer when all is well; otherwise the answer is a problem."""
 
-    status: Annotated[str, Field(description="one word: live, ready or reloaded")]
+    status: Annotated[str, Field(description="one word: live, ready, reloaded or promoted")]
 
 
 class Reloaded(Status):
@@ -69,6 +60,16 @@ ProviderOptions = Annotated[
     dict[str, str],
     Field(description="ONNX Runtime's options for it that differ from its defaults; none on a CPU"),
 ]
+
+
+class Shadowed(TypedDict):
+    """A candidate beside the default model (--shadow), and how often both gave the same label."""
+
+    digest: Annotated[str, Field(description="SHA-256 of the candidate's manifest.json")]
+    texts: Annotated[int, Field(description="answered texts that both have classified")]
+    agreed: Annotated[int, Field(description="of them, those with the same label")]
+    skipped: Annotated[int, Field(description="texts that the candidate did not classify")]
+    summary: Annotated[str, Field(description="the same in words")]
 
 
 class WorkerInfo(TypedDict):
@@ -120,6 +121,10 @@ class Info(TypedDict):
         Field(description="how the default model's scores were calibrated; null if they were not"),
     ]
     limits: Annotated[Limits, Field(description="how large a request may be")]
+    shadow: Annotated[
+        Shadowed | None,
+        Field(description="the candidate that is tried beside the default model; null without"),
+    ]
     workers: Annotated[list[WorkerInfo], Field(description="the processes that serve")]
 
 
@@ -136,6 +141,10 @@ class ModelInfo(ModelVersion):
     text_pairs: Annotated[bool, Field(description="whether it was trained on pairs of texts")]
     language: Annotated[
         str | None, Field(description="the only language it was trained on, if it is known")
+    ]
+    languages: Annotated[
+        list[str],
+        Field(description="those it was trained on, as BCP 47 tags; empty if they are not known"),
     ]
     preprocessing: Annotated[Preprocessing, Field(description="how texts are normalised first")]
     device: UsedDevice
@@ -198,7 +207,7 @@ async def info(request: HttpRequest) -> Info:
     service = request.exchange.service
     service.show_status()
     settings = service.settings
-    default = service.models.classifier(None)
+    default = service.models.classifiers.of(None)
     return {
         "version": service.version,
         "python": platform.python_version(),
@@ -226,6 +235,7 @@ async def info(request: HttpRequest) -> Info:
             "max_header_bytes": settings.max_header_bytes,
             "deadline_ms": settings.deadline_ms,
         },
+        "shadow": _shadowed(service),
         "workers": [
             {
                 "number": worker.number,
@@ -237,6 +247,32 @@ async def info(request: HttpRequest) -> Info:
             }
             for worker in service.workers
         ],
+    }
+
+
+def _shadowed(service: Service) -> Shadowed | None:
+    if (shadow := service.models.shadow) is None:
+        return None
+    model = service.models.classifiers.of(None).model
+    tried = (model.name, model.digest, shadow.digest)
+    totals = service.metrics.shadow_texts.totals()
+    counts = {names[-1]: int(one.value) for names, one in totals.items() if names[:-1] == tried}
+    agreed, texts = counts["agreed"], counts["agreed"] + counts["differed"]
+    skipped = sum(counts.values()) - texts
+    if shadow.failed:
+        state = "is not tried any more; the service's log says why"
+    elif shadow.loaded is None:
+        state = "is being loaded"
+    else:
+        state = f"({shadow.loaded.name}) is tried beside {model.name}"
+    share = f" ({agreed / texts:.1%})" if texts else ""
+    same = f"the same label for {agreed} of {texts} texts{share}, and {skipped} skipped"
+    return {
+        "digest": shadow.digest,
+        "texts": texts,
+        "agreed": agreed,
+        "skipped": skipped,
+        "summary": f"the candidate {shadow.digest[:12]} {state}: {same}",
     }
 
 
@@ -258,6 +294,7 @@ async def models(request: HttpRequest) -> Models:
                 thresholds=model.thresholds if model.multi_label else None,
                 text_pairs=model.text_pairs,
                 language=model.language,
+                languages=model.languages,
                 preprocessing=model.preprocessing,
                 device=str(model.device),
                 provider=model.provider,
@@ -271,20 +308,32 @@ async def models(request: HttpRequest) -> Models:
     }
 
 
-@router.post(
-    "/models/{name}/reload",
-    operation_id="reloadModel",
-    responses={
-        **example({"status": "reloaded", "digest": DIGEST}),
+def _loads(status: str, *others: type[errors.ServiceError]) -> dict[int | str, Any]:
+    """The answers of a route that loads a model; ``others`` are errors of this one alone."""
+    return {
+        **example({"status": status, "digest": DIGEST}),
         **documented(
             errors.Unauthorized,
+            *others,
             errors.ModelNotFound,
             errors.InvalidBundle,
             errors.OutOfMemory,
             errors.NotReady,
             errors.ShuttingDown,
         ),
-    },
+    }
+
+
+async def _loaded(request: HttpRequest, status: str, *, promote: bool) -> Reloaded:
+    service, name = request.exchange.service, request.path_params["name"]
+    await service.worker.reload(service.models, name, promote=promote)
+    return {"status": status, "digest": service.models.classifiers.of(name).model.digest}
+
+
+@router.post(
+    "/models/{name}/reload",
+    operation_id="reloadModel",
+    responses=_loads("reloaded"),
     openapi_extra=NAME_IN_PATH,
 )
 async def reload(request: HttpRequest) -> Reloaded:
@@ -292,80 +341,18 @@ async def reload(request: HttpRequest) -> Reloaded:
 
     The old model answers until the new one is loaded.
     """
-    service, name = request.exchange.service, request.path_params["name"]
-    await service.worker.reload(service.models, name)
-    digest = service.models.classifier(name).model.digest
-    return {"status": "reloaded", "digest": digest}
+    return await _loaded(request, "reloaded", promote=False)
 
 
-EXAMPLE = (
-    "# HELP sentiment_model_ready 1 while the model answers.\n"
-    "# TYPE sentiment_model_ready gauge\n"
-    f'sentiment_model_ready{{model="{MODEL}"}} 1.0\n'
+@router.post(
+    "/models/{name}/promote",
+    operation_id="promoteCandidate",
+    responses=_loads("promoted", errors.NotFound),
+    openapi_extra=NAME_IN_PATH,
 )
+async def promote(request: HttpRequest) -> Reloaded:
+    """Make the candidate (--shadow) the model, under the model's name. Needs an admin key.
 
-metrics_router = APIRouter(tags=["operations"], route_class=Route)  # it may have a port of its own
-
-# After the metrics were rendered, they are not rendered again for this many times as long, and for
-# no longer than the seconds: a scrape that waits should not look like a service that hangs.
-REST, MAX_REST_S = 10, 0.05
-LEVEL = 4  # higher ones of gzip take longer and save little
-TEXT = "text/plain"
-# What a client may choose. Each further form, such as a version that it names, would be rendered
-# and kept apart.
-FORMS: dict[str, tuple[Callable[[CollectorRegistry], bytes], str]] = {
-    TEXT: (exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4),
-    "application/openmetrics-text": (
-        openmetrics.generate_latest,
-        openmetrics.CONTENT_TYPE_LATEST,
-    ),
-}
-
-
-class Scrapes:
-    """Renders and compresses the metrics, which takes milliseconds.
-
-    A scrape gets the metrics as they are after it arrived. If scrapes come too often for that, they
-    wait, and all that wait share one rendering: so scrapes take a small part of a CPU's time.
+    The old model answers until the new one is loaded. The next start serves what --model says.
     """
-
-    def __init__(self, metrics: Metrics, cpu_time: Callable[[], float] = time.thread_time) -> None:
-        self._metrics = metrics
-        self._cpu_time = cpu_time
-        self._next: dict[str, asyncio.Task[bytes]] = {}  # the latest renderings, by their forms
-        self._rests_until = 0.0  # on the event loop's clock
-
-    async def answer(self, request: HttpRequest) -> Response:
-        """The metrics in the first of FORMS that the request accepts, or as text."""
-        accepted = request.headers.get("accept", "").lower().split(",")
-        kinds = (kind.partition(";")[0].strip() for kind in accepted)
-        form = next((kind for kind in kinds if kind in FORMS), TEXT)
-        rendering = self._next.get(form)
-        if rendering is None or rendering.done():
-            rendering = self._next[form] = asyncio.create_task(self._rendered(form))
-        packed = await asyncio.shield(rendering)  # others wait for it, too
-        return packed_answer(request, packed, {"content-type": FORMS[form][1]})
-
-    async def _rendered(self, form: str) -> bytes:
-        now = asyncio.get_running_loop().time
-        await asyncio.sleep(self._rests_until - now())
-        await self._metrics.gpus.refresh()
-        started = self._cpu_time()  # on a busy machine, the time that others take would count
-        encode, _ = FORMS[form]
-        # With the time, gzip would fail on a clock beyond 2106.
-        packed = gzip.compress(encode(self._metrics.registry), LEVEL, mtime=0)
-        rest_s = min(REST * (self._cpu_time() - started), MAX_REST_S)
-        self._rests_until = max(now(), self._rests_until) + rest_s
-        return packed
-
-
-@metrics_router.get(
-    "/metrics",
-    operation_id="getMetrics",
-    response_class=PlainTextResponse,
-    responses=text_example(EXAMPLE, "text/plain"),
-)
-async def metrics(request: HttpRequest) -> Response:
-    """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""
-    scrapes: Scrapes = request.app.state.scrapes
-    return await scrapes.answer(request)
+    return await _loaded(request, "promoted", promote=True)

@@ -1,57 +1,347 @@
-"""Our own routes but those for operators: POST /classify, and the pages at / and /docs.
+"""The way of a request over HTTP: which route answers it, how its body is read, how the answer is
+sent; and POST /classify.
 
-Their HTML, CSS and JavaScript are all from this service.
+FastAPI finds the routes and documents them. It could also read bodies, from the signatures of
+endpoints, resolve dependencies and validate answers. But with a small model, time on the event loop
+matters: at commit 153d05d, FastAPI's own way would have taken 29 % of its CPU time for a request of
+one text (``benchmarks/cpu_time/``). And its errors would have to be rewritten to be clear.
 """
 
-from pathlib import Path
-from typing import Annotated
+import asyncio
+import re
+from collections.abc import Awaitable, Mapping
+from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, HTTPException, Response
-from fastapi.responses import HTMLResponse
-from fastapi.staticfiles import StaticFiles
-from pydantic import Field
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette_compress import CompressMiddleware, add_compress_type
 from typing_extensions import TypedDict
 
+from sentiment_service import errors
 from sentiment_service.engine.model.model import ModelVersion
-from sentiment_service.http.body import read_body
-from sentiment_service.http.exchange import HttpRequest, JsonAnswer, Route, TextRoute, packed_answer
-from sentiment_service.http.openapi import (
-    EMPTY,
-    ERRORS,
-    VERSION,
-    documented,
-    documented_body,
-    example,
-    text_example,
+from sentiment_service.engine.step_thread import Steps
+from sentiment_service.http.decoding import decompressed
+from sentiment_service.http.openapi import CLASSIFIED, documented, documented_body, example
+from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, Exchange
+from sentiment_service.requests.service import Service
+from sentiment_service.requests.validation import (
+    EMPTY_BODY,
+    INLINE_BYTES,
+    MOST_SIGNS,
+    SIGNS_PER_TEXT,
+    Body,
+    ClassifyRequest,
+    Schema,
+    as_list,
+    checked,
+    parse,
+    text_body,
 )
-from sentiment_service.requests.limits import Paths, PathSet
-from sentiment_service.requests.validation import ClassifyRequest
 from sentiment_service.results import FailedItem, Prediction
 
-# Those of all our own routes.
-OWN_PATHS = Paths(
-    probes=PathSet({"/health", "/health/live", "/health/ready"}),
-    open=PathSet({"/", "/docs", "/docs/*", "/openapi.json", "/metrics", "/web/*"}),
-    admin=PathSet({"/models/*/reload"}),
-    quiet=PathSet({"/metrics", "/web/*"}),
-)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# A path that contains one of these, decoded, matches no route. Starlette would ignore a line feed
+# at its end.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Shorter responses are not compressed, because compression takes time on the event loop.
+COMPRESS_BYTES = 8_192
+# If a body's content-length is above this, the body is read only if the queue has room. Otherwise
+# it would be read and parsed in vain. A shorter body has usually arrived with the headers.
+LONG_BYTES = 65_536
+add_compress_type(errors.PROBLEM)
+add_compress_type("application/x-ndjson", streaming=True)
+
+
+class HttpExchange(Exchange):
+    """A request of HTTP, answered by the route that its path names.
+
+    ``router`` finds the route and calls it. ``receive`` and ``send`` are those of ASGI.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        router: APIRouter,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        headers = dict(scope["headers"])  # of several with one name, the last ...
+        if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
+            headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
+        client = scope["client"][0] if scope["client"] else ""
+        if b"x-forwarded-for" in headers:
+            lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+            client = service.proxies.client(client, lines)
+        super().__init__(
+            service,
+            verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
+            path=scope["path"],
+            query=scope["query_string"],
+            headers=headers,
+            client=client,
+            arrival=scope.get("arrival") or Arrival(asyncio.get_running_loop().time()),
+        )
+        # The server leaves out the body of an answer to HEAD.
+        self._scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        self._router = router
+        self._receive = receive
+        self._send = send
+        self._begun = False  # whether the answer has begun
+
+    @property
+    def model_of_path(self) -> str | None:
+        named: str | None = self._scope.get("path_params", {}).get("name")
+        return named
+
+    def _answer(self) -> Awaitable[None]:
+        if CONTROL.search(self.path):
+            raise errors.NotFound("no route has this path: it contains control characters")
+        self._scope["exchange"] = self
+        return self._router(self._scope, self._receive, self.send)
+
+    async def _fail(self, error: errors.ServiceError, cause: BaseException) -> None:
+        self._scope.pop("exchange", None)  # it was not routed
+        if self._begun:  # it is too late to send an error
+            if isinstance(cause, asyncio.CancelledError) and self.service.lifecycle.stopping:
+                return  # the client did not read its answer before the server's time was over
+            raise cause
+        route = self._scope.get("route")
+        if self.route == UNMATCHED and not CONTROL.search(self.path):  # it was not routed
+            route = next(iter(self.matching()), None)
+            self.route = route.path if route else UNMATCHED
+        members: Mapping[str, Any] = {}
+        media_type = errors.PROBLEM
+        if route and not isinstance(error, errors.MethodNotAllowed):
+            members = route.error_members(type(error), error.detail)
+            media_type = route.error_media_type
+        headers, body = error.answer(self.request_id, media_type, **members)
+        await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
+    @property
+    def routes(self) -> list["Route"]:
+        return [route for route in self._router.routes if isinstance(route, Route)]
+
+    def matching(self) -> list["Route"]:
+        """The routes that have its path."""
+        return [one for one in self.routes if one.matches(self._scope)[0] is not Match.NONE]
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.release()  # the client may read the answer slowly
+            self._begun = True
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
+            self.arrival.refused = refused = self.status >= errors.BadRequest.status
+            if self.service.lifecycle.stopping or (refused and self.arrival.endless):
+                # The client must not send its next request on this connection.
+                message["headers"].append((b"connection", b"close"))
+        await self._send(message)
+
+
+class HttpRequest(Request):
+    """FastAPI's request, with the exchange that it belongs to."""
+
+    exchange: HttpExchange
+    parsed: Mapping[str, Any] | None = None  # its body, once a route has handed it on: OtherForm
+
+
+class JsonAnswer(Response):
+    """An answer as JSON. The content is not validated: FastAPI would copy what was just built."""
+
+    def __init__(self, content: Any, timing: str = "") -> None:
+        """``timing`` is the header server-timing: where the time went, in milliseconds."""
+        # Response's own constructor is for every case, which takes several times as long.
+        self.status_code = 200
+        self.background = None
+        self.body = msgspec.json.encode(content, enc_hook=BaseModel.model_dump)
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(self.body)),
+            (b"content-type", b"application/json"),
+        ]
+        if timing:
+            self.raw_headers.append((b"server-timing", timing.encode()))
+
+
+class Route(APIRoute):
+    """A route whose endpoint takes only the request and returns the response."""
+
+    error_media_type: ClassVar[str] = errors.PROBLEM
+    encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
+    forms: Mapping[str, "Route"] = {}  # by their fields: what answers bodies of other servers' form
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The exchange holds the scope: a cycle, which only the garbage collector would free.
+        exchange: HttpExchange = scope.pop("exchange")
+        exchange.route = self.path
+        if scope["method"] not in (self.methods or ()):
+            known = {method for route in exchange.matching() for method in route.methods or ()}
+            allowed = sorted(known | ({"HEAD"} if "GET" in known else set()))
+            detail = f"allowed here: {', '.join(allowed)}{self._example(exchange)}"
+            raise errors.MethodNotAllowed(detail, allowed=allowed)
+        request = HttpRequest(scope, receive, send)
+        request.exchange = exchange
+        try:
+            answer = await self.endpoint(request)
+        except OtherForm as other:
+            scope["route"] = other.route  # errors have its members
+            request.parsed = other.body
+            answer = await other.route.endpoint(request)
+        response = answer if isinstance(answer, Response) else JsonAnswer(answer)
+        body = getattr(response, "body", None)  # a file and a stream have none
+        # The endpoint has chosen the encoding of an answer with Vary.
+        short = body is not None and (len(body) < COMPRESS_BYTES or "vary" in response.headers)
+        sent: ASGIApp = response
+        if not short:
+            sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
+        await sent(scope, receive, send)
+
+    def _example(self, exchange: HttpExchange) -> str:
+        """How to call one of our own routes for texts, for who opens its URL in a browser."""
+        content = (self.openapi_extra or {}).get("requestBody", {}).get("content", {})
+        if "example" not in content.get("application/json", {}):
+            return ""
+        host = exchange.headers.get(b"host", b"HOST").decode("latin-1")
+        path = f"{exchange.service.settings.root_path}{self.path}"
+        return (
+            f"; for example: curl http://{host}{path} -H 'content-type: application/json' "
+            """-d '{"inputs": "I love this!"}'"""
+        )
+
+    @staticmethod
+    def error_members(kind: type[errors.ServiceError], detail: str) -> Mapping[str, Any]:
+        """The fields that the route's protocol adds to an error."""
+        return {}
+
+
+class OtherForm(Exception):
+    """The body is of another server's form, which ``route`` reads."""
+
+    def __init__(self, route: Route, body: Mapping[str, Any]) -> None:
+        self.route = route
+        self.body = body
+
+
+class TextRoute(Route):
+    """A route that takes texts. It is matched first, and its metric series exist from the start.
+
+    ``operation`` is a label of these series. ``classify`` answers as soon as the texts of one
+    request are classified; alerts on the time of an answer read only this one.
+    """
+
+    operation: ClassVar[str] = "classify"
+
+
+async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
+    """The body, decompressed and validated as ``schema``.
+
+    Raises:
+        OtherForm: it has a field of another server's form that the route knows, too.
+    """
+    if request.parsed is not None:
+        return checked(request.parsed, schema)
+    body = await read_bytes(request)
+    main, _, sub = media_type(request, b"content-type").partition("/")
+    if main != "application" or not (sub == "json" or sub.endswith("+json")):
+        return checked(text_body(_header(request, b"content-type"), body, schema), schema)
+    try:
+        return await validated(request, body, schema)
+    except errors.UnknownField as error:
+        forms: Mapping[str, Route] = request.scope["route"].forms
+        known = [route for field, route in forms.items() if field in error.body]
+        if not known:
+            raise
+        parsed = error.body
+    raise OtherForm(known[0], parsed)
+
+
+async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
+    """A decompressed body, parsed as JSON and validated as ``schema``."""
+    if len(body) <= INLINE_BYTES:
+        return checked(parse(body, "the body"), schema)
+    most = max(MOST_SIGNS, SIGNS_PER_TEXT * request.exchange.service.settings.max_texts)
+    return await request.exchange.in_steps(_validating(body, schema, most), len(body))
+
+
+def _validating(body: bytes, schema: Schema[Body], most_signs: int) -> Steps[Body]:
+    """One step: a document of very many values is held no longer than it takes to refuse it."""
+    yield
+    return checked(parse(body, "the body", most_signs), schema)
+
+
+async def read_bytes(request: HttpRequest, *, empty: str = EMPTY_BODY) -> bytes:
+    """The body, decompressed. ``empty`` is the error of an empty body."""
+    exchange = request.exchange
+    max_bytes = exchange.service.settings.max_body_bytes
+    _check_announced(exchange, max_bytes)
+    # One block: the pieces of many long bodies would leave gaps in the heap, which keeps them.
+    received = bytearray()
+    more = True
+    while more:
+        # If the whole body has come, no timer is needed. It costs as much as all the rest here.
+        arrived = exchange.arrival.complete
+        message = await (request.receive() if arrived else _receive_in_time(request))
+        if message["type"] == "http.disconnect":
+            raise errors.ClientDisconnected("while sending the body")
+        piece = message.get("body", b"")
+        if len(received) + len(piece) > max_bytes:
+            raise errors.PayloadTooLarge(
+                f"the body has more than {max_bytes} bytes, the most that is accepted"
+            )
+        exchange.hold(len(piece))
+        received += piece
+        more = message.get("more_body", False)
+    body = bytes(received)
+    if encoding := _header(request, b"content-encoding"):
+        body = await decompressed(exchange, body, encoding)
+    if not body:
+        raise errors.InvalidRequest(empty)
+    return body
+
+
+def _check_announced(exchange: HttpExchange, max_bytes: int) -> None:
+    """Refuse a body by its content-length, before it is read."""
+    announced = int(exchange.headers.get(b"content-length", 0))
+    if announced > max_bytes:
+        raise errors.PayloadTooLarge(
+            f"the body has {announced} bytes; at most {max_bytes} are accepted"
+        )
+    if announced > LONG_BYTES:
+        if announced > exchange.service.inflight.remaining:
+            raise exchange.refuse_body()
+        exchange.check_admission()
+
+
+async def _receive_in_time(request: HttpRequest) -> Message:
+    try:
+        async with asyncio.timeout_at(request.exchange.deadline):
+            return await request.receive()
+    except TimeoutError:
+        late = "the body did not arrive within the time allowed"
+        raise errors.DeadlineExceeded(late, of_client=True) from None
+
+
+def media_type(request: HttpRequest, name: bytes) -> str:
+    """The media type in the header ``name``, without its parameters; empty if there is none."""
+    return _header(request, name).partition(";")[0].strip().lower()
+
+
+def _header(request: HttpRequest, name: bytes) -> str:
+    """The value of the first header with this name, or "". Faster than ``request.headers``."""
+    for known, value in request.scope["headers"]:
+        if known == name:
+            return bytes(value).decode("latin-1")
+    return ""
+
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
-
-PREDICTION = {
-    "label": "positive",
-    "score": 0.899,
-    "scores": {"negative": 0.061, "neutral": 0.04, "positive": 0.899},
-    "logits": {"negative": -0.946, "neutral": -1.47, "positive": 2.464},
-    "tokens": 6,
-    "truncated": False,
-    "polarity": 0.838,
-}
-CLASSIFIED = {
-    "model": VERSION,
-    "labels": ["negative", "neutral", "positive"],
-    "results": [PREDICTION, EMPTY],
-}
 
 Answered = Annotated[ModelVersion, Field(description="the model that answered")]
 
@@ -73,7 +363,7 @@ class ClassifyResponse(TypedDict):
     "/classify",
     operation_id="classify",
     response_model=ClassifyResponse,
-    responses={**example(CLASSIFIED), **documented(*ERRORS)},
+    responses={**example(CLASSIFIED), **documented(*errors.CLASSIFY_ERRORS)},
     openapi_extra=documented_body(ClassifyRequest),
 )
 async def classify(request: HttpRequest) -> Response:
@@ -87,83 +377,22 @@ async def classify(request: HttpRequest) -> Response:
 
 
 async def answer(request: HttpRequest, body: ClassifyRequest) -> Response:
-    """The answer to a request in our own format."""
-    single = not isinstance(body.inputs, list)
-    texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    texts = as_list(body.inputs)
     done = await request.exchange.classify(texts, model=body.model, options=body.options)
     response: ClassifyResponse = {
         "model": done.model.version,
         "labels": done.model.labels,
-        "results": done.items(single=single),
+        "results": done.items(single=texts is not body.inputs),
     }
     return JsonAnswer(response, done.server_timing)
 
 
-page_router = APIRouter(tags=["page"], route_class=Route)
-docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with --docs on
+def application(service: Service, router: APIRouter) -> ASGIApp:
+    """The router as an application of ASGI, with each request of HTTP as an exchange."""
 
-_DIRECTORY = Path(__file__).parents[1] / "web"
-# It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
-_FILES = StaticFiles(directory=_DIRECTORY)
-_DOCS_FILES = StaticFiles(directory=_DIRECTORY / "docs")
-# They lie compressed, because they are large. All browsers accept gzip; to unpack them for others
-# would hold up the event loop.
-_PACKED = ("swagger-ui/swagger-ui-bundle.js", "swagger-ui/swagger-ui.css")
-_DOCS_LINK = '<a href="docs">API documentation</a>'
-# Images may be data: URLs, because the icons in Swagger UI's style sheet are.
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
+    def run(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http":
+            return HttpExchange(service, router, scope, receive, send).run()
+        return router(scope, receive, send)
 
-
-@page_router.get(
-    "/",
-    operation_id="getPage",
-    response_class=HTMLResponse,
-    responses=text_example("<!doctype html>\n", "text/html"),
-)
-@page_router.get("/web/{name}", include_in_schema=False)
-async def page(request: HttpRequest) -> Response:
-    """A web page for trying the service. Who accepts no HTML gets the status in JSON."""
-    name = request.path_params.get("name", "index.html")
-    if name == "index.html" and "html" not in request.headers.get("accept", "html"):
-        request.exchange.service.check_live()
-        return JsonAnswer({"status": "alive"})  # as KServe's protocol V1 has it
-    if name == "index.html" and request.exchange.service.settings.docs == "off":
-        text = (_DIRECTORY / name).read_text(encoding="utf-8")
-        response: Response = HTMLResponse(text.replace(_DOCS_LINK, ""))
-        response.headers.update(_HEADERS)
-        return response
-    return await _file(request, _FILES, name)
-
-
-@docs_router.get("/docs")
-@docs_router.get("/docs/{name:path}")
-async def docs(request: HttpRequest) -> Response:
-    """Swagger UI, which shows the OpenAPI document of this service."""
-    name = request.path_params.get("name", "index.html")
-    if name not in _PACKED:
-        return await _file(request, _DOCS_FILES, name)
-    response = await _DOCS_FILES.get_response(f"{name}.gz", request.scope)
-    response.headers.update({**_HEADERS, "content-encoding": "gzip"})
-    return response
-
-
-@docs_router.get("/openapi.json")
-async def openapi(request: HttpRequest) -> Response:
-    """The OpenAPI document of this service."""
-    return packed_answer(request, request.app.packed_openapi, {"content-type": "application/json"})
-
-
-async def _file(request: HttpRequest, files: StaticFiles, name: str) -> Response:
-    # No path with .. leads to a file, and that of a packed one has no .gz.
-    if ".." in name or name.endswith(".gz"):
-        raise HTTPException(404)
-    response = await files.get_response(name, request.scope)
-    response.headers.update(_HEADERS)
-    return response
+    return run

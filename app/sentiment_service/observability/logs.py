@@ -46,6 +46,8 @@ def configure(level: str, log_format: Format, *, worker: int | None = None) -> N
     _worker = worker
     _lines.setFormatter(_Human() if _for_people(log_format) else _Json())
     logging.basicConfig(level=level.upper(), handlers=[_lines])
+    for client in ("httpx", "httpx2"):  # what the hub is asked with, which logs each request
+        logging.getLogger(client).setLevel(logging.WARNING)
     logging.captureWarnings(True)  # by default, they bypass the log
     # Without this, logging walks the stack for each line to find the caller, which no line shows.
     logging._srcfile = None  # noqa: SLF001 - as the logging documentation says
@@ -80,7 +82,6 @@ def logs_requests(setting: str) -> bool:
 
 
 def log_request(fields: dict[str, Any], *, quiet: bool = False) -> None:
-    """Write the line of a request; with ``quiet``, at the level debug."""
     access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
 
 
@@ -93,7 +94,6 @@ def trace_id(span: Span | None, headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def dropped_lines() -> int:
-    """Number of lines that were not written, because standard error was not read or is closed."""
     return _writer.dropped
 
 

@@ -8,21 +8,26 @@ nothing while no span is recorded.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
+from typing import get_args
 
 from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sentiment_service.engine.batching.fair_queue import BatchReport
-from sentiment_service.engine.classifier import STAGES, Gauges
+from sentiment_service.engine.classifier import STAGES, Classification, Gauges
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.shadow import Skipped
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
-from sentiment_service.results import Outcome
+from sentiment_service.results import TextWarning
 
 # A module of the extra `otel`, which Tracer needs.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+TRUNCATED = "truncated"
+WARNINGS = (*get_args(TextWarning), TRUNCATED)  # why the model may be wrong about a text
 # Seconds that a collector may take. Short, so that a slow collector does not delay the shutdown.
 TIMEOUT_S = 2
 
@@ -129,11 +134,17 @@ class ModelUse:
 
 
 def count_request(
-    metrics: Metrics, method: str, route: str, status: int, seconds: float, trace: str | None = None
+    metrics: Metrics,
+    method: str,
+    route: str,
+    status: int,
+    outcome: str,
+    seconds: float,
+    trace: str | None = None,
 ) -> None:
     """Count an answered request. ``trace``, the id of its trace, is its duration's exemplar."""
     operation = metrics.operations.get(route, OTHER_OPERATION)
-    metrics.requests.labels(route, method, status, operation).value += 1
+    metrics.requests.labels(route, method, status, operation, outcome).value += 1
     exemplar = {"trace_id": trace} if trace else None
     metrics.request_seconds.labels(route, operation).observe(seconds, exemplar)
 
@@ -146,19 +157,23 @@ class ModelObserver:
     ) -> None:
         name = model.name
         self._name, self._metrics, self._tracer = name, metrics, tracer
+        self._model, self._version = model, version
         # A series exists from its first lookup on, so all are looked up here.
         for outcome in OUTCOMES:
             metrics.texts.labels(name, outcome)
         for reason in REJECTIONS:
             metrics.rejections.labels(name, reason)
         self._stage_seconds = {stage: metrics.stage_seconds.labels(name, stage) for stage in STAGES}
-        self._predictions = {
-            label: metrics.predictions.labels(name, label) for label in model.labels
-        }
         self._scores = {label: metrics.score.labels(name, label) for label in model.labels}
-        self._answered = metrics.texts.labels(name, "ok")
         self._text_tokens = metrics.text_tokens.labels(name)
-        self._truncated = metrics.truncated.labels(name)
+        self._unknown_tokens = metrics.unknown_tokens.labels(name)
+        self._warnings = {kind: metrics.warnings.labels(name, kind) for kind in WARNINGS}
+        # What is counted already is not counted again.
+        for label, scores in self._scores.items():
+            metrics.predictions.labels(name, label).function = scores.total
+        metrics.texts.labels(name, "ok").function = self._text_tokens.total
+        truncated = self._warnings[TRUNCATED]
+        metrics.truncated.labels(name).function = lambda: truncated.value
         self._batch_lock = threading.Lock()  # several runners may report at the same time
         self._batch_texts = metrics.batch_texts.labels(name)
         self._batch_tokens = metrics.batch_tokens.labels(name)
@@ -166,17 +181,22 @@ class ModelObserver:
         self.lag = metrics.loop_lag.labels(name).observe
         # Asked for with each request. Without traces, this is the shortest call that gives None.
         self.tag: Callable[[], object] = current_tag if tracer is not None else type(None)
-        self._runners_lost = metrics.runners_lost.labels(name)
-        self._stalled = metrics.stalled_batches.labels(name)
+        self.runner_lost = metrics.runners_lost.labels(name).increment
+        self.batch_stalled = metrics.stalled_batches.labels(name).increment
         self._out_of_memory = metrics.out_of_memory.labels(name)
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
-        revision = model.revision or ""
-        self._facts = (revision, model.precision, model.digest, model.provider, version)
 
     def watch(self, gauges: Gauges) -> None:
-        metrics, name = self._metrics, self._name
-        metrics.show_model(name, *self._facts)
+        metrics, name, model = self._metrics, self._name, self._model
+        facts = (model.revision or "", model.precision, model.digest, model.provider)
+        metrics.show_model(name, *facts, self._version)
+        seen, lengths = model.evaluation, metrics.reference_text_tokens.labels(name)
+        for label in self._scores:
+            share = seen.shares.get(label, 0.0)
+            metrics.reference_share.labels(name, label).value = share
+        lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
+        metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
         metrics.queue_texts.watch(gauges.queue_texts, name)
         metrics.queue_tokens.watch(gauges.queue_tokens, name)
         metrics.queue_wait_seconds.watch(gauges.queue_wait_seconds, name)
@@ -185,8 +205,8 @@ class ModelObserver:
         metrics.cache_bytes.watch(gauges.cache_bytes, name)
         metrics.model_ready.watch(gauges.model_ready, name)
 
-    def answered(self, outcomes: Iterable[Outcome], stages: Mapping[str, float]) -> None:
-        tokenize, queue, inference = STAGES
+    def answered(self, done: Classification, texts: int) -> None:
+        stages, (tokenize, queue, inference) = done.stages, STAGES
         # If nothing was computed, only the first counts.
         if not (stages[queue] or stages[inference]):
             stages = {tokenize: stages[tokenize]}
@@ -194,35 +214,30 @@ class ModelObserver:
             self._stage_seconds[stage].observe(seconds)
         if self._tracer is not None and self.tag() is not None:
             self._tracer.stages(self._name, stages)
-        for outcome in outcomes:
+        for outcome, unknown in zip(done.outcomes[:texts], done.unknown, strict=False):
             if isinstance(outcome, ServiceError):
-                self._metrics.texts.labels(self._name, outcome.code).value += 1
+                self._metrics.texts.labels(self._name, outcome.outcome).value += 1
                 continue
-            label = outcome["label"]
-            self._answered.value += 1
-            self._predictions[label].value += 1
-            self._scores[label].observe(outcome["score"])
+            self._scores[outcome["label"]].observe(outcome["score"])
             self._text_tokens.observe(outcome["tokens"])
-            self._truncated.value += outcome["truncated"]
+            self._unknown_tokens.value += unknown
+            if outcome["truncated"]:
+                self._warnings[TRUNCATED].value += 1
+            for warning in outcome.get("warnings", ()):
+                self._warnings[warning].value += 1
 
     def failure(self, error: BaseException, texts: int) -> None:
         if isinstance(error, asyncio.CancelledError):
             error = ClientDisconnected("while its texts were classified")
         if not isinstance(error, ServiceError):
             return
-        self._metrics.texts.labels(self._name, error.code).value += texts
+        self._metrics.texts.labels(self._name, error.outcome).value += texts
         if error.rejection:
             self._metrics.rejections.labels(self._name, error.rejection).value += 1
 
     def cache_lookup(self, hits: int, misses: int) -> None:
         self._cache_hits.value += hits
         self._cache_misses.value += misses
-
-    def runner_lost(self) -> None:
-        self._runners_lost.value += 1
-
-    def batch_stalled(self) -> None:
-        self._stalled.value += 1
 
     def batch(self, report: BatchReport) -> None:
         with self._batch_lock:
@@ -232,3 +247,36 @@ class ModelObserver:
             self._out_of_memory.value += report.out_of_memory
         if self._tracer is not None:
             self._tracer.batch(self._name, report)
+
+
+# With more, most pairs of two labels are never seen; each is a series from its first text on.
+MOST_PAIRED_LABELS = 10
+
+
+class ShadowCounts:
+    """The ``ShadowObserver`` of a model and a candidate with this digest."""
+
+    def __init__(self, metrics: Metrics, model: Model, candidate: str) -> None:
+        self._metrics = metrics
+        self._tried = (model.name, model.digest, candidate)
+        self._texts = {
+            outcome: metrics.shadow_texts.labels(*self._tried, outcome)
+            for outcome in ("agreed", "differed", *get_args(Skipped))
+        }
+        if len(model.labels) <= MOST_PAIRED_LABELS:
+            for pair in product(model.labels, repeat=2):
+                metrics.shadow_labels.labels(*self._tried, *pair)
+        self._polarity = metrics.shadow_polarity.labels(*self._tried)
+        self._seconds = metrics.shadow_seconds.labels(*self._tried)
+
+    def compared(
+        self, label: str, candidate_label: str, difference: float | None, seconds: float
+    ) -> None:
+        self._metrics.shadow_labels.labels(*self._tried, label, candidate_label).value += 1
+        self._texts["agreed" if label == candidate_label else "differed"].value += 1
+        if difference is not None:
+            self._polarity.observe(difference)
+        self._seconds.observe(seconds)
+
+    def skipped(self, reason: Skipped) -> None:
+        self._texts[reason].value += 1

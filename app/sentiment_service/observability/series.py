@@ -164,6 +164,9 @@ class Count:
         self.value = cells[0]
         self.function: Callable[[], float] | None = None
 
+    def increment(self) -> None:
+        self.value += 1
+
     def publish(self) -> None:
         if self.function is not None:
             self.value = self.function()
@@ -184,9 +187,8 @@ class Distribution:
         *self.counts, self.sum = cells
         self.exemplars: dict[int, Exemplar] = {}
 
-    @property
-    def count(self) -> int:
-        return int(sum(self.counts))
+    def total(self) -> float:
+        return sum(self.counts)
 
     def observe(self, value: float, exemplar: Mapping[str, str] | None = None) -> None:
         """Count a value. The labels of its exemplar, if given, are shown beside its bucket."""
@@ -297,7 +299,7 @@ class Gauge(_Counts):
 
 
 class InfoGauge(Gauge):
-    """A gauge whose labels are what matters. It has the value 1, and is not shown with 0."""
+    """A gauge that is not shown with 0, such as one with the value 1 whose labels matter."""
 
     def _show(self, metric: Any, names: Labels, series: Count) -> None:
         if series.value:
@@ -322,3 +324,9 @@ class Histogram(_Family[Distribution]):
         counts = zip(self._shown_bounds, accumulate(series.counts), strict=True)
         buckets = [(*count, exemplars.get(bucket)) for bucket, count in enumerate(counts)]
         metric.add_metric(names, buckets, series.sum)
+
+
+class GaugeHistogram(Histogram):
+    """A histogram of what all workers have at the moment. A worker that has ended has nothing."""
+
+    section = "gauges"

@@ -13,11 +13,13 @@ from typing import Any, TypeVar, cast
 from sentiment_service import errors
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.options import DEFAULTS, TextOptions
+from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.text_tokenizer import Input
 from sentiment_service.observability.logs import log_request, trace_id
 from sentiment_service.observability.observers import ModelUse, count_request
 from sentiment_service.requests.limits import READING, timeout_ms
 from sentiment_service.requests.service import Service
+from sentiment_service.requests.validation import INLINE_BYTES
 from sentiment_service.results import Outcome
 
 UNMATCHED = "unmatched"  # the route of requests that no route answers
@@ -62,6 +64,7 @@ class Exchange(ABC):
         *,
         verb: str,
         path: str,
+        query: bytes = b"",
         headers: Mapping[bytes, bytes],
         client: str,
         arrival: Arrival,
@@ -73,17 +76,27 @@ class Exchange(ABC):
         self.service = service
         self.verb = verb
         self.path = path
+        self.query = query
         self.headers = headers
         self.client = client
+        self.key = ""  # the name of the client's key, if that has one
         self.arrival = arrival
         self.request_id = request_id(headers.get(b"x-request-id"))
-        # The time by which it must be answered. It may set an earlier one.
+        # The time by which it must be answered, and the milliseconds that the client allows, if
+        # they are fewer than the service's.
         self.deadline = arrival.at + service.settings.deadline_ms / 1000
+        self.asked_ms: float | None = None
         self.route = UNMATCHED
         self.status = errors.InferenceFailed.status  # until the answer says otherwise
         self.code = ""  # of the error that was answered
+        self.outcome = "ok"  # as metrics count the request
         self.model_use = ModelUse()
         self._held = 0  # bytes of its body
+
+    @property
+    def model_of_path(self) -> str | None:
+        """The model that its path names, if any."""
+        return None
 
     @abstractmethod
     def _answer(self) -> Awaitable[None]:
@@ -103,8 +116,7 @@ class Exchange(ABC):
         try:
             service.access.check(self)
             if asked := self.headers.get(b"x-request-timeout-ms"):
-                longest_ms = service.settings.deadline_ms
-                self.deadline = self.arrival.at + timeout_ms(asked, longest_ms=longest_ms) / 1000
+                self.allow(timeout_ms(asked))
             await self._answer()
         except (Exception, asyncio.CancelledError) as cause:
             error = self._error(cause)
@@ -118,40 +130,81 @@ class Exchange(ABC):
             trace = trace_id(span, self.headers) if traced else None
             if service.logs_requests:
                 self._log(seconds, trace)
-            count_request(metrics, self.verb, self.route, self.status, seconds, trace)
+            count_request(metrics, self.verb, self.route, self.status, self.outcome, seconds, trace)
+            if self.key:
+                metrics.key_requests.labels(self.key, self.outcome).value += 1
             if tracer and span:
                 tracer.end_request(span, method=self.verb, route=self.route, status=self.status)
+
+    def allow(self, asked_ms: float) -> None:
+        """Answer within the time that the client allows, if that is less than the service's."""
+        longest_ms = self.service.settings.deadline_ms if self.asked_ms is None else self.asked_ms
+        if asked_ms < longest_ms:
+            self.asked_ms = asked_ms
+            self.deadline = min(self.deadline, self.arrival.at + asked_ms / 1000)
+
+    def _whose(self, error: object) -> None:
+        """Note in an error that only the client's own deadline has caused it, if so."""
+        if self.asked_ms is None:
+            return
+        if isinstance(error, errors.DeadlineExceeded):
+            error.of_client = True
+        elif isinstance(error, errors.Overloaded) and error.rejection == "deadline":
+            # By so much, the wait would exceed the client's deadline. Would it exceed ours?
+            spared_s = (self.service.settings.deadline_ms - self.asked_ms) / 1000
+            if (error.retry_after_s or 0.0) <= spared_s:
+                error.rejection = errors.CLIENT_DEADLINE
 
     async def classify(
         self,
         texts: Sequence[Input | errors.ServiceError],
         *,
-        model: str | None,
+        model: str | None = None,
         options: TextOptions = DEFAULTS,
     ) -> Classification:
-        """Classify texts of the request by its deadline.
+        """Classify all texts of the request.
 
-        The work is cancelled if the client leaves. A text that could not be read is the error that
-        says so, and stays in its place.
+        A text that could not be read is the error that says so, and stays in its place.
         """
         self.check_number(len(texts))
-        classifier = self.service.models.classifier(model)
-        work = classifier.classify(texts, options, deadline=self.deadline)
-        return await self.counted(classifier, len(texts), self.while_connected(work))
+        classifier = self.service.models.classifiers.of(model, options.language)
+        return await self.classify_by(classifier, texts, options)
 
-    async def counted(self, classifier: Classifier, texts: int, work: Awaitable[Done]) -> Done:
-        """What ``work`` returns. Its first ``texts`` outcomes are those of the request's texts.
+    def classify_by(
+        self,
+        classifier: Classifier,
+        texts: Sequence[Input | errors.ServiceError],
+        options: TextOptions = DEFAULTS,
+    ) -> Awaitable[Classification]:
+        """Classify texts by the request's deadline, unless the client leaves, and count them."""
+        work = classifier.classify(texts, options, deadline=self.deadline)
+        return self.counted(classifier, texts, self.while_connected(work))
+
+    async def counted(
+        self,
+        classifier: Classifier,
+        texts: Sequence[object],
+        work: Awaitable[Done],
+    ) -> Done:
+        """What ``work`` returns. Its first outcomes are those of the request's ``texts``.
 
         These are counted and noted for the log here, whatever becomes of them, and nowhere else.
         """
-        self.asks(classifier.model.name, texts)
+        number = len(texts)
+        self.asks(classifier.model.name, number)
         try:
             done = await work
         except BaseException as error:
-            classifier.observer.failure(error, texts)
+            self._whose(error)
+            classifier.observer.failure(error, number)
             raise
-        outcomes = done.outcomes[:texts]
-        classifier.observer.answered(outcomes, done.stages)
+        outcomes = done.outcomes[:number]
+        if self.asked_ms is not None:
+            for outcome in outcomes:
+                self._whose(outcome)
+        classifier.observer.answered(done, number)
+        if classifier.shadow is not None:
+            classifier.shadow.answered(classifier.model, texts, outcomes)
         self.classified(done, outcomes)
         return done
 
@@ -189,6 +242,15 @@ class Exchange(ABC):
         finally:
             arrival.on_departure = None
 
+    async def in_steps(self, steps: Steps[T], size: int) -> T:
+        """The result of the steps, which read or write ``size`` bytes or characters.
+
+        If they are few, this is done at once, else on the step thread by the request's deadline.
+        """
+        if size <= INLINE_BYTES:
+            return finish(steps)
+        return await self.service.step_thread.run(steps, deadline=self.deadline)
+
     def hold(self, size: int) -> None:
         """Take ``size`` of the bytes that the bodies of all requests together may hold."""
         if not self.service.inflight.take(size):
@@ -207,8 +269,30 @@ class Exchange(ABC):
             f"request bodies in flight take {inflight.taken} of the {inflight.limit} bytes allowed",
             reason="inflight_bytes",
         )
-        self.service.models.classifier(None).observer.failure(error, texts=0)
+        self.unread(error)
         return error
+
+    def check_admission(self) -> None:
+        """Raise the error with which the queue would refuse the request, before its body is read.
+
+        While the body may name any model, all must refuse it.
+        """
+        left_s = max(0.0, self.deadline - asyncio.get_running_loop().time())
+        try:
+            self.service.models.check_admission(self.model_of_path, timeout_s=left_s)
+        except errors.ServiceError as error:
+            self.unread(error)
+            raise
+
+    def unread(self, error: errors.ServiceError) -> None:
+        """Count the request as not admitted, whose body, which may name a model, was not read.
+
+        It counts for the model that its path names, else for the one that is asked by default.
+        """
+        self._whose(error)
+        classifiers = self.service.models.classifiers
+        classifier = classifiers.get(self.model_of_path or "") or classifiers.of(None)
+        classifier.observer.failure(error, texts=0)
 
     def _log(self, seconds: float, trace: str | None) -> None:
         use = self.model_use
@@ -217,10 +301,12 @@ class Exchange(ABC):
             "request_id": self.request_id,
             **({"trace_id": trace} if trace else {}),
             "client": self.client,
+            **({"key": self.key} if self.key else {}),
             "method": self.verb,
             "route": self.route,
             "status": self.status,
             **({"code": self.code} if self.code else {}),
+            **({} if self.asked_ms is None else {"timeout_ms": round(self.asked_ms)}),
             **({"model": use.model, "texts": use.texts, "tokens": use.tokens} if use.model else {}),
             **{f"{name}_ms": round(each * 1000, 2) for name, each in spent.items()},
         }
@@ -239,7 +325,8 @@ class Exchange(ABC):
             error = errors.InferenceFailed(
                 "unexpected error; search the service's log for the request_id"
             )
-        self.code = error.code
+        self._whose(error)
+        self.code, self.outcome = error.code, error.outcome
         return error
 
 

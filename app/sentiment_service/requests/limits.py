@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import unquote_to_bytes
 
 from sentiment_service.errors import InvalidRequest, RateLimited, Unauthorized
 from sentiment_service.settings.credentials import Credentials
@@ -15,6 +16,9 @@ from sentiment_service.shared_memory import Board, MovingWindow
 
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
+# Where clients of Azure and of Google put their key, if they have a header for it.
+KEY_HEADERS = (b"ocp-apim-subscription-key", b"x-goog-api-key")
+QUERY_KEY = re.compile(rb"(?:^|&)key=([^&]+)")  # Google's other way
 IPV6_NETWORK_BITS = 64  # one customer of a provider has at least so many addresses
 # The methods that request a probe or a page; gRPC has one verb for all.
 READING = frozenset({"GET", "HEAD", "GRPC"})
@@ -69,8 +73,10 @@ class Head(Protocol):
 
     verb: str
     path: str
+    query: bytes  # what follows the path of its URL, if anything does
     headers: Mapping[bytes, bytes]
     client: str
+    key: str  # the name of its key, if that has one; set here
 
 
 class Access:
@@ -101,7 +107,11 @@ class Access:
                 )
         if not (digests or self._rate):
             return
-        who = _check_key(head, digests) if digests else _network(head.client)
+        if digests:
+            who = _check_key(head, digests)
+            head.key = self.credentials.key_names.get(who, "")
+        else:
+            who = _network(head.client)
         if self._rate and (wait_s := self._window.hit(who)):
             raise RateLimited(
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
@@ -203,13 +213,13 @@ def _address(hop: str) -> str:
     return str(getattr(found, "ipv4_mapped", None) or found)
 
 
-def timeout_ms(asked: bytes, *, longest_ms: int) -> int:
-    """The milliseconds that the header x-request-timeout-ms allows, at most ``longest_ms``."""
+def timeout_ms(asked: bytes) -> int:
+    """The milliseconds that the header x-request-timeout-ms allows."""
     if not TIMEOUT_MS.fullmatch(asked):
         raise InvalidRequest(
             "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"
         )
-    return min(int(asked[:TIMEOUT_DIGITS]), longest_ms)
+    return int(asked[:TIMEOUT_DIGITS])
 
 
 def plain_address(host: str) -> str:
@@ -218,13 +228,29 @@ def plain_address(host: str) -> str:
 
 
 def _check_key(head: Head, digests: Sequence[bytes]) -> str:
-    scheme, _, key = head.headers.get(b"authorization", b"").partition(b" ")
-    key_digest = hashlib.sha256(key.strip()).hexdigest()
+    key_digest = hashlib.sha256(_key(head)).hexdigest()
     # All are compared, each in constant time, so that the time taken reveals nothing.
     known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]
-    if scheme.lower() != b"bearer" or not any(known):
+    if not any(known):
         raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
     return key_digest
+
+
+def _key(head: Head) -> bytes:
+    """The key that a request has, empty if it has none.
+
+    AWS' clients sign a request with a secret that we do not know. The id beside it is the key.
+    """
+    for name in KEY_HEADERS:
+        if name in head.headers:
+            return head.headers[name]
+    scheme, _, rest = head.headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return rest.strip()
+    if scheme == b"AWS4-HMAC-SHA256":  # Credential=ID/day/region/service/aws4_request, ...
+        credential = rest.partition(b"Credential=")[2].partition(b",")[0]
+        return credential.strip().rsplit(b"/", 4)[0]
+    return unquote_to_bytes(found[1]) if (found := QUERY_KEY.search(head.query)) else b""
 
 
 def _network(address: str) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from sentiment_service.engine.classifier import Classifier
@@ -23,7 +24,7 @@ from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import NotReady, ServiceError, ShuttingDown
 from sentiment_service.observability import logs
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.observability.observers import ModelObserver, Tracer
+from sentiment_service.observability.observers import ModelObserver, ShadowCounts, Tracer
 from sentiment_service.requests.limits import Access, InflightBytes, Paths, Proxies
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
@@ -52,9 +53,9 @@ class Worker:
         self.cpus = cpus or available_cpus()
         self.gpu_workers = gpu_workers
 
-    async def reload(self, models: ModelRegistry, name: str) -> None:
-        """Load a model again, at all workers of the service."""
-        await models.reload(name)
+    async def reload(self, models: ModelRegistry, name: str, *, promote: bool = False) -> None:
+        """Load a model again, or its candidate in its place, at all workers of the service."""
+        await models.reload(name, promote=promote)
 
 
 class Service:
@@ -85,10 +86,13 @@ class Service:
         self.started_at = int(time.time())  # Unix seconds
         self.connections = 0  # that are open
         self.metrics = Metrics(board)
+        self.metrics.certificate_expires.watch(lambda: self.access.credentials.certificate_expires)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
         self.config = settings.engine_config(self.worker.gpu_workers)
-        cpus = self.worker.cpus
-        self.models = ModelRegistry(self.config, self.lifecycle, cpus, self._classifier_of)
+        shadow_observer_of = partial(ShadowCounts, self.metrics)
+        self.models = ModelRegistry(
+            self.config, self.lifecycle, self.worker.cpus, self._classifier_of, shadow_observer_of
+        )
         self._trying: asyncio.Task[None] | None = None
         self._tries_at = 0.0
         self.step_thread: StepThread  # for work that would block the event loop; set by running()
@@ -203,7 +207,7 @@ class SideServer(Protocol):
 class Adapter:
     """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
 
-    ``routes`` are HTTP's, of the class ``http.exchange.Route``; those at ``instances`` read
+    ``routes`` are HTTP's, of the class ``http.routes.Route``; those at ``instances`` read
     Vertex AI's form. ``forms`` are of bodies at the paths of other routes: the path and a field of
     the body, and the route that answers it. ``server`` makes a server on the event loop when the
     models are ready; it raises UserError if it cannot use its address. ``configured`` is for one

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
-from sentiment_service.engine.options import Overflow, Split, TextOptions
+from sentiment_service.engine.options import LANGUAGE_TAG, Overflow, Split, TextOptions
 from sentiment_service.engine.text.input_tokenizer import VISIBLE
 from sentiment_service.engine.text.text_tokenizer import Text, TextPair
 from sentiment_service.errors import InvalidRequest, UnknownField, UnsupportedMediaType, plain_words
@@ -167,13 +167,12 @@ def text_body(content_type: str, body: bytes, schema: Schema[Any]) -> dict[str, 
 
 
 def checked(value: Any, schema: Schema[Body]) -> Body:
-    """A parsed body, validated as ``schema``."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
         fault = error.errors()[0]
     if fault["type"] == "unknown_field":
-        raise UnknownField(fault["msg"], value.keys())
+        raise UnknownField(fault["msg"], value)
     raise InvalidRequest(_explained(fault))
 
 
@@ -281,9 +280,6 @@ Texts = Annotated[
 # From which score on a multi-label model gives a label.
 Threshold = Annotated[float, Field(strict=True, ge=0, le=1)]
 
-# BCP 47. No language has more letters in its tag; "english" is a mistake.
-LANGUAGE_TAG = re.compile("[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8}){0,3}")
-
 
 def _language_tag(value: str) -> str:
     if not LANGUAGE_TAG.fullmatch(value):
@@ -319,10 +315,11 @@ class ClassifyRequest(RequestBody):
     split: Split | None = Field(
         default=None, description="sentences: classify each sentence as well, by itself"
     )
-    language: LanguageTag = Field(
-        default="en",
-        description="language of the text, as a BCP 47 tag such as pt-BR; its abbreviations end "
-        "no sentence",
+    language: LanguageTag | None = Field(
+        default=None,
+        description="language of the texts, as a BCP 47 tag such as pt-BR: if no model is named, "
+        "the first one that names this language answers, else the default one; its abbreviations "
+        "end no sentence",
     )
     threshold: Threshold | None = Field(
         default=None,

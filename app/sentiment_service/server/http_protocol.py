@@ -422,7 +422,7 @@ def refuse(
     ``client`` is its address. ``default_headers`` are those of every answer, such as the date.
     """
     own_id = request_id()
-    count_request(service.metrics, OTHER_METHOD, UNMATCHED, error.status, seconds=0.0)
+    count_request(service.metrics, OTHER_METHOD, UNMATCHED, error.status, error.code, seconds=0.0)
     if service.logs_requests:
         log_request(
             {

@@ -6,23 +6,31 @@ supervisor: the files may have changed since, or may not be readable any more.
 
 import logging
 import os
+import re
 import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from sentiment_service.errors import first_line
-from sentiment_service.settings.formats import key_digests
+from sentiment_service.settings.formats import API_KEY, key_digests
 from sentiment_service.settings.settings import Settings, flag
 
 UNUSABLE = (
     "certificate and key cannot be used: they must be PEM, without a password, and belong together"
 )
-
+CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+# The validity of a certificate (X.509 in DER): two times, whose years have two or four digits.
+TIME = rb"(?:\x17\x0d|\x18\x0f)"
+VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + TIME + rb"\d{12,14}Z" + TIME + rb"(\d{12,14}Z)")
+NAMED = re.compile(rf"(?:^|,)\s*([A-Za-z][A-Za-z0-9._-]{{0,63}})=({API_KEY.pattern})\s*(?=,|$)")
+MOST_NAMES = 100  # each is a label of metrics
+OTHER_NAMES = "other"
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +50,7 @@ class Credentials(msgspec.Struct, frozen=True):
     admin_keys: tuple[bytes, ...]
     certificate: bytes | None
     private_key: bytes | None
+    key_names: dict[str, str] = {}  # by digest: those that their file gives to keys
 
     @classmethod
     def read(cls, settings: Settings) -> Self:
@@ -50,11 +59,14 @@ class Credentials(msgspec.Struct, frozen=True):
             if getattr(settings, name) and not getattr(settings, other):
                 why = f"a certificate and its key need each other: give {flag(other)}, too"
                 raise UnusableFile(name, why)
+        api_keys, names = _keys_of("api_keys_file", settings.api_keys_file)
+        admin_keys, admin_names = _keys_of("admin_keys_file", settings.admin_keys_file)
         read = cls(
-            settings.api_keys + _keys_of("api_keys_file", settings.api_keys_file),
-            settings.admin_keys + _keys_of("admin_keys_file", settings.admin_keys_file),
+            settings.api_keys + api_keys,
+            settings.admin_keys + admin_keys,
             _content("tls_cert", settings.tls_cert),
             _content("tls_key", settings.tls_key),
+            names | admin_names,
         )
         read.tls_context()
         return read
@@ -72,6 +84,15 @@ class Credentials(msgspec.Struct, frozen=True):
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(msgspec.json.encode(self))
         return descriptor
+
+    @property
+    def certificate_expires(self) -> float:
+        """When the first of the certificates in its file expires (Unix time); 0 without TLS."""
+        pems = CERTIFICATE.findall((self.certificate or b"").decode("latin-1"))
+        ends = [VALIDITY.search(ssl.PEM_cert_to_DER_cert(pem)) for pem in pems]
+        times = [found[1] if len(found[1]) == 15 else b"20" + found[1] for found in ends if found]
+        read = (datetime.strptime(f"{time.decode()}+0000", "%Y%m%d%H%M%SZ%z") for time in times)
+        return min((time.timestamp() for time in read), default=0.0)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """What a server needs for TLS, 1.2 or newer."""
@@ -108,14 +129,25 @@ def _files(path: Path | None) -> list[Path]:
     return sorted(path.glob("[!.]*"))
 
 
-def _keys_of(setting: str, path: Path | None) -> tuple[bytes, ...]:
-    """The digests of the keys in a file, one a line, or in all files of a directory."""
+def _keys_of(setting: str, path: Path | None) -> tuple[tuple[bytes, ...], dict[str, str]]:
+    """The digests of the keys in a file, one a line, or in all files of a directory; their names.
+
+    A line may be name=key. A key may have the sign within it, so the whole line is a key, too.
+    """
     if path is None:
-        return ()
+        return (), {}
     try:
         texts = [file.read_text("latin-1") for file in _files(path)]
-        digests: tuple[bytes, ...] = key_digests(",".join(texts).replace("\n", ","))
-        return digests
+        listed = ",".join(texts).replace("\n", ",")
+        digests: tuple[bytes, ...] = key_digests(listed)
+        names: dict[str, str] = {}
+        for name, key in NAMED.findall(listed):
+            if name not in names.values() and len(set(names.values())) >= MOST_NAMES:
+                name = OTHER_NAMES
+            (digest,) = key_digests(key)
+            digests += (digest,)
+            names[digest.decode()] = name
+        return digests, names
     except OSError as error:
         raise UnusableFile(setting, f"no keys can be read there: {first_line(error)}") from None
     except ValueError as error:

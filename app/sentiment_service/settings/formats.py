@@ -14,20 +14,35 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, StrictBytes
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBytes
 from pydantic_settings import NoDecode
 
+from sentiment_service.engine.options import LANGUAGE_TAG
+
 API_KEY = re.compile(r"[!-+\--~]{8,256}")  # printable ASCII without the comma, which separates keys
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
 RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)", re.ASCII)
 ROOT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
 MOST_WORKERS = 1024
+LOOPBACK = "127.0.0.1"
 
 
 def _listed(value: str) -> tuple[str, ...]:
     return tuple(filter(None, (part.strip() for part in value.split(","))))
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",")) if value else ()
+    return value
+
+
+def _language_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+    if wrong := [tag for tag in tags if not LANGUAGE_TAG.fullmatch(tag)]:
+        raise ValueError(f"{wrong[0]!r} is no language tag, such as en or pt-BR")
+    return tags
 
 
 def _paths(value: Any) -> Any:
@@ -70,7 +85,6 @@ def _networks(value: Any) -> Any:
 
 
 def key_digests(value: Any) -> Any:
-    """The digests of keys that are separated by commas."""
     if not isinstance(value, str):  # digests, from settings that were validated before
         return value
     keys = _listed(value)
@@ -134,6 +148,12 @@ def _rate(value: str) -> str:
     return value
 
 
+# An empty value means: not set. A socket would listen on all addresses.
+Host = Annotated[str, BeforeValidator(lambda value: value or LOOPBACK)]
+Count = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Labels = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+Languages = Annotated[Labels, AfterValidator(_language_tags)]
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
@@ -162,3 +182,10 @@ def _number(accepted: str, holds: Callable[[float], bool]) -> Callable[[str], fl
 # Types of ``argparse``.
 SHARE = _number("a number from 0 to 1", lambda number: 0 <= number <= 1)
 POSITIVE = _number("a number above 0", lambda number: 0 < number < math.inf)
+
+
+def count(value: str) -> int:
+    """A whole number of at least 1."""
+    if not value.isdecimal() or int(value) == 0:
+        raise ArgumentTypeError(f"must be a whole number of at least 1, not {value!r}")
+    return int(value)

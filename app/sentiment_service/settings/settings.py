@@ -3,18 +3,18 @@
 Those that say what a checkpoint does not say itself are options of the export, too.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import platformdirs
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -29,18 +29,12 @@ PREFIX = "SENTIMENT_"
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
-def _label_names(value: Any) -> Any:
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",")) if value else ()
-    return value
-
-
 class CheckpointOptions(BaseModel):
     """How to read a checkpoint. A default means: as the checkpoint itself, or its name, says."""
 
     model_config = ConfigDict(frozen=True)
 
-    labels: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_label_names)] = Field(
+    labels: formats.Labels = Field(
         default=(),
         description="for a checkpoint: names of its outputs in logit order, separated by ',' "
         "[default: those of config.json, or of a known checkpoint]",
@@ -60,11 +54,15 @@ class CheckpointOptions(BaseModel):
         description="for a checkpoint: it was trained on pairs of texts, such as a review and one "
         "aspect of it",
     )
-    max_tokens: int = Field(
+    max_tokens: formats.Count = Field(
         default=0,
-        ge=0,
         description="for a checkpoint: cut texts to this many tokens; 0 means: as many as it has "
         "positions for",
+    )
+    languages: formats.Languages = Field(
+        default=(),
+        description="for a checkpoint: the languages that it was trained on, as tags such as "
+        "pt-BR, separated by ',' [default: as config.json or a known checkpoint says]",
     )
     onnx: str = Field(
         default="",
@@ -75,18 +73,14 @@ class CheckpointOptions(BaseModel):
     def checkpoint_flags(self) -> list[str]:
         """The options that differ from their defaults, as flags of a command line."""
         words: list[str] = []
-        if self.labels:
-            words += ["--labels", ",".join(self.labels)]
-        if self.preprocessing != "auto":
-            words += ["--preprocessing", self.preprocessing]
-        if self.multi_label is not None:
-            words.append("--multi-label" if self.multi_label else "--single-label")
-        if self.text_pairs:
-            words.append("--text-pairs")
-        if self.max_tokens:
-            words += ["--max-tokens", str(self.max_tokens)]
-        if self.onnx:
-            words += ["--onnx", self.onnx]
+        for name, field in CheckpointOptions.model_fields.items():
+            value = getattr(self, name)
+            if value == field.default:
+                continue
+            if isinstance(value, bool):
+                words.append(flag(name) if value else "--single-label")
+            else:
+                words += [flag(name), ",".join(value) if isinstance(value, tuple) else str(value)]
         return words
 
     def refuse_bundle(self, name: str) -> None:
@@ -124,11 +118,22 @@ class Settings(CheckpointOptions, BaseSettings):
         "bundle's name; for several models, repeat the option in their order (in the environment, "
         "separate the names by ',')",
     )
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(
-        default=8000,
+    shadow: formats.OptionalPath = Field(
+        default=None,
+        description="candidate to try beside the first model, with the same labels: it classifies "
+        "texts that were answered, too, while nothing else is to be computed; GET /info compares, "
+        "and POST /models/{name}/promote makes it the model",
+    )
+    shadow_share: float = Field(
+        default=0.1,
         ge=0,
-        le=65535,
+        le=1,
+        description="share of the answered texts that the candidate gets, from 0 to 1; what it has "
+        "no time for is skipped",
+    )
+    host: formats.Host = Field(default=formats.LOOPBACK, description="address to listen on")
+    port: formats.Port = Field(
+        default=8000,
         description="port to listen on; 0 means: any free port; if not set, AIP_HTTP_PORT, "
         "SAGEMAKER_BIND_TO_PORT or PORT of the platform",
     )
@@ -144,9 +149,8 @@ class Settings(CheckpointOptions, BaseSettings):
         "are dealt out evenly; auto means: one for every 8 CPUs, or for every 4 where a GPU "
         "computes; more than 1 needs Linux",
     )
-    gpu_memory_mb: int = Field(
+    gpu_memory_mb: formats.Count = Field(
         default=0,
-        ge=0,
         description="megabytes of each GPU that the weights and batches of one model may take, in "
         "all workers that share the GPU together; CUDA itself takes more; 0 means: no limit, or "
         "the whole GPU for workers that share it",
@@ -155,17 +159,15 @@ class Settings(CheckpointOptions, BaseSettings):
         default="auto",
         description="variant of the model; auto means: the fastest one for the device",
     )
-    runners: int = Field(
+    runners: formats.Count = Field(
         default=0,
-        ge=0,
         description="batches computed at the same time; 0 means: measured at start",
     )
-    threads: int = Field(
-        default=0, ge=0, description="threads that compute one batch; 0 means: measured at start"
+    threads: formats.Count = Field(
+        default=0, description="threads that compute one batch; 0 means: measured at start"
     )
-    max_batch_tokens: int = Field(
+    max_batch_tokens: formats.Count = Field(
         default=0,
-        ge=0,
         description="maximum tokens in one batch, with padding (texts x longest text) if it is "
         "computed; 0 means: measured at start",
     )
@@ -178,23 +180,20 @@ class Settings(CheckpointOptions, BaseSettings):
         default=False,
         description="for a hub id: fetch and export it again if it has another commit now",
     )
-    target_latency_ms: int = Field(
+    target_latency_ms: formats.Count = Field(
         default=0,
-        ge=0,
         description="milliseconds in which a short text should be answered under load; the "
         "measurement at start chooses the settings with the highest throughput that meet this "
         "target; 0 means: no target",
     )
-    max_queue_tokens: int = Field(
+    max_queue_tokens: formats.Count = Field(
         default=0,
-        ge=0,
         description="maximum tokens that wait in the queue; one request may use at most half of "
         "them; a request that does not fit gets 429; 0 means: as many as are computed in a second "
         "at the measured speed, but at least 65536, and more only as far as the memory suffices",
     )
-    cache_mb: int = Field(
+    cache_mb: formats.Count = Field(
         default=0,
-        ge=0,
         description="megabytes in which each model keeps the results of its latest texts, so that "
         "a text that comes again is not computed again and gets its earlier result; 0 means: keep "
         "none",
@@ -204,9 +203,8 @@ class Settings(CheckpointOptions, BaseSettings):
     max_body_bytes: int = Field(
         default=2_097_152, ge=1, description="maximum bytes of one request body"
     )
-    max_inflight_bytes: int = Field(
+    max_inflight_bytes: formats.Count = Field(
         default=0,
-        ge=0,
         description="maximum bytes of all request bodies held at the same time; a request beyond "
         "that gets 429; 0 means: an eighth of the memory that the process may use, but at most "
         "256 MiB, and at least two bodies of --max-body-bytes",
@@ -222,9 +220,8 @@ class Settings(CheckpointOptions, BaseSettings):
         description="milliseconds that a request may take before it gets 504; a request can ask "
         "for less with the header x-request-timeout-ms",
     )
-    drain_ms: int = Field(
+    drain_ms: formats.Count = Field(
         default=10_000,
-        ge=0,
         description="milliseconds that requests in flight get to finish at shutdown",
     )
     api_keys: formats.KeyDigests = Field(
@@ -237,8 +234,9 @@ class Settings(CheckpointOptions, BaseSettings):
     admin_keys: formats.KeyDigests = Field(
         default=(),
         repr=False,
-        description="keys, separated by ',', for POST /models/{name}/reload; like --api-keys, set "
-        "them in the environment; without keys, only the signal SIGHUP reloads models",
+        description="keys, separated by ',', for POST /models/{name}/reload and /promote; like "
+        "--api-keys, set them in the environment; without keys, only the signal SIGHUP reloads "
+        "models",
     )
     api_keys_file: formats.SecretFile = Field(
         default=None,
@@ -279,16 +277,12 @@ class Settings(CheckpointOptions, BaseSettings):
         description="file with the certificate's private key (PEM), not encrypted",
     )
     docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
-    metrics_port: int = Field(
+    metrics_port: formats.Port = Field(
         default=0,
-        ge=0,
-        le=65535,
         description="port that serves only /metrics; 0 means: /metrics is on the service's port",
     )
-    grpc_port: int = Field(
+    grpc_port: formats.Port = Field(
         default=0,
-        ge=0,
-        le=65535,
         description="port for gRPC: Open Inference Protocol, health and reflection; 0 means: "
         "no gRPC; needs the extra 'grpc'",
     )
@@ -323,12 +317,6 @@ class Settings(CheckpointOptions, BaseSettings):
             found = env_settings.env_vars.items()
             env_settings.env_vars = {name: value for name, value in found if name not in links}
         return init_settings, env_settings
-
-    @field_validator("host", mode="before")
-    @classmethod
-    def _default_host(cls, value: Any) -> Any:
-        # An empty value means: not set. A socket would listen on all addresses.
-        return value or cls.model_fields["host"].default
 
     @field_validator("precision")
     @classmethod
@@ -374,23 +362,14 @@ class Settings(CheckpointOptions, BaseSettings):
 
     def engine_config(self, gpu_workers: int = 1) -> EngineConfig:
         """What the engine needs of these settings, where ``gpu_workers`` processes share a GPU."""
-        return EngineConfig(
-            served_name=self.served_name,
-            device=self.device,
-            precision=self.precision,
-            gpu_memory_mb=self.gpu_memory_mb,
-            runners=self.runners,
-            threads=self.threads,
-            max_batch_tokens=self.max_batch_tokens,
-            max_queue_tokens=self.max_queue_tokens,
-            target_latency_ms=self.target_latency_ms,
-            cache_mb=self.cache_mb,
-            max_text_chars=self.max_text_chars,
-            workers=1 if self.workers == "auto" else self.workers,
-            gpu_workers=gpu_workers,
-            cache_dir=cache_directory(self),
-            retire_ms=max(self.drain_ms, self.deadline_ms),
-        )
+        others: dict[str, Any] = {
+            "workers": 1 if self.workers == "auto" else self.workers,
+            "gpu_workers": gpu_workers,
+            "cache_dir": cache_directory(self),
+            "retire_ms": max(self.drain_ms, self.deadline_ms),
+        }
+        same = {field.name for field in dataclasses.fields(EngineConfig)} - others.keys()
+        return EngineConfig(**{name: getattr(self, name) for name in same}, **others)
 
 
 def service_links(environment: Mapping[str, str]) -> list[str]:

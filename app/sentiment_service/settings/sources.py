@@ -129,8 +129,7 @@ KEYS_AND_FILES = (*KEYS, *(f"{name}_file" for name in KEYS))
 def load_settings(flags: dict[str, Any]) -> Settings:
     """Settings from ``flags`` (field name to value), then the environment, then the platform.
 
-    Raises:
-        ValueError: a value is not valid; the message names its flag or variable.
+    The error of a value that is not valid names its flag or variable.
     """
     platform = _from_platform(flags)
     try:
@@ -261,7 +260,10 @@ GROUPS = {
     "set first": (
         *("model", "host", "port", "device", "workers", "api_keys", "rate_limit", "deadline_ms"),
     ),
-    "models": ("served_name", "precision", "gpu_memory_mb", "cache_mb", "cache_dir"),
+    "models": (
+        *("served_name", "shadow", "shadow_share", "precision", "gpu_memory_mb"),
+        *("cache_mb", "cache_dir"),
+    ),
     "checkpoints and hub ids": (*CheckpointOptions.model_fields, "refresh"),
     "limits": (
         *("max_texts", "max_text_chars", "max_body_bytes", "max_inflight_bytes"),
@@ -277,7 +279,11 @@ GROUPS = {
     ),
 }
 # The words for values in help, where the setting's name does not end with one.
-METAVARS = {"model": "MODEL", "host": "ADDRESS", "runners": "N", "threads": "N", "workers": "N"}
+METAVARS = {
+    **dict.fromkeys(("model", "shadow"), "MODEL"),
+    **dict.fromkeys(("runners", "threads", "workers"), "N"),
+    "host": "ADDRESS",
+}
 SINGLE_LABEL = "for a checkpoint: a text has one label, the opposite of --multi-label"
 
 

@@ -12,6 +12,9 @@ const ANSWERS = {
   info: ["limits"],
   models: ["models"],
 };
+const ATTEMPTS = 6;
+const FOR_A_WHILE = [0, 502, 503]; // 0: no answer
+const PASSING = ["overloaded", "shutting_down"];
 const NOT_OURS = ["No readable answer", "The answer did not come from the service. A proxy may have sent it."];
 
 // The key is kept until the tab is closed.
@@ -41,15 +44,75 @@ export async function call(path, body, signal) {
 }
 
 async function send(path, body, signal) {
-  const headers = new Headers(body && { "content-type": "application/json" });
+  const lines = typeof body === "string";
+  const headers = new Headers(body && { "content-type": lines ? "application/x-ndjson" : "application/json" });
   if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get()}`);
   const method = body ? "POST" : "GET";
   try {
-    return await fetch(url(path), { method, headers, body: body && JSON.stringify(body), signal });
+    return await fetch(url(path), { method, headers, body: lines ? body : body && JSON.stringify(body), signal });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Problem("No answer", "The service cannot be reached. Is it running?");
+    return lost(error);
   }
+}
+
+// Classifies texts through the stream, which waits where other requests would be refused. What fails
+// for a while is sent again. Returns the results and the digest of their model.
+export async function stream(texts, options, signal, waits) {
+  const path = `classify/stream?${new URLSearchParams(options)}`;
+  const body = texts.map((text, id) => `${JSON.stringify({ id, text })}\n`).join("");
+  for (let failures = 0; ; ) {
+    try {
+      return await once(path, body, texts.length, signal);
+    } catch (error) {
+      const { status, retryAfter } = error;
+      if (status !== 429 && (!FOR_A_WHILE.includes(status) || ++failures === ATTEMPTS)) throw error;
+      await pause(retryAfter || 2 ** failures, signal, waits);
+    }
+  }
+}
+
+async function once(path, body, amount, signal) {
+  const response = await send(path, body, signal);
+  const lines = (await response.text().catch(lost)).split("\n").filter(Boolean);
+  if (!response.ok) throw problem(response, parsed(lines.join("\n")));
+  const results = lines.map(parsed);
+  // The service shuts down, or has no room for a line; a text has neither error.
+  const failed = results.find((line) => line?.id === null || PASSING.includes(line?.error?.code));
+  if (failed) throw new Problem("The service stopped", failed.error.message, { status: 503 });
+  if (results.length !== amount || !results.every((line, id) => line?.id === id)) throw problem(response);
+  for (const result of results) delete result.id;
+  return { results, digest: response.headers.get("x-model-digest") };
+}
+
+// Several requests for one table must be answered by one model. Returns its digest; an answer to no
+// text has none.
+export function sameModel(digest, before, what) {
+  if (before && digest && digest !== before) {
+    const detail = `The service has loaded another model, which may judge differently. Classify the ${what} again.`;
+    throw new Problem("Another model", detail);
+  }
+  return before ?? digest;
+}
+
+function parsed(json) {
+  try {
+    return JSON.parse(json);
+  } catch {
+    return undefined;
+  }
+}
+
+function pause(seconds, signal, waits) {
+  waits(seconds);
+  return new Promise((resolve, reject) => {
+    setTimeout(resolve, seconds * 1_000);
+    signal.addEventListener("abort", () => reject(signal.reason));
+  });
+}
+
+function lost(error) {
+  if (error.name === "AbortError") throw error;
+  throw new Problem("No answer", "The service cannot be reached. Is it running?");
 }
 
 function problem(response, answer) {

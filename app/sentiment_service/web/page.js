@@ -1,15 +1,15 @@
 // The page: sends the texts to the API and shows the answers.
 
-import { apiKey, call, requests } from "./api.js";
-import { code } from "./code.js";
-import { details, hint } from "./details.js";
+import { apiKey, call, requests, sameModel } from "./api.js";
+import { choose, chooseColumn, classifyFile, leave, table } from "./file.js";
+import { $, busy, clear, copied, fail, progress, say, show } from "./panel.js";
+import { code, link, linked } from "./share.js";
 import { Table } from "./table.js";
-import { MANY, asSentence, count, element, facts, milliseconds, number, percent, verdict } from "./view.js";
-
-const $ = (id) => document.getElementById(id);
+import { MANY, count, details, element, facts, milliseconds, percent, toned, verdict } from "./view.js";
 
 const CODE_SHOWN = 1_500; // characters; Copy copies the whole code
-// The embedded model is right about each of them (tests/api/routes/test_page.py).
+// The page opens with the first. The embedded model is right about each of them
+// (tests/api/routes/test_page.py).
 const EXAMPLES = {
   "Mixed feelings": "I love the camera, but the battery is terrible and support never answers.",
   Sarcasm: "Oh great, my flight is cancelled again. Thanks for nothing.",
@@ -20,7 +20,8 @@ const EXAMPLES = {
     "Two hours on hold, and then they hung up on me.\nI wouldn't recommend it.\n" +
     "The parcel arrived today.",
 };
-const EMPTY = $("result").firstElementChild; // what stands there without an answer
+const OPTIONS = ["per-line", "windows", "sentences"]; // check boxes
+const EARLIER = 20; // entries of the history
 const STAGES = {
   tokenize: "Tokenizing",
   queue: "Waiting for a batch",
@@ -37,6 +38,8 @@ function texts() {
   return ($("per-line").checked ? value.split("\n") : [value]).filter((text) => text.trim());
 }
 
+const checked = () => OPTIONS.filter((id) => $(id).checked);
+
 // The user's choices, for the body of a request. JSON leaves out what is undefined.
 const choices = () => ({
   model: models.length > 1 ? $("model").value : undefined,
@@ -44,27 +47,42 @@ const choices = () => ({
   split: $("sentences").checked ? "sentences" : undefined,
 });
 
+const model = () => models[Math.max(0, $("model").selectedIndex)];
+
 // Forgets the last answer, and ends what is under way.
 function begin() {
   run.abort();
   run = new AbortController();
-  $("problem").replaceChildren();
-  say("");
+  busy(false);
+  clear();
 }
 
 async function classify() {
   begin();
   const { signal } = run;
-  $("answer").ariaBusy = "true";
-  $("cancel").hidden = false;
+  busy(true);
   try {
     const all = texts();
-    await (all.length > 1 ? classifyMany(all, signal) : classifyOne(all[0], signal));
+    const again = restorer();
+    if (table) {
+      if (!models.length) models = (await call("models", undefined, signal)).answer.models;
+      const overflow = choices().overflow ?? "truncate";
+      remember(again, table.file.name, await classifyFile(model(), overflow, () => run.signal));
+    } else if (all.length > 1) {
+      remember(again, all[0], await classifyMany(all, signal));
+    } else {
+      remember(again, all[0], ...(await classifyOne(all[0], signal)));
+    }
   } catch (error) {
-    if (signal === run.signal) fail(error);
+    if (signal === run.signal) signal.aborted ? say("Cancelled") : fail(error);
   } finally {
     if (signal === run.signal) rest();
   }
+}
+
+function rest() {
+  busy(false);
+  if (run.signal.aborted) run = new AbortController(); // so that the rows can still be opened
 }
 
 async function classifyOne(text, signal) {
@@ -75,111 +93,77 @@ async function classifyOne(text, signal) {
     throw error;
   });
   const [result] = answer.results;
-  show(
-    verdict(result, answer.labels),
-    ...details(text, result, answer, signal, [
-      ...timing(stages),
-      ["Request in all", milliseconds(roundTrip)],
-    ]),
-  );
+  const figures = [...timing(stages), ["Request in all", milliseconds(roundTrip)]];
+  show(verdict(result, answer.labels), ...details(text, result, answer, signal, figures));
   say(`${result.label}, ${percent(result.score)}`);
+  return [result.label, answer.labels];
 }
 
 // Sends one request after the other. An answer is shown at once, and stays if a later request fails.
 async function classifyMany(all, signal) {
-  const table = new Table((...row) => details(...row, run.signal));
+  const rows = new Table((...row) => details(...row, run.signal));
   const footer = element("div");
   const chosen = choices();
   const sums = {};
-  const warned = {};
   const started = performance.now();
   let done = 0;
+  let digest;
   progress(0, all.length);
-  show(table.element, footer);
+  show(rows.element, footer);
   for (const inputs of requests(all, limits)) {
     const { answer, stages } = await call("classify", { inputs, ...chosen }, signal);
-    table.add(inputs, answer);
+    digest = sameModel(answer.model.digest, digest, "texts");
+    rows.add(inputs.map((text, index) => ({ text, result: answer.results[index] })), answer);
     done += inputs.length;
     progress(done, all.length);
     for (const [name, spent] of Object.entries(stages)) sums[name] = (sums[name] ?? 0) + spent;
-    for (const warning of answer.results.flatMap((result) => result.warnings ?? [])) {
-      warned[warning] = (warned[warning] ?? 0) + 1;
-    }
     const elapsed = performance.now() - started;
     const rate = `${count(Math.round(done / (elapsed / 1_000)), "text")}/s`;
-    footer.replaceChildren(
-      ...Object.entries(warned).map(([warning, texts]) =>
-        hint(warning, `${count(texts, "text")} of ${number.format(done)} ${texts === 1 ? "does" : "do"}`),
-      ),
-      facts([...timing(sums), ["Requests in all", milliseconds(elapsed)], ["Throughput", rate]]),
-    );
+    footer.replaceChildren(facts([...timing(sums), ["Requests in all", milliseconds(elapsed)], ["Throughput", rate]]));
   }
   say(`${count(done, "text")} classified`);
+  return count(done, "text");
 }
 
 const timing = (stages) =>
   Object.entries(stages).map(([name, spent]) => [STAGES[name] ?? name, milliseconds(spent)]);
 
-function show(...parts) {
-  $("result").replaceChildren(element("article", { className: "card" }, ...parts));
-  reveal();
+// Returns what brings back the texts, or the file, and the options of now.
+function restorer() {
+  const [{ value }, on, file, column] = [$("texts"), checked(), table?.file, table?.column];
+  return async () => {
+    if (file) await chooseFile(file, column);
+    else write(value, on);
+  };
 }
 
-// On a phone the answer is below the form.
-function reveal() {
-  if (matchMedia("(max-width: 52rem)").matches) $("answer").scrollIntoView({ block: "nearest" });
-}
-
-// Announces the words to screen readers.
-function say(words) {
-  $("status").textContent = words;
-}
-
-function progress(done, all) {
-  $("progress").hidden = false;
-  $("done").textContent = `${done.toLocaleString("en")} of ${count(all, "text")}`;
-  if (all > 1) Object.assign($("bar"), { max: all, value: done });
-  else $("bar").removeAttribute("value"); // an animation without a value
-}
-
-function rest() {
-  $("answer").ariaBusy = "false";
-  $("progress").hidden = true;
-  $("cancel").hidden = true;
-  if (run.signal.aborted) run = new AbortController(); // so that the rows can still be opened
+// The history is in memory only. A click classifies the same again.
+function remember(restore, text, outcome, labels = []) {
+  const again = element(
+    "button",
+    { type: "button" },
+    element("strong", { textContent: outcome }),
+    " ",
+    element("span", { dir: "auto", textContent: text.slice(0, 100) }),
+  );
+  again.addEventListener("click", () => restore().then(classify));
+  const entry = toned(element("li", {}, again), outcome, labels);
+  const list = $("history").querySelector("ul");
+  [...list.children].find(({ textContent }) => textContent === entry.textContent)?.remove();
+  list.prepend(entry);
+  if (list.children.length > EARLIER) list.lastElementChild.remove();
+  $("history").hidden = list.children.length < 2; // the first is the page's own example
 }
 
 function cancel() {
   run.abort();
-  $("texts").focus(); // because the button that had the focus is hidden now
-}
-
-function fail(error) {
-  if (run.signal.aborted) {
-    say("Cancelled");
-    return;
-  }
-  const { title, status, requestId, retryAfter } = error;
-  const message = status === 401 ? "Enter an API key for this service, below the text" : error.message;
-  const wait = retryAfter ? ` Try again in ${count(retryAfter, "second")}.` : "";
-  const reference = [status && `HTTP ${status}`, requestId && `request ${requestId}`];
-  $("problem").replaceChildren(
-    element("strong", { textContent: title ?? "The page has an error" }),
-    element("p", {}, asSentence(message), wait),
-    element("p", { className: "note" }, reference.filter(Boolean).join(" · ")),
-  );
-  reveal();
-  if (status === 401) askForKey();
-}
-
-function askForKey() {
-  $("key-field").hidden = false;
-  $("key").select();
+  (table ? $("file-name") : $("texts")).focus(); // because the button that had the focus is hidden now
 }
 
 // Updates the number of texts and the code of the request.
 function refresh() {
   const all = texts();
+  if (all.length) $("missing").textContent = "";
   $("count").textContent = all.length > 1 ? count(all.length, "text") : "";
   const first = all.slice(0, limits.max_texts);
   const language = document.querySelector("[name=language]:checked").value;
@@ -195,25 +179,33 @@ function refresh() {
 
 async function copy() {
   const written = $("copy").value;
-  try {
-    await navigator.clipboard.writeText(written);
-    say("Copied");
+  if (await copied(written)) {
     $("copy").textContent = "Copied";
     setTimeout(() => ($("copy").textContent = "Copy"), 1_500);
-  } catch {
-    // Without TLS, browsers deny access to the clipboard. The user copies the selection instead.
-    $("code").textContent = written;
+  } else {
+    $("code").textContent = written; // the user copies the selection
     getSelection().selectAllChildren($("code"));
     $("copy").textContent = "Selected";
   }
 }
 
+// The link is also the address of the page then, from where it can be copied without the clipboard.
+async function copyLink() {
+  const address = link($("texts").value, checked());
+  if (address) history.replaceState(null, "", address);
+  const where = address && (await copied(address)) ? "Copied." : "This page's address is the link now.";
+  $("link-note").textContent = address
+    ? `${where} The text is in its fragment, which browsers do not send.`
+    : "The text is too long for a link.";
+}
+
 async function load() {
-  $("problem").replaceChildren();
+  clear();
   try {
     const [info, served] = await Promise.all([call("info"), call("models")]);
     limits = info.answer.limits;
     models = served.answer.models;
+    $("version").textContent = info.answer.version;
   } catch (error) {
     fail(error);
     return;
@@ -221,37 +213,63 @@ async function load() {
   $("model").replaceChildren(...models.map(({ name }) => new Option(name)));
   $("model-field").hidden = models.length === 1;
   describe();
+  if (linked().text || !(table || texts().length)) start();
+}
+
+// The page opens with the text of its address, or with an example, which is replaced by typing.
+function start() {
+  const { text, options } = linked();
+  if (text) write(text, options);
+  else write(Object.values(EXAMPLES)[0], ["per-line"]);
+  if (!text) $("texts").select();
+  classify();
 }
 
 function describe() {
-  const model = models[Math.max(0, $("model").selectedIndex)];
-  const { name, precision, labels, language, max_tokens: most } = model;
+  const { name, precision, labels, language, max_tokens: most } = model();
   const classes = labels.length > MANY ? count(labels.length, "label") : labels.join(", ");
   $("served").textContent = `${name}, ${precision} · ${classes} · up to ${count(most, "token")}`;
   $("english-only").hidden = language !== "en";
   refresh();
 }
 
+// Puts a text into the box, in the place of a file.
+function write(text, on = checked()) {
+  leave();
+  $("texts").value = text;
+  for (const id of OPTIONS) $(id).checked = on.includes(id);
+  refresh();
+}
+
 function example([title, text]) {
   const chip = element("button", { type: "button", lang: "en", textContent: title });
   chip.addEventListener("click", () => {
-    $("texts").value = text;
-    $("per-line").checked = true;
-    refresh();
+    write(text, [...checked(), "per-line"]);
     classify();
   });
   return chip;
 }
 
+async function chooseFile(file, column) {
+  begin();
+  try {
+    await choose(file, column);
+  } catch (error) {
+    leave();
+    fail(error);
+  }
+}
+
 function submit(event) {
   event.preventDefault();
-  if (texts().length) {
+  if (table || texts().length) {
     classify();
     return;
   }
   begin();
-  rest();
-  $("result").replaceChildren(EMPTY);
+  $("result").replaceChildren();
+  $("missing").textContent = "There is no text yet. Write one, or choose an example or a file.";
+  say($("missing").textContent);
   $("texts").focus();
 }
 
@@ -264,6 +282,7 @@ $("texts").addEventListener("keydown", (event) => {
 });
 $("cancel").addEventListener("click", cancel);
 $("copy").addEventListener("click", copy);
+$("link").addEventListener("click", copyLink);
 $("model").addEventListener("change", describe);
 $("key").value = apiKey.get();
 $("key").addEventListener("change", () => {
@@ -271,5 +290,32 @@ $("key").addEventListener("change", () => {
   if (models.length) refresh();
   else load();
 });
+$("choose").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", () => {
+  const [file] = $("file").files;
+  $("file").value = ""; // so that the same file can be chosen again
+  if (file) chooseFile(file);
+});
+$("column").addEventListener("change", chooseColumn);
+$("remove").addEventListener("click", () => {
+  begin();
+  leave();
+  $("texts").focus();
+});
+addEventListener("dragover", (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return;
+  event.preventDefault(); // it may be dropped
+  $("form").classList.add("dropping");
+});
+for (const type of ["dragleave", "drop"]) {
+  addEventListener(type, () => $("form").classList.remove("dropping"));
+}
+addEventListener("drop", (event) => {
+  const [file] = event.dataTransfer.files;
+  if (!file) return;
+  event.preventDefault();
+  chooseFile(file);
+});
+addEventListener("hashchange", start);
 refresh();
 load();

@@ -1,9 +1,14 @@
-// The answers to many texts: the number of texts with each label, and a row for each text. The user
-// sorts them by a click on a column's title, shows only one label or only texts that contain
-// something, and saves the rows that are shown.
+// The answers to many texts: their summary, and a row for each text. The user sorts them by a click on
+// a column's title, shows only one label or only texts that contain something, opens rows, and saves
+// the rows that are shown.
 
-import { count, element, filled, number, percent, toned } from "./view.js";
+import { Summary } from "./summary.js";
+import { ResultColumns, csvLine } from "./tables.js";
+import { count, element, percent, toned } from "./view.js";
 
+const SHOWN = 100; // rows at first
+const MORE = 500; // rows with each click
+const KEPT = 1_000; // rows of a file, and as many of its errors
 // What each column is sorted by.
 const ORDERS = [
   (a, b) => a.label.localeCompare(b.label),
@@ -17,73 +22,62 @@ export class Table {
   #body = this.element.querySelector("tbody");
   #titles = [...this.element.querySelectorAll("th")];
   #search = this.element.querySelector("[type=search]");
-  #label = ""; // the only label that is shown; empty for all
-  #counts = new Map(); // label → number of texts
-  #results = new Map(); // row → its text, label, result and answer, in the order of the texts
+  #more = this.element.querySelector(".more");
+  #summary = new Summary(() => this.#arrange());
+  #rows = []; // each with its text, label, result and answer, in the order of the texts
+  #elements = new Map(); // element of a shown row → its row
+  #errors = 0;
+  #shown = SHOWN;
 
-  // `details` returns what an open row shows.
-  constructor(details) {
-    this.#body.addEventListener("click", (event) => {
-      this.#toggle(event.target.closest("tr"), details);
-    });
+  // `details` returns what an open row shows. `save` saves all rows; without it, those that are
+  // shown are saved, and all are kept.
+  constructor(details, save) {
+    this.keepsAll = !save;
+    this.#search.before(this.#summary.element);
+    this.#body.addEventListener("click", (event) => this.#toggle(event.target.closest("tr"), details));
     this.#body.addEventListener("keydown", (event) => this.#move(event));
     for (const title of this.#titles) {
       title.firstElementChild.addEventListener("click", () => this.#sort(title));
     }
     this.#search.addEventListener("input", () => this.#arrange());
-    this.element.querySelector(".save").addEventListener("click", () => this.#save());
+    this.#more.addEventListener("click", () => this.#showMore());
+    this.element.querySelector(".save").addEventListener("click", save ?? (() => this.#save()));
   }
 
-  // Adds the rows of the next texts.
-  add(texts, answer) {
-    const rows = answer.results.map((result, index) => this.#row(texts[index], result, answer));
-    this.#summarise(answer.labels);
-    if (this.#label || this.#search.value || this.#sorted) this.#arrange();
-    else this.#body.append(...rows);
-    this.#stop(this.#body.querySelector("[tabindex='0']") ?? this.#body.querySelector("button"));
+  // Adds the next rows, each with its text, its result and, in a file, the number of its line.
+  add(rows, answer) {
+    for (const { text = "", result, number: line } of rows) {
+      const label = result.error ? "error" : result.label;
+      const alike = result.error ? this.#errors : this.#rows.length - this.#errors;
+      if (!this.keepsAll && alike >= KEPT) continue;
+      this.#rows.push({ text, line, label, result, answer });
+      this.#errors += Boolean(result.error);
+    }
+    this.#summary.add(rows, answer.labels);
+    this.element.querySelector("h2").textContent = count(this.#summary.total, "text");
+    const left = this.#summary.total - this.#rows.length;
+    const note = `The table has the first ${count(this.#rows.length - this.#errors, "text")} and ${count(this.#errors, "error")}; the file has all.`;
+    this.element.querySelector(".note").textContent = left ? note : "";
+    if (this.#summary.pressed || this.#search.value || this.#sorted) this.#arrange();
+    else this.#fill();
   }
 
-  #row(text, result, answer) {
-    const row = document.getElementById("row").content.firstElementChild.cloneNode(true);
-    const [labelCell, score] = row.cells;
-    const { error } = result;
-    const label = error ? "error" : result.label;
+  #element(row) {
+    const { text, line, label, result, answer } = row;
+    const made = document.getElementById("row").content.firstElementChild.cloneNode(true);
+    const [labelCell, score] = made.cells;
     labelCell.textContent = label;
-    score.textContent = error ? "–" : percent(result.score);
-    button(row).textContent = text.slice(0, 300); // one line is visible, so a long text is cut
-    if (error) button(row).after(element("small", { textContent: error.message }));
-    else toned(row, label, answer.labels);
-    this.#counts.set(label, (this.#counts.get(label) ?? 0) + 1);
-    this.#results.set(row, { text, label, result, answer });
-    return row;
-  }
-
-  // The number of texts with each label. A click shows only these texts.
-  #summarise(labels) {
-    const counts = this.#counts;
-    const counted = [...labels, "error"].filter((label) => counts.has(label));
-    this.element.querySelector("h2").textContent = count(this.#results.size, "text");
-    this.element.querySelector(".strip").replaceChildren(
-      ...counted.map((label) => {
-        const part = counts.get(label) / this.#results.size;
-        return toned(filled(element("i"), part), label, labels);
-      }),
-    );
-    this.element.querySelector(".counts").replaceChildren(
-      ...counted.map((label) => {
-        const amount = element("strong", { textContent: number.format(counts.get(label)) });
-        const only = element("button", { type: "button" }, amount, ` ${label}`);
-        only.ariaPressed = String(label === this.#label);
-        only.addEventListener("click", () => {
-          this.#label = only.ariaPressed === "true" ? "" : label;
-          for (const other of this.element.querySelectorAll(".counts button")) {
-            other.ariaPressed = String(other === only && this.#label !== "");
-          }
-          this.#arrange();
-        });
-        return toned(element("li", {}, only), label, labels);
-      }),
-    );
+    score.textContent = result.error ? "–" : percent(result.score);
+    button(made).textContent = text.slice(0, 300) || "–"; // one line is visible, so a long text is cut
+    if (result.error) {
+      const { message } = result.error;
+      const where = line && !message.startsWith("line ") ? `line ${line}: ` : "";
+      button(made).after(element("small", { textContent: where + message }));
+    } else {
+      toned(made, label, answer.labels);
+    }
+    this.#elements.set(made, row);
+    return made;
   }
 
   // The column that the rows are sorted by, if any.
@@ -100,53 +94,56 @@ export class Table {
   }
 
   // The rows that the filters let through, in the chosen order.
-  #shown() {
+  #chosen() {
+    const { pressed } = this.#summary;
     const wanted = this.#search.value.trim().toLowerCase();
-    const shown = [...this.#results].filter(
-      ([, { text, label }]) =>
-        (!this.#label || label === this.#label) && text.toLowerCase().includes(wanted),
+    const chosen = this.#rows.filter(
+      ({ text, label }) => (!pressed || label === pressed) && text.toLowerCase().includes(wanted),
     );
     const column = this.#sorted;
-    if (!column) return shown;
+    if (!column) return chosen;
     const order = ORDERS[this.#titles.indexOf(column)];
     const sign = column.ariaSort === "ascending" ? 1 : -1;
-    return shown.sort(([, a], [, b]) => sign * order(a, b));
+    return chosen.sort((a, b) => sign * order(a, b));
   }
 
+  // Shows the chosen rows anew.
   #arrange() {
-    this.#close();
-    this.#body.replaceChildren(...this.#shown().map(([row]) => row));
-    this.#stop(this.#body.querySelector("button"));
+    this.#body.replaceChildren();
+    this.#elements.clear();
+    this.#fill();
+  }
+
+  // Adds what is missing of the rows that should be shown.
+  #fill() {
+    const chosen = this.#chosen();
+    this.#body.append(...chosen.slice(this.#elements.size, this.#shown).map((row) => this.#element(row)));
+    this.#stop(this.#body.querySelector("[tabindex='0']") ?? this.#body.querySelector("button"));
+    this.#more.hidden = this.#elements.size >= chosen.length;
+  }
+
+  #showMore() {
+    const last = this.#body.lastElementChild;
+    this.#shown += MORE;
+    this.#fill();
+    if (last.nextElementSibling) this.#focus(last.nextElementSibling);
   }
 
   #save() {
-    const shown = this.#shown().map(([, result]) => result);
-    const labels = this.#results.values().next().value?.answer.labels ?? [];
-    const more = ["polarity", "labels", "warnings"].filter((name) => shown.some(({ result }) => name in result));
-    const lines = shown.map(({ text, label, result }) => [
-      text,
-      result.error ? "" : label,
-      result.score ?? "",
-      ...labels.map((name) => result.scores?.[name] ?? ""),
-      ...more.map((name) => result[name] ?? ""),
-      result.error?.message ?? "",
-    ]);
-    const csv = [["text", "label", "score", ...labels, ...more, "error"], ...lines]
-      .map((cells) => `${cells.map(quoted).join(",")}\r\n`)
-      .join("");
-    // Excel recognizes UTF-8 by the byte order mark.
-    const href = URL.createObjectURL(new Blob(["\ufeff", csv], { type: "text/csv" }));
-    element("a", { href, download: "sentiment.csv" }).click();
-    setTimeout(() => URL.revokeObjectURL(href), 60_000); // the browser may ask where to save it
+    const chosen = this.#chosen();
+    const { labels } = this.#rows[0].answer;
+    const columns = new ResultColumns({ labels, multi_label: "labels" in (chosen[0]?.result ?? {}) }, ["text"]);
+    const lines = chosen.map(({ text, result }) => csvLine([text, ...columns.values(result)]));
+    download([csvLine(["text", ...columns.names]), ...lines], "sentiment.csv");
   }
 
   #toggle(row, details) {
-    if (!this.#results.has(row)) return;
+    if (!this.#elements.has(row)) return;
     const closed = this.#close();
     this.#focus(row);
     if (closed === row) return;
     button(row).ariaExpanded = "true";
-    const { text, result, answer } = this.#results.get(row);
+    const { text, result, answer } = this.#elements.get(row);
     const cell = element("td", { colSpan: 3 }, ...details(text, result, answer));
     row.after(element("tr", { className: "details" }, cell));
     cell.scrollIntoView({ block: "nearest" });
@@ -185,5 +182,10 @@ export class Table {
 
 const button = (row) => row.querySelector("button");
 
-// A cell of a CSV file (RFC 4180).
-const quoted = (value) => `"${String(value).replaceAll('"', '""')}"`;
+// Saves a file of these parts. Excel recognizes UTF-8 in CSV by the byte order mark.
+export function download(parts, name) {
+  const mark = name.endsWith(".csv") ? ["\ufeff"] : [];
+  const href = URL.createObjectURL(new Blob([...mark, ...parts]));
+  element("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 60_000); // the browser may ask where to save it
+}

@@ -39,10 +39,14 @@ class Fault(Struct, frozen=True):
 
 
 class Reload(Struct, frozen=True, tag=True):
-    """A worker asks that all workers load a model again. ``request`` is in the answer."""
+    """A worker asks that all workers load a model again, or its candidate in its place.
+
+    ``request`` is in the answer.
+    """
 
     model: str
     request: str
+    promote: bool
 
 
 class Reloaded(Struct, frozen=True, tag=True):
@@ -53,10 +57,11 @@ class Reloaded(Struct, frozen=True, tag=True):
 
 
 class Prepare(Struct, frozen=True, tag=True):
-    """The supervisor has a worker load the model; ``reload`` is the number of the reload."""
+    """The supervisor has a worker do that; ``reload`` is the number of the reload."""
 
     reload: int
     model: str
+    promote: bool
 
 
 class Switch(Struct, frozen=True, tag=True):

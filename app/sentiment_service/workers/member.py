@@ -23,7 +23,8 @@ from sentiment_service.workers.worker_process import Assignment, take_share
 STATUS_S = 0.1  # between two reports to the supervisor and the other workers
 # The errors of reloads, by their codes.
 ERRORS = {
-    error.code: error for error in (errors.InvalidBundle, errors.NotReady, errors.OutOfMemory)
+    error.code: error
+    for error in (errors.InvalidBundle, errors.NotFound, errors.NotReady, errors.OutOfMemory)
 }
 
 logger = logging.getLogger(__name__)
@@ -76,15 +77,17 @@ class Member(Worker):
         self._models, self._hang_up, self._take = models, hang_up, take
         self._control = channels.Control(self._socket, self._on_message, stop)
 
-    async def reload(self, models: ModelRegistry, name: str) -> None:
+    async def reload(self, models: ModelRegistry, name: str, *, promote: bool = False) -> None:
         """Have all workers load the model. If one of them cannot, all keep the old one."""
-        models.classifier(name)  # raises for an unknown name
+        models.classifiers.of(name)  # raises for an unknown name
+        if promote:
+            models.candidate_of(name)  # raises if there is none
         if self._stopping:
             raise errors.ShuttingDown()
         # Unique, because the answer may reach the next worker of this number.
         request = uuid.uuid4().hex
         self._requests[request] = reloaded = asyncio.get_running_loop().create_future()
-        self._control.send(channels.Reload(name, request))
+        self._control.send(channels.Reload(name, request, promote))
         try:
             fault = await reloaded
         finally:
@@ -113,8 +116,8 @@ class Member(Worker):
                 reloaded = self._requests.get(request)
                 if reloaded is not None and not reloaded.done():
                     reloaded.set_result(fault)
-            case channels.Prepare(number, model):
-                task = asyncio.create_task(self._prepare(model, number))
+            case channels.Prepare(number, model, promote):
+                task = asyncio.create_task(self._prepare(model, number, promote=promote))
                 self._preparing.add(task)
                 task.add_done_callback(self._preparing.discard)
             case channels.Switch(number) | channels.Drop(number):
@@ -122,11 +125,11 @@ class Member(Worker):
                 if decision is not None and not decision.done():
                     decision.set_result(isinstance(message, channels.Switch))
 
-    async def _prepare(self, name: str, number: int) -> None:
+    async def _prepare(self, name: str, number: int, *, promote: bool) -> None:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""
         self._decisions[number] = decision = asyncio.get_running_loop().create_future()
         try:
-            async with self._models.replacement(name) as use:
+            async with self._models.replacement(name, promote=promote) as use:
                 self._answer(number, None)
                 if self._stopping and not decision.done():
                     decision.set_result(False)

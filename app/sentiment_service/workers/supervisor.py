@@ -335,17 +335,17 @@ class GroupReload:
         """Carry out reloads until this is cancelled."""
         while True:
             requester, asked = await self._requests.get()
-            fault = await self._reload(asked.model)
+            fault = await self._reload(asked.model, promote=asked.promote)
             requester.send(channels.Reloaded(asked.request, fault))
 
-    async def _reload(self, model: str) -> channels.Fault | None:
+    async def _reload(self, model: str, *, promote: bool) -> channels.Fault | None:
         """Have all workers that answer load the model again; why that failed, or None."""
         self._number += 1
         self._ended.clear()
         answering = (WorkerPhase.READY, WorkerPhase.NOT_READY)
         workers = [worker for worker in self._workers if worker.phase in answering]
         faults = await self._have_done(
-            channels.Prepare(self._number, model), workers, self._loading_s
+            channels.Prepare(self._number, model, promote), workers, self._loading_s
         )
         fault = _common(faults.values())
         if fault is not None:
@@ -353,6 +353,9 @@ class GroupReload:
                 worker.send(channels.Drop(self._number))
             return fault
         prepared = [worker for worker in workers if faults[worker] is None]
+        if promote:
+            for worker in self._workers:
+                worker.promote(model, loads=worker not in prepared)
         return _common(
             (await self._have_done(channels.Switch(self._number), prepared, None)).values()
         )

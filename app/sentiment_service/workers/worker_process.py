@@ -52,6 +52,8 @@ class Assignment:
     # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
     # this worker would serve another model than the others.
     models: list[str]
+    names: list[str]  # of the models; "" for that of the bundle
+    shadow: str  # the path of the candidate's bundle; "" if there is none
     cache: str  # the directory for caches; "" for the usual one
 
     @classmethod
@@ -63,8 +65,14 @@ class Assignment:
     def applied_to(self, settings: Settings) -> Settings:
         """The settings with what the supervisor has determined for all workers."""
         cache = Path(self.cache) if self.cache else settings.cache_dir
-        models = tuple(map(Path, self.models))
-        return settings.model_copy(update={"model": models, "cache_dir": cache})
+        return settings.model_copy(
+            update={
+                "model": tuple(map(Path, self.models)),
+                "served_name": tuple(self.names),
+                "shadow": Path(self.shadow) if self.shadow else None,
+                "cache_dir": cache,
+            }
+        )
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, VARIABLE: json.dumps(asdict(self))}
@@ -292,6 +300,20 @@ class WorkerProcess:
             self._kill_reason = reason
             self._process.kill()
 
+    def promote(self, name: str, *, loads: bool) -> None:
+        """From the next start on, the candidate is the first model, under that one's ``name``.
+
+        A process that ``loads`` what it was told at its start has the former one, and is replaced.
+        """
+        settings = self._settings
+        if settings.shadow is not None:
+            others = settings.model[1:]
+            names = settings.served_name[1:] or ("",) * len(others)
+            models = {"model": (settings.shadow, *others), "served_name": (name, *names)}
+            self._settings = settings.model_copy(update={**models, "shadow": None})
+        if loads and self.alive:
+            self.fault = "was started with the model before the promotion"
+
     @property
     def was_killed(self) -> bool:
         """Whether a signal has ended the latest process, and not the process itself."""
@@ -322,6 +344,8 @@ class WorkerProcess:
             control.fileno(),
             [channel.worker_end.fileno() for channel in channels],
             [str(path.absolute()) for path in self._settings.model],
+            [*self._settings.served_name],
+            str(shadow.absolute()) if (shadow := self._settings.shadow) else "",
             str(cache.absolute()) if (cache := self._settings.cache_dir) else "",
         )
         return subprocess.Popen(  # noqa: S603 - our own command

@@ -26,6 +26,7 @@ class Call:
     check: Callable[[Answer], bool | list[bool]]
     truth: Truth
     texts: int = 0  # the number of texts whose results are compared
+    overloaded: int = 429  # the status of the answer if the queue is full
     since: float = field(default_factory=time.monotonic)
 
     def sound(self, answer: Answer) -> bool:

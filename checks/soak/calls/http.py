@@ -5,11 +5,13 @@ import json
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import brotli
 import numpy as np
 from sentiment_service.adapters import stream
+from sentiment_service.adapters.comprehend import PREFIX
 from sentiment_service.adapters.tensors import pack, unpack
 from sentiment_service.engine.options import DEFAULTS, TextOptions
 from sentiment_service.errors import Overloaded, ShuttingDown
@@ -76,6 +78,9 @@ class Calls:
             self.vllm: 8,
             self.instances: 6,
             self.records: 3,
+            self.azure: 2,
+            self.comprehend: 2,
+            self.google: 2,
             self.explain: 1,
             self.tokenize: 2,
             self.stream: 2,
@@ -219,6 +224,51 @@ class Calls:
         sent = self._sent("/invocations", body, "application/jsonlines")
         return Call("POST /invocations", sent, self._tokens(texts), sound, self.truth, len(texts))
 
+    def azure(self) -> Call:
+        """Azure Language's sentiment analysis, by one of its two versions."""
+        text = self._order.choice(self.truth.passages)
+        documents = {"documents": [{"id": "1", "text": text}]}
+        later = {"kind": "SentimentAnalysis", "analysisInput": documents}
+        route, body = self._order.choice(
+            [("/text/analytics/v3.1/sentiment", documents), ("/language/:analyze-text", later)]
+        )
+
+        def sound(answer: Any) -> bool:
+            (document,) = answer.get("results", answer)["documents"]
+            found = [one["confidenceScores"] for one in document["sentences"]]
+            return bool(found == [one["scores"] for one in self._sentences(text)])
+
+        return self._post(route, body, [text], sound)
+
+    def comprehend(self) -> Call:
+        """AWS Comprehend's DetectSentiment."""
+        text = self._order.choice(self.truth.passages)
+        body = json.dumps({"Text": text, "LanguageCode": "en"}).encode()
+
+        def sound(answer: Answer) -> bool:
+            found = json.loads(answer.body)["SentimentScore"]
+            scores = self.truth.of(text, SENTENCES)["scores"]
+            left = 1 - found.pop("Mixed")
+            return bool(found == {name.capitalize(): left * one for name, one in scores.items()})
+
+        sent = request(
+            "POST", "/", body, content_type=JSON, x_amz_target=f"{PREFIX}.DetectSentiment"
+        )
+        route = f"POST /#X-Amz-Target={PREFIX}"
+        return Call(route, sent, self._tokens([text]), sound, self.truth, 1)
+
+    def google(self) -> Call:
+        """Google Natural Language's sentiment analysis, by one of its two versions."""
+        text = self._order.choice(self.truth.passages)
+        route = f"/{self._order.choice(['v1', 'v2'])}/documents:analyzeSentiment"
+
+        def sound(answer: Any) -> bool:
+            found = [one["sentiment"]["score"] for one in answer["sentences"]]
+            return bool(found == [one["polarity"] for one in self._sentences(text)])
+
+        call = self._post(route, {"document": {"content": text}}, [text], sound)
+        return replace(call, overloaded=503)
+
     def explain(self) -> Call:
         """POST /explain."""
         text = self._order.choice(self.truth.short)
@@ -302,6 +352,9 @@ class Calls:
         name = self._order.choice(FILES.get(route, [self.name]))
         path = route.replace("{name:path}", name).replace("{name}", name)
         return path.replace("{version}", "1")
+
+    def _sentences(self, text: str) -> list[Any]:
+        return list(self.truth.of(text, SENTENCES)["sentences"])
 
     def _tokens(self, texts: Sequence[str]) -> int:
         return sum(map(self.truth.tokens, texts))

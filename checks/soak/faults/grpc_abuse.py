@@ -27,6 +27,7 @@ def faults(traffic: Traffic) -> dict[str, Fault]:
         "holds back the last byte of gRPC messages": _held_back,
         "opens 500 gRPC Watch streams": _watch_flood,
         "opens and resets 6,000 gRPC calls": _reset_flood,
+        "resets 256 gRPC calls on each of 60 connections": _reset_on_new_connections,
         "gives no room for 1,000 gRPC answers": _no_room,
         "sends long messages to open gRPC methods": _long_questions,
     }
@@ -87,6 +88,14 @@ def _reset_flood(port: int) -> None:
         for _ in range(6_000):
             connection.reset(connection.begin(http2.INFER, [AUTHORIZATION]))
         connection.ping()
+
+
+def _reset_on_new_connections(port: int) -> None:
+    flood = http2.reset_calls(range(1, 512, 2))
+    for _ in range(60):
+        with suppress(OSError), http2.Connection(port, timeout_s=0.5) as connection:
+            connection.socket.sendall(flood)
+            connection.ping()
 
 
 def _no_room(port: int) -> None:

@@ -72,12 +72,14 @@ def full_attention(config: Entries) -> int:
 class Architecture:
     """One model type of transformers that has a sequence classifier.
 
-    ``layers`` is true for BERT's family, whose graph is written from its weights. Otherwise
-    ``rows.py`` leaves attention as PyTorch exported it. ``max_tokens`` takes the model's config and
-    returns how many tokens have a position, special ones included.
+    ``prefix`` begins the names of its classes there. ``layers`` is true for BERT's family, whose
+    graph is written from its weights. Otherwise ``rows.py`` leaves attention as PyTorch exported
+    it. ``max_tokens`` takes the model's config and returns how many tokens have a position, special
+    ones included.
     """
 
     name: str
+    prefix: str
     example: str  # a public checkpoint whose file layout the tests build
     tokenizers: tuple[TokenizerFiles, ...]  # the first complete one is read
     layers: bool = False
@@ -86,6 +88,11 @@ class Architecture:
     def tokenizer_files(self, present: Collection[str]) -> TokenizerFiles | None:
         """The first of ``tokenizers`` whose files are all among the names ``present``."""
         return next((t for t in self.tokenizers if set(t.names) <= set(present)), None)
+
+    @property
+    def class_name(self) -> str:
+        """The name of the classifier's class in transformers."""
+        return f"{self.prefix}ForSequenceClassification"
 
     @property
     def passes(self) -> str:
@@ -102,6 +109,7 @@ class Architecture:
 ARCHITECTURES = {
     "roberta": Architecture(
         "RoBERTa",
+        "Roberta",
         "cardiffnlp/twitter-roberta-base-sentiment-latest",
         (BYTE_LEVEL_BPE, BERTWEET_BPE),
         layers=True,
@@ -109,6 +117,7 @@ ARCHITECTURES = {
     ),
     "xlm-roberta": Architecture(
         "XLM-RoBERTa",
+        "XLMRoberta",
         "cardiffnlp/twitter-xlm-roberta-base-sentiment",
         (SENTENCEPIECE_BPE,),
         layers=True,
@@ -116,67 +125,59 @@ ARCHITECTURES = {
     ),
     "bert": Architecture(
         "BERT",
+        "Bert",
         "nlptown/bert-base-multilingual-uncased-sentiment",
         (WORD_PIECE,),
         layers=True,
     ),
     "distilbert": Architecture(
         "DistilBERT",
+        "DistilBert",
         "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
         (WORD_PIECE,),
         layers=True,
     ),
     "camembert": Architecture(
         "CamemBERT",
+        "Camembert",
         "cmarkea/distilcamembert-base-sentiment",
         (SENTENCEPIECE_BPE,),
         layers=True,
         max_tokens=rows_after_padding,
     ),
     "electra": Architecture(
-        "ELECTRA", "bhadresh-savani/electra-base-emotion", (WORD_PIECE,), layers=True
+        "ELECTRA", "Electra", "bhadresh-savani/electra-base-emotion", (WORD_PIECE,), layers=True
     ),
-    "albert": Architecture("ALBERT", "textattack/albert-base-v2-SST-2", (SPIECE,), layers=True),
+    "albert": Architecture(
+        "ALBERT", "Albert", "textattack/albert-base-v2-SST-2", (SPIECE,), layers=True
+    ),
     "mpnet": Architecture(
-        "MPNet", "microsoft/mpnet-base", (WORD_PIECE,), max_tokens=rows_after_one
+        "MPNet", "MPNet", "microsoft/mpnet-base", (WORD_PIECE,), max_tokens=rows_after_one
     ),
-    "deberta": Architecture("DeBERTa", "microsoft/deberta-base-mnli", (BYTE_LEVEL_BPE,)),
-    "deberta-v2": Architecture("DeBERTa-v2/v3", "yangheng/deberta-v3-base-absa-v1.1", (SPM,)),
-    "modernbert": Architecture("ModernBERT", "clapAI/modernBERT-base-multilingual-sentiment", ()),
+    "deberta": Architecture("DeBERTa", "Deberta", "microsoft/deberta-base-mnli", (BYTE_LEVEL_BPE,)),
+    "deberta-v2": Architecture(
+        "DeBERTa-v2/v3", "DebertaV2", "yangheng/deberta-v3-base-absa-v1.1", (SPM,)
+    ),
+    "modernbert": Architecture(
+        "ModernBERT", "ModernBert", "clapAI/modernBERT-base-multilingual-sentiment", ()
+    ),
     "data2vec-text": Architecture(
         "data2vec-text",
+        "Data2VecText",
         "facebook/data2vec-text-base",
         (BYTE_LEVEL_BPE,),
         layers=True,
         max_tokens=rows_after_padding,
     ),
     "big_bird": Architecture(
-        "BigBird", "google/bigbird-roberta-base", (SPIECE,), layers=True, max_tokens=full_attention
+        "BigBird",
+        "BigBird",
+        "google/bigbird-roberta-base",
+        (SPIECE,),
+        layers=True,
+        max_tokens=full_attention,
     ),
 }
-
-# What the names of the classes of transformers begin with, by model_type.
-_CLASSES = {
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-    "bert": "Bert",
-    "distilbert": "DistilBert",
-    "camembert": "Camembert",
-    "electra": "Electra",
-    "albert": "Albert",
-    "mpnet": "MPNet",
-    "deberta": "Deberta",
-    "deberta-v2": "DebertaV2",
-    "modernbert": "ModernBert",
-    "data2vec-text": "Data2VecText",
-    "big_bird": "BigBird",
-}
-
-
-def class_name(model_type: str) -> str:
-    """The name of the classifier's class in transformers."""
-    return f"{_CLASSES[model_type]}ForSequenceClassification"
-
 
 # What people ask for and do not get: the model types of each reason. All others that are not in
 # ARCHITECTURES are refused without a reason of their own.
@@ -185,22 +186,13 @@ REFUSED = {
     "it classifies by its last token, and this service reads the first": (
         "bloom gemma2 gemma3_text gpt2 gpt_neox llama mistral opt phi3 qwen2 qwen3"
     ),
-    "Optimum cannot export it to ONNX": (
-        "canine ernie ernie_m funnel luke roberta-prelayernorm xlm-roberta-xl xlnet"
-    ),
+    "PyTorch cannot export it to ONNX": "canine funnel longformer xlnet",
     "its layers simulate integer arithmetic, which the export does not keep": "ibert",
-    "the graph that Optimum exports fails or gives wrong logits for texts of other lengths": (
-        "longformer"
-    ),
 }
 
 
 def find_architecture(model_type: object, where: str) -> Architecture:
-    """The architecture of a ``model_type``.
-
-    Raises:
-        UserError: it is not exported. The message names it, the reason, and what is taken.
-    """
+    """The architecture of a ``model_type``."""
     if not isinstance(model_type, str):
         raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
     if model_type in ARCHITECTURES:

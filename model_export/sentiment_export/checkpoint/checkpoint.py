@@ -18,12 +18,16 @@ from sentiment_service.errors import UserError, first_line
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised, class_name
-from sentiment_export.checkpoint.config import check_task, model_config, read_config
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
+from sentiment_export.checkpoint.config import (
+    MULTI_LABEL,
+    check_task,
+    model_config,
+    read_config,
+)
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import Encoder, is_known_unused
 from sentiment_export.checkpoint.graph_file import GraphFile
-from sentiment_export.checkpoint.labels import MULTI_LABEL
 from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
@@ -52,6 +56,7 @@ class Checkpoint:
     labels: list[str]
     max_tokens: int
     preprocessing: Preprocessing
+    languages: list[str]
     text_pairs: bool
     notes: list[str]  # what was decided without being asked, see ``Decisions``
     files: dict[str, str]
@@ -59,7 +64,7 @@ class Checkpoint:
     @property
     def architecture(self) -> str:
         """Name of the model class."""
-        return class_name(self.config["model_type"])
+        return ARCHITECTURES[self.config["model_type"]].class_name
 
     @property
     def multi_label(self) -> bool:
@@ -80,7 +85,10 @@ class Checkpoint:
         named = replace(files, names=fitted.names)
         state = {name: torch.from_numpy(np.array(values)) for name, values in named.items()}
         model.load_state_dict(state, assign=True)
-        _prepare_for_export(model)
+        if model.config.model_type == "big_bird":
+            # Its sparse attention chooses blocks at random. Up to ``architectures.full_attention``,
+            # it attends to all tokens itself.
+            model.base_model.set_attention_type("original_full")
         return model.eval()
 
     def logits(self, ids: list[int]) -> Any:
@@ -136,7 +144,6 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         )
     encoder, held = None, Weights({}, {}, weights)
     if graph is not None:
-        graph.check_labels(len(decided.labels))
         tokenizer = load_tokenizer(path, entries, graph.rows)
         if tokenizer.added_rows:
             raise UserError(
@@ -169,6 +176,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         labels=decided.labels,
         max_tokens=longest or limit,
         preprocessing=decided.preprocessing,
+        languages=decided.languages,
         text_pairs=options.text_pairs,
         notes=[*decided.notes, *tokenizer.notes],
         files={
@@ -188,11 +196,7 @@ class Described:
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any], labels: int) -> "Described":
-        """The model of the checkpoint in ``path``; outside BERT's family, PyTorch describes it.
-
-        Raises:
-            UserError: no model can be made from these entries together.
-        """
+        """The model of the checkpoint in ``path``; outside BERT's family, PyTorch describes it."""
         try:
             encoder = Encoder.of(config, labels)
         except NotRecognised:
@@ -220,11 +224,7 @@ class Described:
         return self.weights[self.word_embedding][0]
 
     def fit(self, tensors: Mapping[str, Tensor], where: str) -> Fit:
-        """How the tensors in the files make up the model.
-
-        Raises:
-            UserError: they do not; see ``check_fit``.
-        """
+        """How the tensors in the files make up the model."""
         fitted = fit(self.weights, self.prefix, tensors)
         known_unused = is_known_unused if self.encoder else lambda _: True
         check_fit(fitted, self.weights, tensors, where, known_unused)
@@ -235,13 +235,10 @@ def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
     """The PyTorch module that config.json describes (eager attention, fp32), without weights.
 
     ``config`` has the entries of config.json, checked. Code in the checkpoint never runs.
-
-    Raises:
-        UserError: no model can be made from these entries together.
     """
     import torch
     from transformers import AutoModelForSequenceClassification
-    from transformers.modeling_utils import no_init_weights
+    from transformers.initialization import no_init_weights
 
     try:
         made = model_config(config)
@@ -264,9 +261,6 @@ def max_tokens(config: Mapping[str, Any]) -> int:
     """The number of tokens that have a position, regardless of the tokenizer's own limit.
 
     RoBERTa, for example, has 514 rows of positions for 512 tokens.
-
-    Raises:
-        UserError: there are too few positions for one token between two special ones.
     """
     rows = config.get("max_position_embeddings")
     try:
@@ -290,19 +284,3 @@ def _no_model(path: Path, config: Mapping[str, Any], error: Exception) -> UserEr
         f"from its config.json ({first_line(error)}); compare it with that of "
         f"{architecture.example}"
     )
-
-
-def _prepare_for_export(model: Any) -> None:
-    """Change what Optimum would export wrongly or not at all. The logits of a text stay."""
-    import torch
-
-    config = model.config
-    if config.model_type == "big_bird":
-        # Its sparse attention chooses blocks at random and by the length of the traced text. Up to
-        # ``architectures.full_attention``, it attends to all tokens itself.
-        model.base_model.set_attention_type("original_full")
-    if config.model_type in TYPED and config.type_vocab_size == 1:
-        # Optimum traces token types 0 and 1. The second row is for that alone.
-        table = model.base_model.embeddings.token_type_embeddings
-        table.weight = torch.nn.Parameter(table.weight.detach().repeat(2, 1))
-        table.num_embeddings = config.type_vocab_size = 2

@@ -1,9 +1,12 @@
-"""Reads and checks config.json, before weights are downloaded or a model is built from it."""
+"""Reads config.json, and checks it before weights are downloaded or a model is built from it.
+
+Its labels are spelled as the service does.
+"""
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +18,52 @@ from sentiment_export.checkpoint.layout import CONFIG_FILE, read_json
 # What changes the computation in a way that the export does not follow, and the one value that
 # does not: causal attention, layers with fewer heads than the others.
 _FIXED: dict[str, object] = {"is_decoder": False, "add_cross_attention": False, "pruned_heads": {}}
-# The entries that the architectures compute with ...
-_READ = """
-activation attention_bias attention_type block_size chunk_size_feed_forward classifier_activation
-classifier_bias classifier_pooling conv_act conv_groups conv_kernel_size dim embedding_size
-global_attn_every_n_layers global_rope_theta hidden_act hidden_activation hidden_dim hidden_size
-id2label inner_group_num intermediate_size is_encoder_decoder label2id layer_norm_eps legacy
-local_attention local_rope_theta max_position_embeddings max_relative_positions mlp_bias model_type
-n_heads n_layers norm_bias norm_eps norm_rel_ebd num_attention_heads num_hidden_groups
-num_hidden_layers num_labels num_random_blocks pad_token_id pooler_hidden_act pooler_hidden_size
-pos_att_type position_biased_input position_buckets position_embedding_type problem_type
-relative_attention relative_attention_num_buckets rescale_embeddings share_att_key
-sinusoidal_pos_embds summary_activation summary_type summary_use_proj type_vocab_size use_bias
-vocab_size
-"""
-# ... and others that change no logit: of training, of other tasks, of files, of text generation.
-_HARMLESS = """
-adapters architectures attention_dropout attention_head_size attention_probs_dropout_prob auto_map
-bad_words_ids begin_suppress_tokens bos_token_id classifier_dropout classifier_dropout_prob
-cls_token_id cross_attention_hidden_size custom_pipelines decoder_bias decoder_start_token_id
-deterministic_flash_attn directionality diversity_penalty do_sample down_scale_factor dropout dtype
-early_stopping embedding_dropout encoder_no_repeat_ngram_size eos_token_id
+# The entries that the architectures compute with, and those that change no logit: of training, of
+# other tasks, of files, of text generation.
+_KNOWN = """
+activation adapters architectures attention_bias attention_dropout attention_head_size
+attention_probs_dropout_prob attention_type auto_map bad_words_ids begin_suppress_tokens block_size
+bos_token_id chunk_size_feed_forward classifier_activation classifier_bias classifier_dropout
+classifier_dropout_prob classifier_pooling cls_token_id conv_act conv_groups conv_kernel_size
+cross_attention_hidden_size custom_pipelines decoder_bias decoder_start_token_id
+deterministic_flash_attn dim directionality diversity_penalty do_sample down_scale_factor dropout
+dtype early_stopping embedding_dropout embedding_size encoder_no_repeat_ngram_size eos_token_id
 exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gap_size
-gradient_checkpointing has_no_defaults_at_init hidden_dropout_prob initializer_cutoff_factor
-initializer_range language length_penalty mask_token_id max_length min_length mlp_dropout
-model_max_length net_structure_type no_repeat_ngram_size num_beam_groups num_beams
-num_memory_blocks num_return_sequences output_attentions output_hidden_states output_past
-output_scores pooler_dropout pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-pooler_size_per_head pooler_type prefix preprocessing prunable_heads qa_dropout
-quantization_config reference_compile remove_invalid_values repad_logits_with_grad
-repetition_penalty return_dict return_dict_in_generate sentence_transformers sep_token_id
-seq_classif_dropout sparse_pred_ignore_index sparse_prediction summary_last_dropout
-suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_weights_
-tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-typical_p unk_token_id use_bfloat16 use_cache
+global_attn_every_n_layers global_rope_theta gradient_checkpointing has_no_defaults_at_init
+hidden_act hidden_activation hidden_dim hidden_dropout_prob hidden_size id2label
+initializer_cutoff_factor initializer_range inner_group_num intermediate_size is_encoder_decoder
+label2id language layer_norm_eps legacy length_penalty local_attention local_rope_theta
+mask_token_id max_length max_position_embeddings max_relative_positions min_length mlp_bias
+mlp_dropout model_max_length model_type n_heads n_layers net_structure_type no_repeat_ngram_size
+norm_bias norm_eps norm_rel_ebd num_attention_heads num_beam_groups num_beams num_hidden_groups
+num_hidden_layers num_labels num_memory_blocks num_random_blocks num_return_sequences
+output_attentions output_hidden_states output_past output_scores pad_token_id pooler_dropout
+pooler_fc_size pooler_hidden_act pooler_hidden_size pooler_num_attention_heads pooler_num_fc_layers
+pooler_size_per_head pooler_type pos_att_type position_biased_input position_buckets
+position_embedding_type prefix preprocessing problem_type prunable_heads qa_dropout
+quantization_config reference_compile relative_attention relative_attention_num_buckets
+remove_invalid_values repad_logits_with_grad repetition_penalty rescale_embeddings return_dict
+return_dict_in_generate sentence_transformers sep_token_id seq_classif_dropout share_att_key
+sinusoidal_pos_embds sparse_pred_ignore_index sparse_prediction summary_activation
+summary_last_dropout summary_type summary_use_proj suppress_tokens task_specific_params temperature
+tf_legacy_loss tie_encoder_decoder tie_weights_ tie_word_embeddings tokenizer_class top_k top_p
+torch_dtype torchscript transformers_version type_vocab_size typical_p unk_token_id use_bfloat16
+use_bias use_cache vocab_size
 """
-_KNOWN = {*_READ.split(), *_HARMLESS.split(), *_FIXED}
 # Up to this version, transformers ignored every entry that is not known here, and so does whoever
 # loads what it wrote. What newer versions write may mean something.
 _UNDERSTOOD = (4, 57)
-# Of ModernBERT: the kinds of its layers, and the entry for the rotation of each, with its default.
-_ROPE = {
-    "full_attention": ("global_rope_theta", 160_000.0),
-    "sliding_attention": ("local_rope_theta", 10_000.0),
-}
+# How transformers 5 writes what these had names of their own for.
+_OF_MODERNBERT = {"layer_types", "rope_parameters", "sliding_window"}
+# Kinds of rotations that are the same for texts of all lengths; a traced graph has one.
+_ROTATIONS = ("default", "linear")
 
 
 def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[str, Any]:
     """The entries of the config.json in ``directory``, checked. Errors name ``where``.
 
-    What transformers 5 spells in a way of its own is spelled as in transformers 4. If it is that
-    ``of_graph``, only what texts and logits mean is read: the graph says what is computed.
+    If it is that ``of_graph``, only what texts and logits mean is read: the graph says what is
+    computed.
 
     Raises:
         UserError: the file cannot be read, its architecture is not exported, or an entry makes
@@ -76,11 +74,9 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
     if of_graph:
         config = {n: v for n, v in config.items() if n not in {*_FIXED, "quantization_config"}}
     _check_entries(config, where)
-    if of_graph:
-        return config
-    if config["model_type"] == "modernbert":
-        config |= _layers_of_modernbert(config, where)
-    _check_unknown(config, where)
+    if not of_graph:
+        _check_unknown(config, where)
+        _check_rotations(config.get("rope_parameters"), where)
     return config
 
 
@@ -95,11 +91,7 @@ def model_config(entries: Mapping[str, Any]) -> Any:
 
 
 def check_task(config: Mapping[str, Any], where: str) -> None:
-    """Check that the config is that of a sequence classifier in floating point.
-
-    Raises:
-        UserError: the model was made for another task, or its weights are quantized.
-    """
+    """Check that the config is that of a sequence classifier in floating point."""
     classes = config.get("architectures") or ()
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise _wrong(where, "architectures", classes, "a list of class names")
@@ -140,49 +132,158 @@ def _check_unknown(config: Mapping[str, Any], where: str) -> None:
     version = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version")))
     if version and (int(version[1]), int(version[2])) <= _UNDERSTOOD:
         return
+    known = {*_KNOWN.split(), *_FIXED}
+    if config["model_type"] == "modernbert":
+        known |= _OF_MODERNBERT
     for name, value in config.items():
-        if name not in _KNOWN and value is not None and not name.startswith("_"):
+        if name not in known and value is not None and not name.startswith("_"):
             raise UserError(
                 f"{where}: this exporter does not know the entry {name} of config.json, so the "
                 "model may compute otherwise than its export; if no logit depends on it, remove it"
             )
 
 
-def _layers_of_modernbert(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """What ``layer_types``, ``rope_parameters`` and ``sliding_window`` say, as version 4 says it.
-
-    They are taken out of ``config``. Where both spellings are, transformers 5 reads these.
-    """
-    said: dict[str, Any] = {}
-    kinds, rope = config.pop("layer_types", None), config.pop("rope_parameters", None)
-    if (window := config.pop("sliding_window", None)) is not None:
-        if type(window) is not int:
-            raise _wrong(where, "sliding_window", window, "a number of tokens")
-        said["local_attention"] = 2 * window
-    if kinds is not None:
-        full, sliding = _ROPE
-        layers = range(len(kinds) if isinstance(kinds, list) else 0)
-        periods = (n for n in layers if kinds == [sliding if i % (n + 1) else full for i in layers])
-        period = next(periods, None)
-        if period is None or len(layers) != config.get("num_hidden_layers", 22):
-            accepted = f"{full} for layer 0 and each nth after it, {sliding} for the other layers"
-            raise _wrong(where, "layer_types", kinds, accepted)
-        said["global_attn_every_n_layers"] = period + 1
-    if rope is not None:
-        form = '{KIND: {"rope_type": "default", "rope_theta": NUMBER}} for ' + " and ".join(_ROPE)
-        if not isinstance(rope, dict) or not set(rope) <= set(_ROPE):
-            raise _wrong(where, "rope_parameters", rope, form)
-        for kind, (name, default) in _ROPE.items():
-            one = {"rope_type": "default", "rope_theta": config.get(name, default)}
-            one |= rope.get(kind) or {}
-            theta = one.pop("rope_theta")
-            if one != {"rope_type": "default"} or type(theta) not in (int, float) or theta <= 0:
-                raise _wrong(where, f"{kind} in rope_parameters", rope[kind], form)
-            said[name] = theta
-    return said
+def _check_rotations(rotations: Any, where: str) -> None:
+    """Check those of ModernBERT's layers, by kind; transformers refuses other forms itself."""
+    for kind, rotation in rotations.items() if isinstance(rotations, dict) else ():
+        if isinstance(rotation, dict) and rotation.get("rope_type", "default") not in _ROTATIONS:
+            accepted = "a rope_type that does not depend on the length of the text: default, linear"
+            raise _wrong(where, f"{kind} in rope_parameters", rotation, accepted)
 
 
 def _wrong(where: str, name: str, value: object, accepted: str) -> UserError:
     text = json.dumps(value, default=str)
     shown = text if len(text) <= 40 else f"{text[:40]}..."
     return UserError(f"{where}: {name} in config.json is {shown}; it must be {accepted}")
+
+
+SPELLINGS = {
+    "negative": {"negative", "neg"},
+    "neutral": {"neutral", "neu"},
+    "positive": {"positive", "pos"},
+}
+SENTIMENTS = list(SPELLINGS)
+SINGLE_LABEL, MULTI_LABEL = "single_label_classification", "multi_label_classification"
+PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
+
+
+def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()) -> list[str]:
+    """The label of each output as config.json spells it, or as ``named`` (``--labels``) says.
+
+    ``config`` has the entries of config.json. A config without ``id2label`` means ``LABEL_0``,
+    ``LABEL_1`` and so on, as in transformers.
+
+    Raises:
+        UserError: the outputs are not classes, their ids are not 0, 1, 2 and so on, a label is
+            empty, repeated or cannot be shown in a line, or ``named`` has another number of
+            labels. The message begins with ``where``.
+    """
+    names = output_names(config, where)
+    _check_head(config.get("problem_type"), len(names), where)
+    numbered = sorted(names) == list(range(len(names)))
+    if named:
+        if numbered and len(named) != len(names):
+            raise UserError(
+                f"{where} has {len(names)} outputs: give as many different labels to --labels"
+            )
+        _check_names(named, f"--labels for {where}")
+        return list(named)
+    if not numbered:
+        ids = ", ".join(map(str, sorted(names)[:10]))
+        raise UserError(
+            f"{where}: id2label in config.json has the ids {ids}; they must be 0, 1, 2 and so on, "
+            "without gaps: name all outputs with --labels"
+        )
+    return _check_names([names[index] for index in range(len(names))], where)
+
+
+def canonical_labels(labels: list[str]) -> list[str]:
+    """Spell sentiment labels as ``negative``, ``neutral`` and ``positive``.
+
+    This applies to sets of negative and positive, with or without neutral, in any known spelling.
+    Other label sets are returned unchanged.
+    """
+    sentiments = [
+        next((name for name in SENTIMENTS if label.lower() in SPELLINGS[name]), "")
+        for label in labels
+    ]
+    distinct = len(set(sentiments)) == len(sentiments)
+    if distinct and {"negative", "positive"} <= set(sentiments) <= set(SENTIMENTS):
+        return sentiments
+    return labels
+
+
+def is_numbered(labels: Sequence[str]) -> bool:
+    """Whether the labels are ``LABEL_0``, ``LABEL_1`` and so on: transformers' word for no name."""
+    return [label.upper() for label in labels] == [f"LABEL_{n}" for n in range(len(labels))]
+
+
+def known_spellings(labels: Sequence[str]) -> dict[str, str]:
+    """Every spelling in which labelled files may write ``labels``, and the label that it means.
+
+    Spellings are in lower case: the labels themselves, ``label_0`` and so on by position, and for
+    a sentiment its other spellings. A spelling that could mean two labels is left out.
+    """
+    meanings: dict[str, set[str]] = {}
+    for index, label in enumerate(labels):
+        lower = label.lower()
+        group = next((words for words in SPELLINGS.values() if lower in words), {lower})
+        for spelling in {*group, f"label_{index}"}:
+            meanings.setdefault(spelling, set()).add(label)
+    return {spelling: next(iter(names)) for spelling, names in meanings.items() if len(names) == 1}
+
+
+def output_names(config: Mapping[str, Any], where: str) -> dict[int, Any]:
+    """What config.json calls each output, by id. The names may be anything."""
+    entry = config.get("id2label")
+    if entry is None:
+        entry = {index: f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
+    try:
+        names = {int(index): name for index, name in entry.items()}
+    except (AttributeError, TypeError, ValueError):
+        names = {}
+    if not names or len(names) != len(entry):  # "0" and "00" are one id
+        raise UserError(
+            f"{where}: id2label in config.json must be an object from ids to labels, such as "
+            '{"0": "negative", "1": "positive"}'
+        )
+    problem_type = config.get("problem_type")
+    if problem_type is not None and problem_type not in PROBLEM_TYPES:
+        raise UserError(
+            f"{where}: problem_type in config.json is {problem_type!r}; it must be one of "
+            f"{', '.join(PROBLEM_TYPES)}"
+        )
+    return names
+
+
+def _check_head(problem_type: str | None, outputs: int, where: str) -> None:
+    """Check that the outputs are classes, or labels with a probability each."""
+    if problem_type == "regression":
+        raise UserError(
+            f"{where} is a regression (problem_type in config.json): its outputs are quantities, "
+            "not classes; give the checkpoint of a classifier"
+        )
+    if outputs == 1 and problem_type != MULTI_LABEL:
+        raise UserError(
+            f"{where} has one output, and config.json does not say that it is a probability: it "
+            "is probably a regression, which cannot be served. If it was trained with a sigmoid "
+            f"(binary cross-entropy), give --multi-label"
+        )
+
+
+def _check_names(labels: Sequence[Any], where: str) -> list[str]:
+    """The labels as strings; numbers become their digits."""
+    names = [str(label) if type(label) is int else label for label in labels]
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or re.search(r"[\t\r\n]", name):
+            raise UserError(
+                f"{where}: the label of output {index} is {name!r:.40}; it must be a name of one "
+                "line without tabs: name all outputs with --labels"
+            )
+        if first.setdefault(name, index) != index:
+            raise UserError(
+                f"{where}: the outputs {first[name]} and {index} are both called "
+                f"{name!r}: give each output a name of its own with --labels"
+            )
+    return names

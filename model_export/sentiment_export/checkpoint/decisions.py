@@ -16,7 +16,7 @@ from typing import Any, get_args
 from sentiment_service.engine.options import Preprocessing
 from sentiment_service.settings.settings import CheckpointOptions
 
-from sentiment_export.checkpoint.labels import (
+from sentiment_export.checkpoint.config import (
     MULTI_LABEL,
     SINGLE_LABEL,
     canonical_labels,
@@ -47,6 +47,7 @@ class Known:
     preprocessing: Preprocessing
     labels: Sequence[str] = ()
     multi_label: bool = False
+    languages: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,12 @@ class Decisions:
     entries: Mapping[str, Any]
     labels: list[str]
     preprocessing: Preprocessing
+    languages: list[str]
     notes: list[str]
 
 
 def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -> Decisions:
-    """Decide how the checkpoint in ``path`` is read, whose config.json has these entries.
-
-    Raises:
-        UserError: see ``read_labels``; or tokenizer_config.json cannot be read.
-    """
+    """Decide how the checkpoint in ``path`` is read, whose config.json has these entries."""
     hub = origin(path)
     own = _last_part(hub[0] if hub else str(path.resolve()))
     base = str(entries.get("_name_or_path") or "")  # what it was saved from
@@ -93,7 +91,11 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
             f"warning: {own} may be for several labels a text, but config.json does not say so, "
             "and the scores add up to 1: give --multi-label or --single-label"
         )
-    return Decisions(entries, labels, preprocessing, notes)
+    named = entries.get("language")
+    languages = [*options.languages] or ([named] if isinstance(named, str) else [])
+    if not languages and known:
+        languages = [*known.languages]
+    return Decisions(entries, labels, preprocessing, languages, notes)
 
 
 @cache
@@ -143,10 +145,10 @@ def _preprocessing(
     """The normalisation of texts, and the name from which it was guessed, or ""."""
     if options.preprocessing != "auto":
         return options.preprocessing, ""
-    if _normalises(path, entries):
-        return "bertweet", ""
     if (recorded := entries.get("preprocessing")) is not None:  # by ``finetune``
         return next((one for one in get_args(Preprocessing) if one == recorded), "none"), ""
+    if _normalises(path, entries):
+        return "bertweet", ""
     if known:
         return known.preprocessing, ""
     for name in names:

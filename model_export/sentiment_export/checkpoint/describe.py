@@ -11,11 +11,10 @@ from typing import Any
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import AS_IT_SAYS
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES, class_name
+from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Described, max_tokens
-from sentiment_export.checkpoint.config import check_task, read_config
+from sentiment_export.checkpoint.config import check_task, output_names, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.labels import output_names
 from sentiment_export.checkpoint.layout import choose_local_files
 from sentiment_export.checkpoint.tensor_files import read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
@@ -62,11 +61,7 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
-
-    Raises:
-        UserError: a needed file is missing or damaged, or the architecture is not exported.
-    """
+    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer."""
     _, weights = choose_local_files(path)
     files = {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
     entries = read_config(path, str(path))
@@ -104,7 +99,7 @@ def describe(path: Path) -> Description:
     if made_from is not None and "tokenizer.json" not in files:
         changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
     return Description(
-        architecture=class_name(entries["model_type"]),
+        architecture=architecture.class_name,
         parameters=sum(map(prod, expected.values())),
         labels=labels,
         tokenizer=made_from.kind if made_from else made,

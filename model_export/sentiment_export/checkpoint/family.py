@@ -1,8 +1,8 @@
 """BERT's family as a table: what each architecture calls its weights, and what config.json says.
 
 ``Encoder.weights`` has every weight that the graph reads, with its shape. ``is_known_unused`` knows
-what else lies in files: buffers, poolers and the heads of pre-training. ``check_fit`` refuses
-whatever is neither, so a wrong name never passes.
+what else lies in files: buffers, poolers and the heads of pre-training. ``check_fit`` of
+``weights.py`` refuses whatever is neither, so a wrong name never passes.
 """
 
 import re
@@ -15,7 +15,7 @@ from sentiment_service.errors import UserError
 from sentiment_export.checkpoint.architectures import NotRecognised
 
 Shape = tuple[int, ...]
-# What an encoder's config can name; ``graph/arithmetic.py`` writes each.
+# What an encoder's config can name; ``graph/builder.py`` writes each.
 ACTIVATIONS = (
     *("gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast"),
     *("quick_gelu", "silu", "swish", "relu", "relu2", "tanh", "sigmoid", "mish"),
@@ -24,30 +24,19 @@ ACTIVATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """The modules of one encoder layer, below the layer's own name."""
+    """The modules of one encoder layer, below the layer's own name. The defaults are BERT's."""
 
-    query: str
-    key: str
-    value: str
-    attention_output: str
-    attention_norm: str
-    intermediate: str
-    activation: str
-    output: str
-    output_norm: str
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    attention_output: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    intermediate: str = "intermediate.dense"
+    activation: str = "intermediate.intermediate_act_fn"
+    output: str = "output.dense"
+    output_norm: str = "output.LayerNorm"
 
 
-BERTS_LAYER = LayerNames(
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "intermediate.intermediate_act_fn",
-    "output.dense",
-    "output.LayerNorm",
-)
 DISTILBERTS_LAYER = LayerNames(
     "attention.q_lin",
     "attention.k_lin",
@@ -76,7 +65,8 @@ ALBERTS_LAYER = LayerNames(
 class HeadLayer:
     """A linear layer between the first token's hidden state and the logits.
 
-    ``activation`` is a name of ``activations``, or empty; ``place`` is its module in PyTorch.
+    ``activation`` is one of ``ACTIVATIONS``, ``OF_CONFIG`` or empty; ``place`` is its module in
+    PyTorch.
     """
 
     module: str
@@ -101,7 +91,7 @@ class Family:
     prefix: str
     head: tuple[HeadLayer, ...]
     logits: str
-    layer: LayerNames = BERTS_LAYER
+    layer: LayerNames = LayerNames()
     layers: str = "encoder.layer"
     types: Literal["input", "first", "none"] = "first"
     after_padding: bool = False  # positions count from the padding id + 1

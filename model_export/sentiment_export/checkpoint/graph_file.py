@@ -81,18 +81,6 @@ class GraphFile:
             rows=_rows(model.graph),
         )
 
-    def check_labels(self, labels: int) -> None:
-        """Check that there are as many logits as labels, if the graph says it.
-
-        Raises:
-            UserError: there are not.
-        """
-        if self.labels not in (None, labels):
-            raise UserError(
-                f"{self.path} gives {self.labels} logits, but config.json names {labels} labels: "
-                "one of the two is from another model"
-            )
-
     @property
     def is_plain(self) -> bool:
         """Whether all is float32 and in ONNX's own operators, which our passes know."""
@@ -100,11 +88,7 @@ class GraphFile:
         return self.precision == "fp32" and all(node.domain in ("", "ai.onnx") for node in nodes)
 
     def whole(self) -> ModelProto:
-        """The model with all of its weights, and the logits as the only output.
-
-        Raises:
-            UserError: a file of its weights is missing, too short, or not in its directory.
-        """
+        """The model with all of its weights, and the logits as the only output."""
         for tensor in _tensors(self.model):
             if tensor.external_data:
                 tensor.raw_data = _external(tensor, self.path)
@@ -118,11 +102,7 @@ class GraphFile:
 
 
 def read_model(path: Path) -> ModelProto:
-    """The model in an ONNX file, without the weights that lie in other files.
-
-    Raises:
-        UserError: it is none.
-    """
+    """The model in an ONNX file, without the weights that lie in other files."""
     try:
         model = onnx.load_model(path, load_external_data=False)
     except (OSError, DecodeError, ValueError) as error:
@@ -135,11 +115,7 @@ def read_model(path: Path) -> ModelProto:
 
 
 def data_files(path: Path) -> list[str]:
-    """The names of the files beside an ONNX file in which weights of it lie.
-
-    Raises:
-        UserError: the file is no ONNX model, or names one that is not in its directory.
-    """
+    """The names of the files beside an ONNX file in which weights of it lie."""
     return _locations(read_model(path), path)
 
 
@@ -232,7 +208,6 @@ def _check_inputs(path: Path, inputs: list[ValueInfoProto]) -> None:
 
 
 def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
-    """The output that has the logits."""
     names = [one.name for one in graph.output]
     output: ValueInfoProto = next(
         (one for one in graph.output if one.name == LOGITS), graph.output[0]

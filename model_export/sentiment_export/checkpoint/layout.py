@@ -111,11 +111,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def weight_files(path: Path, weights: str) -> list[str]:
-    """The names of all files in ``path`` that hold weights: ``weights``, its shards or its data.
-
-    Raises:
-        UserError: ``weights`` cannot be read, or names a file outside its directory.
-    """
+    """The names of all files in ``path`` that hold weights: ``weights``, its shards or its data."""
     if not weights.endswith(GRAPH):
         return list(dict.fromkeys([weights, *shards(path / weights)]))
     from sentiment_export.checkpoint.graph_file import data_files  # needs onnx
@@ -125,12 +121,7 @@ def weight_files(path: Path, weights: str) -> list[str]:
 
 
 def choose_local_files(path: Path, onnx: str | None = None) -> tuple[list[str], str]:
-    """The same as ``choose_files`` for a local checkpoint directory, whose files are there.
-
-    Raises:
-        UserError: it is no directory, config or weights are missing, or one of the files is a
-            pointer of Git LFS.
-    """
+    """The same as ``choose_files`` for a local checkpoint directory, whose files are there."""
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
     side_files, weights = choose_files(names_in(path), str(path), onnx)
@@ -153,11 +144,7 @@ def _is_pointer(path: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, which may begin with a byte order mark.
-
-    Raises:
-        UserError: the file cannot be read, or holds something else.
-    """
+    """The JSON object in a file, which may begin with a byte order mark."""
     try:
         held = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -168,11 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def shards(weights: Path) -> list[str]:
-    """The files that hold the tensors: ``weights`` itself, or the shards of an index.
-
-    Raises:
-        UserError: the index cannot be read, or names a file outside its directory.
-    """
+    """The files that hold the tensors: ``weights`` itself, or the shards of an index."""
     if not weights.name.endswith(".index.json"):
         return [weights.name]
     listed = read_json(weights).get("weight_map")

@@ -1,16 +1,23 @@
 """Finds a checkpoint: a local directory, a model in a hub cache, or a model to download."""
 
+import json
 import logging
 import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import TypeVar
 
-import requests
-from huggingface_hub import HfApi, ModelInfo, constants, hf_hub_download
+from huggingface_hub import (
+    HfApi,
+    ModelInfo,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -33,12 +40,11 @@ from sentiment_export.checkpoint.layout import (
     weight_files,
 )
 
-# What is raised where nothing answers: by requests, and by the httpx of newer clients of the hub.
-UNREACHABLE: tuple[type[Exception], ...] = (requests.RequestException,)
-with suppress(ModuleNotFoundError):
-    import httpx
-
-    UNREACHABLE += (httpx.HTTPError,)
+# The error of the HTTP library below the hub's client: httpx2, httpx or requests, as it is of
+# version 2, 1 or 0. Its subclasses say that nothing answers, and those named in CUT that a transfer
+# has begun and was cut.
+UNREACHABLE: type[Exception] = HfHubHTTPError.__mro__[HfHubHTTPError.__mro__.index(OSError) - 1]
+CUT = ("RemoteProtocolError", "ReadError", "ChunkedEncodingError")
 # What the hub's client raises, KeyError and TypeError where an answer is not that of a hub.
 FAILURES: tuple[type[Exception], ...] = (
     OSError,
@@ -46,26 +52,42 @@ FAILURES: tuple[type[Exception], ...] = (
     ValueError,
     KeyError,
     TypeError,
-    *UNREACHABLE,
+    UNREACHABLE,
 )
 TRIES = 5
 MAX_WAIT_S = 60.0
+# Newer clients of the hub wait themselves before they ask again for a file, as long as it says.
+CLIENT_WAITS = "retry_on_errors" in signature(get_hf_file_metadata).parameters
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def with_retries(call: Callable[[], T]) -> T:
-    """Repeat the call while the hub is overloaded or a transfer is cut, ``TRIES`` times at most."""
+def download(repo_id: str, name: str, revision: str | None) -> Path:
+    """A file of the hub, in its cache."""
+    path = with_retries(
+        lambda: hf_hub_download(repo_id, name, revision=revision), waits=not CLIENT_WAITS
+    )
+    return Path(path)
+
+
+def with_retries(call: Callable[[], T], *, waits: bool = True) -> T:
+    """Repeat the call while a transfer is cut, and where it ``waits``, while the hub is overloaded.
+
+    It is called ``TRIES`` times at most.
+    """
     attempt = 1
     while True:
         try:
             return call()
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, UNREACHABLE) as error:
             # "Not in the cache" hides the error of the request to the hub.
             cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
             real = cause if isinstance(cause, Exception) else error
-            wait_s = _wait_s(real, attempt)
+            if type(real).__name__ in CUT:
+                wait_s: float | None = 1.0
+            else:
+                wait_s = _wait_s(real, attempt) if waits else None
             if wait_s is None or attempt == TRIES:
                 raise real from None
         if wait_s:
@@ -90,7 +112,7 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     status = _status(error)
     request = None
     with suppress(RuntimeError):  # httpx, of an error without one
-        request = getattr(error, "request", None)
+        request = getattr(getattr(error, "response", None) or error, "request", None)
     detail = first_line(error)
     other = f"a directory: there is none named {repo_id}"
     if isinstance(error, OfflineModeIsEnabled):
@@ -125,9 +147,9 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"{hub} is busy or fails (status {status}); run the same command again in a few "
             f"minutes, or give {other}"
         )
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return f"the download of {repo_id} was cut {TRIES} times; run the same command to resume it"
-    if isinstance(error, (requests.exceptions.JSONDecodeError, KeyError, TypeError)):
+    if type(error).__name__ in CUT:
+        return f"the download of {repo_id} was cut {TRIES} times; run the same command again"
+    if isinstance(error, (json.JSONDecodeError, KeyError, TypeError)):
         return (
             f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy, or give "
             f"{other}"
@@ -153,8 +175,6 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
 
 def _wait_s(error: Exception, attempt: int) -> float | None:
     """Seconds to wait before the next attempt; None if another attempt cannot help."""
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return 1.0
     # The hub's client retries a 5xx itself and then raises a plain HTTPError, which is final.
     if not isinstance(error, HfHubHTTPError) or error.response is None or not is_outage(error):
         return None
@@ -182,9 +202,6 @@ def find_checkpoint(source: str, revision: str | None = None, onnx: str | None =
         source: a checkpoint directory, a model's directory in a hub cache, or a hub id.
         revision: branch, tag or commit of a model on the hub (default: ``main``).
         onnx: which graph to download in the place of weights; see ``choose_files``.
-
-    Raises:
-        UserError: the checkpoint does not exist, or cannot be downloaded.
     """
     if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
         raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
@@ -244,10 +261,6 @@ def _of_hub(repo_id: str, revision: str, onnx: str | None) -> Path:
     model = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model")
     commit: str | None = None
 
-    def fetch(name: str) -> Path:
-        # Resumes a file that an earlier call or process downloaded in part.
-        return Path(with_retries(lambda: hf_hub_download(repo_id, name, revision=commit)))
-
     try:
         api = HfApi()
         info = with_retries(lambda: api.model_info(repo_id, revision=revision, timeout=30))
@@ -257,17 +270,17 @@ def _of_hub(repo_id: str, revision: str, onnx: str | None) -> Path:
         names, weights = choose_files(held, repo_id, onnx)
         commit = info.sha
         # What is not exported is refused before anything large is downloaded.
-        path = fetch(CONFIG_FILE).parent
+        path = download(repo_id, CONFIG_FILE, commit).parent
         of_graph = weights.endswith(GRAPH)
         check_task(read_config(path, repo_id, of_graph=of_graph), repo_id)
         for name in names:
-            fetch(name)
+            download(repo_id, name, commit)
         # Weights come last: a snapshot that has them is complete.
-        fetch(weights)
+        download(repo_id, weights, commit)
         for name in weight_files(path, weights):
             if of_graph and name not in held:
                 raise UserError(f"{repo_id} has no {name}, in which {weights} has its weights")
-            fetch(name)
+            download(repo_id, name, commit)
     except FAILURES as error:
         why = explain(error, repo_id, revision)
         # Once the hub has named a commit, an older copy must not stand in for it.

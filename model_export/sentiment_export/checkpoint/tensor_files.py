@@ -194,8 +194,6 @@ _LOAD: dict[int, Callable[[Any], None]] = pickle._Unpickler.dispatch  # noqa: SL
 
 
 def _tuple_by(code: int) -> Callable[[Any], None]:
-    """What makes a tuple, and looks at it."""
-
     def load(unpickler: Any) -> None:
         _LOAD[code](unpickler)
         made = unpickler.stack[-1]

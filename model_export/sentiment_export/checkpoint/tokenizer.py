@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sentiment_service.errors import UserError, first_line
 from tokenizers import Tokenizer
@@ -82,14 +82,16 @@ class CheckpointTokenizer:
 
     @property
     def unknown_id(self) -> int:
-        """The id of the unknown token."""
-        return int(self.tokenizer.token_to_id(self.settings["unk_token"]))
+        return cast(int, self.tokenizer.token_to_id(self.settings["unk_token"]))
+
+    def cut_to(self, max_tokens: int) -> None:
+        """Cut longer texts, at the side that tokenizer_config.json says."""
+        side = self.settings.get("truncation_side", "right")
+        self.tokenizer.enable_truncation(max_tokens, direction=side)
 
     def write(self, directory: Path, max_tokens: int) -> None:
         """Write tokenizer.json and tokenizer_config.json, which cut texts to ``max_tokens``."""
-        # tokenizer.json holds the side at which long texts are cut; the service follows it.
-        side = self.settings.get("truncation_side", "right")
-        self.tokenizer.enable_truncation(max_tokens, direction=side)
+        self.cut_to(max_tokens)
         self.tokenizer.save(str(directory / "tokenizer.json"))
         settings = {**self.settings, "model_max_length": max_tokens}
         text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n"

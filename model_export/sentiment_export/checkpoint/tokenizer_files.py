@@ -43,7 +43,7 @@ def byte_level_bpe(directory: Path, settings: Mapping[str, Any], model_type: str
     tokenizer.decoder = decoders.ByteLevel()
     cls, sep = special_ids(tokenizer, settings, vocabulary)
     if model_type == "deberta":
-        tokenizer.post_processor = typed_pairs(cls, sep)
+        tokenizer.post_processor = pairs(cls, sep)
     else:
         tokenizer.post_processor = RobertaProcessing(sep, cls, add_prefix_space=prefix)
     return tokenizer
@@ -61,7 +61,7 @@ def word_piece(directory: Path, settings: Mapping[str, Any], model_type: str) ->
     cls, sep = special_ids(tokenizer, settings, file)
     mpnet = model_type == "mpnet"
     tokenizer.post_processor = (
-        RobertaProcessing(sep, cls, add_prefix_space=False) if mpnet else typed_pairs(cls, sep)
+        RobertaProcessing(sep, cls, add_prefix_space=False) if mpnet else pairs(cls, sep)
     )
     return tokenizer
 
@@ -121,7 +121,7 @@ def sentencepiece(file: Path, settings: Mapping[str, Any], model_type: str) -> T
     add(tokenizer, [token(p.piece, special=p.type == CONTROL) for p in pieces])
     cls, sep = special_ids(tokenizer, settings, file)
     of_fairseq = model_type in ("xlm-roberta", "camembert")
-    tokenizer.post_processor = untyped_pairs(cls, sep) if of_fairseq else typed_pairs(cls, sep)
+    tokenizer.post_processor = pairs(cls, sep, typed=not of_fairseq)
     return tokenizer
 
 
@@ -194,7 +194,7 @@ def bertweet(directory: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, i
     tokenizer.pre_tokenizer = Split(Regex(BERTWEET_WORD), "removed", invert=True)
     tokenizer.decoder = decoders.BPEDecoder(WORD_END)
     add(tokenizer, [token(piece) for piece in (*special, *added)])
-    tokenizer.post_processor = untyped_pairs(*special_ids(tokenizer, settings, file))
+    tokenizer.post_processor = pairs(*special_ids(tokenizer, settings, file), typed=False)
     return tokenizer, len(unknown)
 
 
@@ -203,20 +203,14 @@ def _as_in_codes(piece: str) -> str:
     return piece[:-2] if piece.endswith("@@") and piece != "@@" else piece + WORD_END
 
 
-def typed_pairs(cls: tuple[str, int], sep: tuple[str, int]) -> TemplateProcessing:
-    """``[CLS] A [SEP] B [SEP]``; B and what follows it are of the token type 1."""
-    (c, _), (s, _) = cls, sep
-    return TemplateProcessing(
-        single=f"{c}:0 $A:0 {s}:0", pair=f"{c}:0 $A:0 {s}:0 $B:1 {s}:1", special_tokens=[cls, sep]
-    )
+def pairs(cls: tuple[str, int], sep: tuple[str, int], *, typed: bool = True) -> TemplateProcessing:
+    """``[CLS] A [SEP] B [SEP]``; B and what follows it are of the token type 1.
 
-
-def untyped_pairs(cls: tuple[str, int], sep: tuple[str, int]) -> TemplateProcessing:
-    """``<s> A </s> </s> B </s>``, all of one token type."""
+    Without types, it is ``<s> A </s> </s> B </s>``.
+    """
     (c, _), (s, _) = cls, sep
-    return TemplateProcessing(
-        single=f"{c} $A {s}", pair=f"{c} $A {s} {s} $B {s}", special_tokens=[cls, sep]
-    )
+    both = f"{c}:0 $A:0 {s}:0 $B:1 {s}:1" if typed else f"{c} $A {s} {s} $B {s}"
+    return TemplateProcessing(single=f"{c} $A {s}", pair=both, special_tokens=[cls, sep])
 
 
 def special_ids(
@@ -224,10 +218,11 @@ def special_ids(
 ) -> tuple[tuple[str, int], tuple[str, int]]:
     """The tokens that begin and end a text, each with its id."""
     names = [content(settings[role]) for role in ("cls_token", "sep_token")]
-    ids = [(name, tokenizer.token_to_id(name)) for name in names]
-    for name, index in ids:
-        if index is None:
+    ids: list[tuple[str, int]] = []
+    for name in names:
+        if (index := tokenizer.token_to_id(name)) is None:
             raise UserError(f"{file} is damaged: it lacks the special token {name}")
+        ids.append((name, index))
     return ids[0], ids[1]
 
 
@@ -255,11 +250,7 @@ def add(tokenizer: Tokenizer, tokens: Sequence[Any]) -> bool:
 
 
 def read(file: Path, how: Callable[[Path], Any]) -> Any:
-    """What ``how`` reads from the file.
-
-    Raises:
-        UserError: it cannot be read; the message names it.
-    """
+    """What ``how`` reads from the file."""
     try:
         return how(file)
     except UserError:
@@ -285,7 +276,6 @@ def read_lines(file: Path) -> list[str]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of the tokenizer."""
     held = json.loads(read_text(file))
     if not isinstance(held, dict):
         raise TypeError("not a JSON object")

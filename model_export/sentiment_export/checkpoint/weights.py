@@ -6,6 +6,7 @@ does not match is an error with its name, both shapes and the likely cause. It i
 by random numbers.
 """
 
+import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,11 @@ class Weights(Mapping[str, NDArray[Any]]):
             row, copies = self.added[name]
             values = np.concatenate([values, np.repeat(values[row : row + 1], copies, axis=0)])
         return values
+
+    def release(self) -> None:
+        """Give back the memory of what was read. It is read again if it is asked for."""
+        for data in {id(tensor.data): tensor.data for tensor in self.tensors.values()}.values():
+            data.madvise(mmap.MADV_DONTNEED)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

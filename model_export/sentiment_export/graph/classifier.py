@@ -26,17 +26,20 @@ import numpy as np
 from onnx import TensorProto
 
 from sentiment_export.checkpoint.family import OF_CONFIG, Encoder
-from sentiment_export.graph.arithmetic import (
+from sentiment_export.graph.builder import (
     ACTIVATIONS,
+    CONTRIB,
     EXACT_GELU,
     GELU_ZERO_POINT,
     LARGEST_WEIGHT,
     SMALLEST_GELU_SCALE,
     SMALLEST_SCALE,
     ZERO_POINT,
+    Graph,
+    Operator,
+    Value,
     quantize_matrix,
 )
-from sentiment_export.graph.builder import CONTRIB, Graph, Operator, Value
 
 Weights = Mapping[str, np.ndarray]
 AXES = ("batch_size", "sequence_length")
@@ -182,12 +185,10 @@ class Classifier:
         return ACTIVATIONS[kind](self.linear(module, x), self.at(activation), self.number)
 
     def linear(self, module: str, x: Value) -> Value:
-        """A linear layer of the encoder."""
         op = self.at(module)
         return op("Add", op("MatMul", x, self.matrix(module)), self.vector(module))
 
     def normalise(self, module: str, x: Value) -> Value:
-        """A layer norm."""
         return self.at(module)(
             "LayerNormalization",
             x,
@@ -225,7 +226,6 @@ class Classifier:
         return self.made(f"{name}.T", self._shapes[name][::-1], lambda: self._weights[name].T)
 
     def vector(self, module: str) -> Value:
-        """The bias of a module."""
         return self.parameter(f"{module}.bias")
 
     def made(self, name: str, shape: Sequence[int], make: Callable[[], np.ndarray]) -> Value:
@@ -287,7 +287,7 @@ class Int8Classifier(Classifier):
 
     Stock dynamic quantization uses one scale for the whole batch, so a text's result depends on
     the other texts in its batch. Here the largest magnitude of each token sets its scale. So a
-    text's logits are the same alone and in any batch, and closer to fp32. ``passes/int8.py`` has
+    text's logits are the same alone and in any batch, and closer to fp32. ``precisions.py`` has
     the formulas.
 
     The key's bias is left out: it adds the same number to all scores of a query, which softmax
@@ -321,7 +321,6 @@ class Int8Classifier(Classifier):
         return value
 
     def linear(self, module: str, x: Value) -> Value:
-        """A product of uint8 and int8, times the scale of each row."""
         values, scale, zero_point = self._levels(x, f"{parent(module)}.quantize")
         weight, weight_scale = self._int8_matrix(module)
         op = self.at(module)
@@ -338,14 +337,12 @@ class Int8Classifier(Classifier):
         """The weight [inputs, outputs], and the scale of each output."""
         names = f"{module}.weight_int8", f"{module}.weight_scale"
         if names[0] not in self.graph:
-            weight = np.ascontiguousarray(self._weights[f"{module}.weight"].T)
-            quantized = quantize_matrix(weight, 0, LARGEST_WEIGHT)
-            for name, array in zip(names, quantized, strict=True):
-                self.graph.constant(name, array)
+            weight, scale = quantize_matrix(self._weights[f"{module}.weight"], 1, LARGEST_WEIGHT)
+            self.graph.constant(names[0], weight.T)
+            self.graph.constant(names[1], scale)
         return names
 
     def _folded_bias(self, module: str) -> Value:
-        """The bias of an attention output, with that of the value."""
         value = module.removesuffix(self.names.attention_output) + self.names.value
         weight = np.ascontiguousarray(self._weights[f"{module}.weight"].T)
         bias = self._weights[f"{module}.bias"] + self._weights[f"{value}.bias"] @ weight

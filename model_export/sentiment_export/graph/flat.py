@@ -20,8 +20,7 @@ from onnx import TensorProto
 from sentiment_service.engine.model.sessions import ATTENTION, POSITION_PADDING, REFERENCE
 
 from sentiment_export.checkpoint.family import Encoder
-from sentiment_export.graph.arithmetic import EXACT_GELU, halved
-from sentiment_export.graph.builder import CONTRIB, Value
+from sentiment_export.graph.builder import CONTRIB, EXACT_GELU, GELU_BY_TANH, Value, halved
 from sentiment_export.graph.classifier import Classifier, Weights
 
 # The inputs that every graph has besides ids and token types, all int32, with their axes.
@@ -31,6 +30,8 @@ PLACES = {
     "cumulative_lengths": ["ends"],
     "first_token": ["texts"],
 }
+# Activations whose operator adds the bias, too.
+FUSED = dict.fromkeys(EXACT_GELU, "BiasGelu") | dict.fromkeys(GELU_BY_TANH, "FastGelu")
 
 
 class FlatClassifier(Classifier):
@@ -86,13 +87,13 @@ class FlatClassifier(Classifier):
 
     def activate(self, module: str, x: Value, activation: str) -> Value:
         """The linear layer's bias is added by the operator of GELU, if that is the activation."""
-        if self.encoder.activation not in EXACT_GELU:
+        fused = FUSED.get(self.encoder.activation)
+        if fused is None:
             return super().activate(module, x, activation)
         product, bias = self._product(module, x), self.vector(module)
-        return self.at(activation)("BiasGelu", product, bias, domain=CONTRIB)
+        return self.at(activation)(fused, product, bias, domain=CONTRIB)
 
     def classify(self, hidden: Value) -> Value:
-        """The logits, in float32."""
         logits = super().classify(hidden)
         return self.graph.at("logits")("Cast", logits, to=TensorProto.FLOAT)
 
@@ -102,13 +103,11 @@ class FlatClassifier(Classifier):
         super().write(target)
 
     def made(self, name: str, shape: Sequence[int], make: Callable[[], np.ndarray]) -> Value:
-        """A constant in fp16."""
         if not self._half:
             return super().made(name, shape, make)
         return self.graph.weight(name, shape, np.float16, lambda: halved(make()))
 
     def number(self, value: float) -> Value:
-        """A constant in fp16."""
         return self.made(f"number {value:.9g}", (), lambda: np.array(value, np.float32))
 
     def _product(self, module: str, x: Value) -> Value:

@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from sentiment_service.engine.model.bundle import (
+    TEXT_TOKENS,
     BeforeAfter,
     Calibration,
     CalibrationLoss,
+    Evaluation,
     Precision,
 )
 from sentiment_service.engine.model.model import Model
@@ -20,9 +22,10 @@ from sentiment_export.quality.labelled import Example, Labels
 from sentiment_export.quality.scores import Scores, marks, score
 
 # Calibration: Guo et al. 2017, "On Calibration of Modern Neural Networks" (arXiv:1706.04599). All
-# logits of a text are divided by the same number, so its label stays the same. ``logits`` are
-# [texts, labels], and ``gold`` has the index of each text's label. For a multi-label model, each
-# label of a text is a decision with two logits: see ``as_decisions``.
+# logits of a text are divided by the same number, so its label stays the same. ``logits`` and
+# ``gold`` are [texts, labels]; ``gold`` is how likely each label is: 1 for the right one, or a
+# teacher's scores. For a multi-label model, each label of a text is a decision with two logits: see
+# ``as_decisions``.
 
 BINS = 15
 FOLDS = 5
@@ -31,12 +34,11 @@ PRECISION = 1e-6  # of a temperature, relative
 TEMPERATURES = np.geomspace(0.01, 100, 41)  # tried first; the best is between two of them
 
 Floats = NDArray[np.floating[Any]]
-Indices = NDArray[np.integer[Any]]
-Figure = Callable[[Floats, Indices], float]
+Figure = Callable[[Floats, Floats], float]
 
 
 def calibrate(
-    logits: Floats, gold: Indices, loss: CalibrationLoss, sha256: str, decisions: int = 1
+    logits: Floats, gold: Floats, loss: CalibrationLoss, sha256: str, decisions: int = 1
 ) -> Calibration:
     """Fit a temperature; ``sha256`` is the digest of the labelled file.
 
@@ -45,7 +47,7 @@ def calibrate(
     Raises:
         UserError: no temperature fits, or, cross-validated, the ECE or the log loss is worse.
     """
-    if (logits.argmax(axis=1) == gold).all():
+    if (_right(logits, gold) == 1).all():
         raise UserError(
             "no temperature fits, because all predicted labels are right; calibrate on texts that "
             "the model was not trained on"
@@ -84,7 +86,7 @@ def calibrate(
     return fitted
 
 
-def best_temperature(logits: Floats, gold: Indices, loss: CalibrationLoss) -> float:
+def best_temperature(logits: Floats, gold: Floats, loss: CalibrationLoss) -> float:
     """The temperature between 0.01 and 100 that minimises the loss."""
 
     def lost(temperature: float) -> float:
@@ -98,7 +100,7 @@ def best_temperature(logits: Floats, gold: Indices, loss: CalibrationLoss) -> fl
     return (low + high) / 2
 
 
-def expected_calibration_error(logits: Floats, gold: Indices) -> float:
+def expected_calibration_error(logits: Floats, gold: Floats) -> float:
     """The expected calibration error (ECE) of the softmax of the logits, in [0, 1].
 
     The texts are put into 15 bins of equal width by the score of their predicted label. The error
@@ -107,20 +109,24 @@ def expected_calibration_error(logits: Floats, gold: Indices) -> float:
     """
     scores = np.exp(_log_softmax(logits))
     confidence = scores.max(axis=1)
-    right = scores.argmax(axis=1) == gold
+    right = _right(logits, gold)
     bins = np.ceil(confidence * BINS).astype(int)
     return float(np.abs(np.bincount(bins, weights=right - confidence)).sum() / len(gold))
 
 
-def log_loss(logits: Floats, gold: Indices) -> float:
+def log_loss(logits: Floats, gold: Floats) -> float:
     """The mean negative logarithm of the gold labels' scores, in nats."""
-    return -float(np.take_along_axis(_log_softmax(logits), gold[:, None], axis=1).mean())
+    return -float((gold * _log_softmax(logits)).sum(axis=1).mean())
 
 
-def brier_score(logits: Floats, gold: Indices) -> float:
+def brier_score(logits: Floats, gold: Floats) -> float:
     """The mean squared distance between the scores and 1 for the gold label, 0 for the others."""
-    ideal = np.eye(logits.shape[1])[gold]
-    return float(((np.exp(_log_softmax(logits)) - ideal) ** 2).sum(axis=1).mean())
+    return float(((np.exp(_log_softmax(logits)) - gold) ** 2).sum(axis=1).mean())
+
+
+def _right(logits: Floats, gold: Floats) -> Floats:
+    """How likely each text's predicted label is."""
+    return np.take_along_axis(gold, logits.argmax(axis=1)[:, np.newaxis], axis=1)[:, 0]
 
 
 def _log_softmax(logits: Floats) -> Floats:
@@ -137,11 +143,7 @@ TEXTS_PER_BATCH = 16
 
 
 def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[Labels]]:
-    """Classify every example as the service does; the scores, and the predicted labels.
-
-    Raises:
-        UserError: a text cannot be classified (the message names its row).
-    """
+    """Classify every example as the service does; the scores, and the predicted labels."""
     logits = logits_of_examples(model, examples)
     if model.multi_label:
         predicted: list[Labels] = [tuple(model.chosen(row)) for row in model.scores(logits)]
@@ -150,32 +152,42 @@ def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[La
     gold, groups = [e.labels for e in examples], [e.group for e in examples]
     by = groups if any(groups) else ()
     scores = score(gold, predicted, model.labels, by, multi_label=model.multi_label)
-    decisions, right = as_decisions(model, logits, examples)
+    decisions, right = as_decisions(model, logits, marks(gold, model.labels))
     decisions = decisions / model.temperature
-    ece, loss = expected_calibration_error(decisions, right), log_loss(decisions, right)
-    return replace(scores, ece=ece, log_loss=loss), predicted
+    encodings = [model.tokenizer.encode(example.text) for example in examples]
+    tokens = [encoding.tokens for encoding in encodings]
+    texts = np.bincount(np.searchsorted(TEXT_TOKENS, tokens), minlength=len(TEXT_TOKENS) + 1)
+    scores = replace(
+        scores,
+        ece=expected_calibration_error(decisions, right),
+        log_loss=log_loss(decisions, right),
+        lengths=dict(zip(Evaluation().lengths, texts.tolist(), strict=True)),
+        tokens=sum(tokens),
+        unknown_tokens=sum(map(model.tokenizer.texts.unknown_tokens, encodings)),
+    )
+    return scores, predicted
 
 
 def as_decisions(
-    model: Model, logits: NDArray[np.float32], examples: Sequence[Example]
-) -> tuple[NDArray[np.float32], Indices]:
-    """Logits [decisions, classes], and the index of the right class of each decision.
+    model: Model, logits: NDArray[np.float32], likely: Floats | NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], Floats]:
+    """Logits [decisions, classes], and how likely each class is, from [texts, labels] of both.
 
     A text is one decision between the labels. For a multi-label model, each label of a text is one:
     its sigmoid is the softmax of the logits 0 (no) and its own (yes).
     """
-    gold = marks([example.labels for example in examples], model.labels)
+    likely = likely.astype(np.float64)
     if not model.multi_label:
-        return logits, gold.argmax(axis=1)
-    yes = logits.reshape(-1)
-    return np.stack([np.zeros_like(yes), yes], axis=1), gold.reshape(-1).astype(int)
+        return logits, likely
+    yes, sure = logits.reshape(-1), likely.reshape(-1)
+    return np.stack([np.zeros_like(yes), yes], axis=1), np.stack([1 - sure, sure], axis=1)
 
 
 def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
     """The logits [examples, labels] of the examples, in the same order.
 
     Raises:
-        UserError: see ``evaluate``.
+        UserError: a text cannot be classified (the message names its row).
     """
     encodings = []
     for row, example in enumerate(examples, start=1):
@@ -224,11 +236,7 @@ class AccuracyGate:
         self.refused: dict[Precision, str] = {}
 
     def scored(self, model: Model, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """The variant's scores for the manifest; None without examples.
-
-        Raises:
-            UserError: a text cannot be classified.
-        """
+        """The variant's scores for the manifest; None without examples."""
         if not self._examples:
             return None
         scores, labels = evaluate(model, self._examples)

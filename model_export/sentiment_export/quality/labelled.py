@@ -1,8 +1,9 @@
 """Reads labelled texts: TSV without a header, or the tables that ``sentiment classify`` reads."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,19 +12,21 @@ from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table
 from sentiment_service.files.results import column_index
-from sentiment_service.files.table import READ, TextOrError, check_is_file
-from sentiment_service.files.text_files import NOT_UTF8
+from sentiment_service.files.table import READ, READ_NAMES, TextOrError, check_is_file
+from sentiment_service.files.text_files import NOT_UTF8, PLAIN, FileOptions, inner_suffix
 from sentiment_service.settings.sources import nearest
 
-from sentiment_export.checkpoint.labels import known_spellings
+from sentiment_export.checkpoint.config import known_spellings
 
 LABELLED = (
-    "labelled texts: CSV, JSON, JSONL or Parquet with the columns 'text' and 'label', or TSV "
-    "without a header, with the columns group, label and text"
+    "labelled texts: CSV, JSON, JSONL, Parquet or .xlsx with the columns 'text' and 'label', or "
+    "TSV without a header, with the columns group, label and text"
 )
-# By how much a variant's scores on labelled texts may be lower than those of fp32. It is here and
-# not in evaluation.py, because --help does not need the libraries that compute scores.
-MAX_ACCURACY_LOSS = 0.01
+# These are not where they are used, because --help does not need the libraries that compute.
+MAX_ACCURACY_LOSS = 0.01  # by how much a variant's scores may be lower than those of fp32
+MAX_TRAINED_TOKENS = 96  # special tokens included; a longer text is cut, or sooner by the base
+# With fewer texts, the temperature would depend more on the choice of the texts than on the model.
+LEAST_TEXTS = 100
 TABLES = tuple(ending for ending in READ if not ending.startswith(".txt"))
 LONGEST_SHOWN = 40  # characters of a label; what is longer is probably a text
 Labels = tuple[str, ...]  # of one text, in logit order; exactly one unless the model is multi-label
@@ -55,7 +58,7 @@ class Columns:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags that ``of`` reads."""
+        """Add the flags that ``of`` reads, and those of ``FileOptions``."""
         parser.add_argument("--column", metavar="NAME", help="column of the texts (default: text)")
         parser.add_argument(
             "--label-column",
@@ -68,6 +71,7 @@ class Columns:
             metavar="NAME",
             help="column of groups, such as languages, that are also scored one by one",
         )
+        FileOptions.add_arguments(parser)
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self | None:
@@ -77,7 +81,13 @@ class Columns:
 
 
 def read_examples(
-    path: Path, labels: list[str], columns: Columns | None = None, *, multi_label: bool = False
+    path: Path,
+    labels: list[str],
+    columns: Columns | None = None,
+    *,
+    multi_label: bool = False,
+    file_options: FileOptions = PLAIN,
+    least: int = 1,
 ) -> list[Example]:
     """Read a labelled file: a table, or TSV in which a byte order mark at the start is ignored.
 
@@ -86,14 +96,14 @@ def read_examples(
     model has any number of them, also none.
 
     Raises:
-        UserError: the file cannot be read, is empty or lacks a column, or a row has no label, one
-            that is not of ``labels``, or a text that the service would refuse; the message names
-            the first such row.
+        UserError: the file cannot be read, has fewer than the ``least`` texts or lacks a column,
+            or a row has no label, one that is not of ``labels``, or a text that the service would
+            refuse; the message names the first such row.
     """
     spellings = known_spellings(labels)
     examples: list[Example] = []
     faults: list[str] = []
-    for where, group, written, text in _rows(path, columns):
+    for where, group, written, text in _rows(path, columns, file_options):
         try:
             names = _names(written, labels, spellings, multi_label=multi_label)
             examples.append(Example(group, names, _checked(text)))
@@ -104,21 +114,61 @@ def read_examples(
         raise UserError(faults[0] + more)
     if not examples:
         raise UserError(f"{path} holds no labelled texts")
+    if len(examples) < least:
+        raise UserError(
+            f"{path} holds {len(examples)} labelled texts; calibration needs at least {least}"
+        )
     return examples
 
 
-def _rows(path: Path, columns: Columns | None) -> Iterator[Row]:
+def read_texts(
+    path: Path, column: str | None = None, file_options: FileOptions = PLAIN
+) -> tuple[list[str], int, bool]:
+    """The texts of a file that ``classify`` reads, or of TSV with group, label and text.
+
+    Returns:
+        The texts, how many others the service would refuse, and whether there are labels.
+
+    Raises:
+        UserError: the file cannot be read, or lacks the column.
+    """
+    if not path.name.lower().endswith(READ):
+        raise UserError(f"{path} holds texts only if its name ends in {READ_NAMES}")
+    _check_file(path, file_options)
+    is_tsv = column is None and inner_suffix(path) == ".tsv"
+    if is_tsv and "text" not in next((r.cells for r in rows_without_header(path, 3)), ()):
+        found: Iterable[TextOrError] = (row[3] for row in _rows_of_tsv(path, file_options))
+        labelled = True
+    else:
+        table = open_table(path, column or "text", file_options)
+        found, labelled = chain.from_iterable(c.texts for c in table.chunks()), False
+    texts, refused = [], 0
+    for text in found:
+        try:
+            texts.append(_checked(text))
+        except UserError:
+            refused += 1
+    return texts, refused, labelled or "label" in table.columns
+
+
+def _rows(path: Path, columns: Columns | None, file_options: FileOptions) -> Iterator[Row]:
     is_table = path.name.lower().endswith(TABLES)
     if columns and not is_table:
-        raise UserError(f"{path} has no named columns: it does not end in {' '.join(TABLES)}")
+        raise UserError(f"{path} has no named columns: it does not end in {' '.join(TABLES[:8])}")
+    _check_file(path, file_options)
+    if columns or (is_table and inner_suffix(path) != ".tsv"):
+        return _rows_of_table(path, columns or Columns(), file_options)
+    return _rows_of_tsv(path, file_options)
+
+
+def _check_file(path: Path, file_options: FileOptions) -> None:
     check_is_file(path)
-    if columns or (is_table and ".tsv" not in path.name.lower()):
-        return _rows_of_table(path, columns or Columns())
-    return _rows_of_tsv(path)
+    if fault := file_options.fault(path):
+        raise UserError(fault)
 
 
-def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
-    table = open_table(path, columns.text)
+def _rows_of_table(path: Path, columns: Columns, file_options: FileOptions) -> Iterator[Row]:
+    table = open_table(path, columns.text, file_options)
     number = 0
     for chunk in table.chunks():
         if not number:
@@ -131,8 +181,8 @@ def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
             yield f"{path}, row {number}", group, record.get(columns.label), text
 
 
-def _rows_of_tsv(path: Path) -> Iterator[Row]:
-    for row in rows_without_header(path, width=3):
+def _rows_of_tsv(path: Path, file_options: FileOptions) -> Iterator[Row]:
+    for row in rows_without_header(path, 3, file_options):
         if len(row.cells) != 3:
             raise UserError(
                 f"{path}:{row.number}: expected group<TAB>label<TAB>text, found {len(row.cells)} "
@@ -148,7 +198,7 @@ def _checked(text: TextOrError) -> str:
     if "\0" in text or not VISIBLE.search(text):  # the service refuses it
         raise UserError("the text is blank or holds a NUL character")
     if NOT_UTF8.search(text):
-        raise UserError("the text is not UTF-8")
+        raise UserError("the text is not UTF-8, or not of --encoding")
     return text
 
 

@@ -1,7 +1,8 @@
-"""Quality figures of a classifier on labelled texts."""
+"""Quality figures of a classifier on labelled texts, for a terminal, as JSON and as a picture."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from math import sqrt
 from statistics import fmean
 from typing import Any
@@ -33,7 +34,6 @@ class Figures:
     micro_f1: float | None
 
     def line(self) -> str:
-        """The figures in one line, for a terminal."""
         figures = "  ".join(f"{title} {figure:.4f}" for title, figure in self.named().items())
         return f"{figures}  ({self.samples} texts)"
 
@@ -52,6 +52,7 @@ class Scores(Figures):
     ``precision``, ``recall``, ``f1`` and ``texts`` are by label, without labels that no text has.
     ``confusion[i][j]`` counts gold label i predicted as label j; there is none of a multi-label
     model. ``ece`` and ``log_loss`` are those of the model's scores, where these are known.
+    ``lengths``, ``tokens`` and ``unknown_tokens`` are those of ``Evaluation``.
     """
 
     labels: list[str]
@@ -65,6 +66,9 @@ class Scores(Figures):
     agreement_with_fp32: float | None = None
     ece: float | None = None
     log_loss: float | None = None
+    lengths: dict[str, int] | None = None
+    tokens: int | None = None
+    unknown_tokens: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy, without what is not known."""
@@ -135,14 +139,11 @@ def score(
         for name in sorted(set(groups))
     }
     texts = right.sum(axis=0)
-    by_label = [
-        {
-            label: float(figure)
-            for label, figure, some in zip(labels, row, texts, strict=True)
-            if some
-        }
-        for row in _by_label(right, found)
-    ]
+    named = [label for label, some in zip(labels, texts, strict=True) if some]
+    precision, recall, f1, number = (
+        dict(zip(named, row[texts > 0].tolist(), strict=True))
+        for row in (*_by_label(right, found), texts)
+    )
     parts = list(by_group.values()) or [whole]
     means: dict[str, Any] = {
         name: fmean(getattr(part, name) for part in parts)
@@ -152,10 +153,10 @@ def score(
     return Scores(
         **asdict(whole),
         labels=labels,
-        precision=by_label[0],
-        recall=by_label[1],
-        f1=by_label[2],
-        texts={label: int(some) for label, some in zip(labels, texts, strict=True) if some},
+        precision=precision,
+        recall=recall,
+        f1=f1,
+        texts=number,
         confusion=None if multi_label else (right.T.astype(int) @ found).tolist(),
         groups=by_group,
         mean=replace(whole, **(means | {"samples": whole.samples})),
@@ -220,7 +221,6 @@ class Change:
     now_wrong: int
 
     def line(self) -> str:
-        """The change in one line, for a terminal."""
         rows = ", ".join(map(str, self.rows[:ROWS_SHOWN]))
         more = " …" if len(self.rows) > ROWS_SHOWN else ""
         return (
@@ -270,3 +270,53 @@ def _named_figures(scores: Scores) -> dict[str, float]:
 
 def _named(labels: Labels) -> str:
     return ", ".join(sorted(labels)) or "none"
+
+
+INCHES = 0.6  # of a cell
+DARK = 0.55  # from this share on, a cell's text is white
+
+
+def svg(scored: Sequence[tuple[str, Scores]]) -> str:
+    """A picture of the confusion matrices, or of the figures of a multi-label model's labels.
+
+    One panel is below the other, each with its title. A cell is as dark as its share of its row.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    cells = [_cells(scores) for _, scores in scored]
+    heights = [INCHES * len(rows) + 1.5 for rows, *_ in cells]
+    width = 3 + INCHES * max(len(columns) for _, columns, *_ in cells)
+    figure = Figure(figsize=(max(8, width), sum(heights)), layout="constrained")
+    panels = figure.subplots(len(scored), squeeze=False, height_ratios=heights)[:, 0]
+    for panel, (title, scores), (rows, columns, texts, shares) in zip(
+        panels, scored, cells, strict=True
+    ):
+        panel.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        panel.set_title(f"{title}: {scores.line()}", fontsize="medium")
+        panel.set_xticks(range(len(columns)), columns, rotation=90)
+        panel.set_yticks(range(len(rows)), rows)
+        if scores.confusion is not None:
+            panel.set(xlabel="predicted", ylabel="gold")
+        for (row, column), share in np.ndenumerate(shares):
+            colour = "white" if share >= DARK else "black"
+            panel.text(column, row, texts[row][column], ha="center", va="center", color=colour)
+    drawing = StringIO()
+    # Text, not outlines; and a dollar sign in a label is one.
+    with mpl.rc_context({"svg.fonttype": "none", "text.parse_math": False}):
+        figure.savefig(drawing, format="svg")
+    return drawing.getvalue()
+
+
+def _cells(scores: Scores) -> tuple[list[str], list[str], list[list[str]], NDArray[np.float64]]:
+    """The names of rows and columns, the texts of the cells, and their shares."""
+    if scores.confusion is not None:
+        counts = np.array(scores.confusion)
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        texts = [[str(count) for count in row] for row in scores.confusion]
+        return scores.labels, scores.labels, texts, shares
+    rows = list(scores.f1)
+    by = (scores.precision, scores.recall, scores.f1)
+    shares = np.array([[figures[label] for figures in by] for label in rows]).reshape(-1, 3)
+    texts = [[f"{share:.2f}" for share in row] for row in shares]
+    return rows, ["precision", "recall", "F1"], texts, shares

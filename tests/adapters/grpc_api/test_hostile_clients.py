@@ -7,8 +7,10 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from sentiment_service.adapters.grpc.messages import METHODS, more_fields
 from sentiment_service.adapters.grpc.methods import HANDLERS, _document
 from sentiment_service.adapters.grpc.server import (
     AT_ONCE,
+    LEAST_CONNECTIONS,
     STREAMS,
     UNKNOWN,
     AioServer,
@@ -43,6 +46,7 @@ from checks.support.http2 import (
     Connection,
     hold_back,
     message,
+    reset_calls,
     status_of,
 )
 from tests.adapters.grpc_api.conftest import serving
@@ -389,6 +393,110 @@ def test_calls_that_are_reset_do_not_end_those_of_others() -> None:
     assert taken <= 12 * (STREAMS + 1) + AT_ONCE + 20
 
 
+def test_it_is_known_when_all_calls_have_been_taken() -> None:
+    """Of each method, and of none: each call that the library had read before has begun then."""
+
+    async def begun() -> tuple[int, int]:
+        port, begun = free_port(), 0
+
+        async def answer(requests: object, context: object) -> None:
+            nonlocal begun
+            begun += 1
+
+        handler = grpc.stream_stream_rpc_method_handler(answer)
+        server = AioServer([], {INFER.decode(): handler, UNKNOWN: handler}, crashed=print)
+        server.add_insecure_port(f"127.0.0.1:{port}".encode())
+        await server.start()
+        with Connection(port) as client:
+            for _ in range(200):
+                client.begin(INFER)
+                client.reset(client.begin(NOT_TEXT))
+            client.ping()
+            before = begun
+            await server.all_taken()
+            for _ in range(5):  # grpc.aio makes two tasks of a call
+                await asyncio.sleep(0)
+            after = begun
+        await server.shutdown(None)
+        return before, after
+
+    assert asyncio.run(begun()) == (0, 400)
+
+
+def reconnect(port: int, until: float) -> None:
+    """Open calls and reset them, on ever new connections."""
+    flood = reset_calls(range(1, 2 * STREAMS, 2))
+    while time.monotonic() < until:
+        with suppress(OSError), Connection(port) as hostile:
+            hostile.socket.sendall(flood)
+            hostile.ping()
+
+
+def reset_on(connections: int) -> Callable[[int, float], None]:
+    """What opens calls and resets them on so many connections, again and again."""
+
+    def reset(port: int, until: float) -> None:
+        with ExitStack() as stack:
+            hostile = [stack.enter_context(Connection(port)) for _ in range(connections)]
+            for first in count(1, 2 * STREAMS):
+                flood = reset_calls(range(first, first + 2 * STREAMS, 2))
+                for one in hostile:
+                    if time.monotonic() > until:
+                        return
+                    with suppress(OSError):
+                        one.socket.settimeout(0.1)
+                        one.socket.sendall(flood)
+
+    return reset
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, gRPC listens itself")
+def test_connections_are_limited(bundle: Path) -> None:
+    """One too many is closed at once; it gets a place when another one has left."""
+    small = ["--max-body-bytes", "1000", "--max-inflight-bytes", "20000"]
+    with serving(bundle, *small) as (_, port), ExitStack() as stack:
+        connections = [stack.enter_context(Connection(port)) for _ in range(LEAST_CONNECTIONS)]
+        for one in connections:
+            assert one.read()
+        with Connection(port) as refused:
+            assert refused.read() is None
+        connections[0].socket.close()
+        assert predicted(port)
+
+
+def take_nothing(port: int, until: float) -> None:
+    """Send settings, each of which must be acknowledged, on ever new connections."""
+    while time.monotonic() < until:
+        with suppress(OSError), Connection(port, timeout_s=0.5) as hostile:
+            while time.monotonic() < until:
+                hostile.socket.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]) * 7_000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, gRPC listens itself")
+@pytest.mark.parametrize("attack", [reconnect, reset_on(50), take_nothing])
+def test_floods_of_reset_calls_end_no_calls_of_others(
+    bundle: Path, attack: Callable[[int, float], None]
+) -> None:
+    """Three clients need no key for them. gRPC itself cancelled a third of the other calls."""
+
+    def answered(port: int) -> int:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        answers = 0
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            while time.monotonic() < until:
+                channel.unary_unary(INFER.decode())(ASKED, timeout=20, wait_for_ready=True)
+                answers += 1
+        return answers
+
+    with serving(bundle) as (_, port), ThreadPoolExecutor(8) as pool:
+        until = time.monotonic() + 3
+        attacks = [pool.submit(attack, port, until) for _ in range(3)]
+        others = [pool.submit(answered, port) for _ in range(4)]
+        assert all(other.result() for other in others)
+        for one in attacks:
+            one.result()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -418,8 +526,73 @@ def test_bytes_that_are_no_message_are_not_counted(content: bytes) -> None:
         more_fields(content, METHODS[INFER.decode()].request.DESCRIPTOR, 10_000)
 
 
+def test_a_call_that_has_just_ended_is_dropped_without_a_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its turn to give way may come before grpc.aio knows of its end."""
+
+    async def drop_at_the_end() -> None:
+        port, ended = free_port(), asyncio.Event()
+
+        async def answer(requests: object, context: object) -> None:
+            task: Any = asyncio.current_task()
+            task.add_done_callback(server.drop)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            task.add_done_callback(lambda _: ended.set())
+
+        handler = grpc.stream_stream_rpc_method_handler(answer)
+        server = AioServer([], {INFER.decode(): handler, UNKNOWN: handler}, crashed=print)
+        server.add_insecure_port(f"127.0.0.1:{port}".encode())
+        await server.start()
+        with Connection(port) as client:
+            stream = client.begin(INFER)
+            await asyncio.sleep(0.2)
+            client.reset(stream)
+            await ended.wait()
+            await asyncio.sleep(0.1)
+        await server.shutdown(None)
+
+    asyncio.run(drop_at_the_end())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_calls_whose_clients_leave_during_a_write_take_no_room() -> None:
+    """After a thousand of them, as many answers as ever wait for their clients."""
+    dropped: list[object] = []
+
+    async def leave(limits: CallLimits) -> None:
+        async def write(content: bytes) -> None:
+            raise cygrpc.ExecuteBatchError("send")
+
+        call: Any = Call.__new__(Call)
+        call.limits, call._context, call._task = limits, SimpleNamespace(write=write), _task()
+        call.release = lambda: None
+        limits.begin(call._task)
+        with suppress(cygrpc.ExecuteBatchError):
+            await call._write(METHODS[LIVE.decode()].response())
+        limits.leaves(call._task)  # its status
+
+    async def leave_often() -> None:
+        limits = CallLimits(Service(Settings(), Paths()), dropped.append)
+        for _ in range(limits.most_calls):
+            await asyncio.create_task(leave(limits))
+        waiting = [asyncio.create_task(asyncio.sleep(0)) for _ in range(10)]
+        for task in waiting:
+            limits.leaves(task)
+        await asyncio.gather(*waiting)
+
+    asyncio.run(leave_often())
+    assert dropped == []
+
+
+def _task() -> Any:
+    return asyncio.current_task()
+
+
 def test_a_client_that_leaves_during_a_write_is_no_failure() -> None:
     """gRPC ends the write with an error of its own, which was a traceback in the log."""
     call: Any = Call.__new__(Call)
     call.service = SimpleNamespace(lifecycle=SimpleNamespace(stopping=False))
+    call.asked_ms = None
     assert isinstance(call._error(cygrpc.ExecuteBatchError("send")), ClientDisconnected)

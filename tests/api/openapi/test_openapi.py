@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from jsonschema_rs import is_valid
-from sentiment_service.http.openapi import ERRORS
+from sentiment_service.errors import CLASSIFY_ERRORS
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 
@@ -78,7 +78,7 @@ def test_every_error_of_a_classifying_route_is_described(
             (content,) = answer["content"].values()
             assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
             errors |= {(int(status), code) for code in content["examples"]}
-    assert errors == {(error.status, error.code) for error in ERRORS}
+    assert errors == {(error.status, error.code) for error in CLASSIFY_ERRORS}
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,7 @@ def test_examples_are_true(embedded: TestClient) -> None:
     """
     document = embedded.get("/openapi.json").json()
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    del document["paths"]["/models/{name}/promote"]  # needs a candidate: see test_shadow.py
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             parameters = {

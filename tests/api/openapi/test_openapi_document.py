@@ -27,6 +27,11 @@ OPERATIONS = {
     ("post", "/"): "classifyHuggingFace",
     ("post", "/predict"): "predictTei",
     ("post", "/v1/classify"): "classifyVllm",
+    ("post", "/text/analytics/v3.1/sentiment"): "classifyAzureV31",
+    ("post", "/language/:analyze-text"): "classifyAzure",
+    ("post", "/#X-Amz-Target=Comprehend_20171127"): "classifyComprehend",
+    ("post", "/v1/documents:analyzeSentiment"): "classifyGoogleV1",
+    ("post", "/v2/documents:analyzeSentiment"): "classifyGoogleV2",
     ("get", "/v1/models"): "listModelsV1",
     ("get", "/v1/models/{name}"): "getModelV1",
     ("get", "/health"): "checkHealth",
@@ -35,8 +40,22 @@ OPERATIONS = {
     ("get", "/info"): "getInfo",
     ("get", "/models"): "listModels",
     ("post", "/models/{name}/reload"): "reloadModel",
+    ("post", "/models/{name}/promote"): "promoteCandidate",
     ("get", "/metrics"): "getMetrics",
     ("get", "/"): "getPage",
+}
+# What the descriptions of other servers' protocols begin with, by operationId.
+PROTOCOLS = {
+    "classifyHuggingFace": "Hugging Face",
+    "predictTei": "text-embeddings-inference",
+    "classifyVllm": "vLLM",
+    "classifyAzureV31": "Azure Language",
+    "classifyAzure": "Azure Language",
+    "classifyComprehend": "AWS Comprehend",
+    "classifyGoogleV1": "Google Natural Language",
+    "classifyGoogleV2": "Google Natural Language",
+    "listModelsV1": "OpenAI",
+    "getModelV1": "OpenAI",
 }
 
 
@@ -91,7 +110,7 @@ def test_operations_are_described(document: Any) -> None:
             assert tag in known, path
             assert operation["summary"], path
             assert operation["description"].startswith(operation["summary"]), path
-    assert ids == OPERATIONS
+    assert ids == OPERATIONS, "OPERATIONS must have each operation"
     assert unequal([*ids.values()])
 
 
@@ -105,15 +124,9 @@ def test_protocols_of_others_are_named_in_one_line(document: Any) -> None:
                 assert "$ref" not in json.dumps(operation)
                 assert operation["description"] == operation["summary"]
                 names[operation["operationId"]] = operation["summary"]
-    for operation_id, protocol in (
-        ("classifyHuggingFace", "Hugging Face"),
-        ("predictTei", "text-embeddings-inference"),
-        ("classifyVllm", "vLLM"),
-        ("listModelsV1", "OpenAI"),
-        ("getModelV1", "OpenAI"),
-    ):
-        assert names.pop(operation_id).startswith(protocol)
-    assert names == {}
+    assert names.keys() == PROTOCOLS.keys(), "PROTOCOLS must name the protocol of each operation"
+    for operation_id, name in names.items():
+        assert name.startswith(PROTOCOLS[operation_id])
 
 
 def test_operations_have_examples(document: Any) -> None:

@@ -68,7 +68,6 @@ def test_a_key_nobody_could_send_stops_the_start(
         ("1", "0.0.0.0", (), True),  # noqa: S104
         ("2", "0.0.0.0", (), True),  # noqa: S104
         ("1", "0.0.0.0", ("--api-keys", KEYS), False),  # noqa: S104
-        ("2", "0.0.0.0", ("--api-keys", KEYS), False),  # noqa: S104
         ("1", "localhost", (), False),
     ],
 )

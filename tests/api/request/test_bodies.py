@@ -58,15 +58,16 @@ def test_pieces_are_bounded_however_the_body_arrives(encoding: str, compress: Co
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("zlib", "decompressobj"), ("brotli", "Decompressor")]
+    ("library", "name", "encoding"),
+    [(zlib, "decompressobj", "deflate"), (brotli, "Decompressor", "br")],
 )
 def test_a_long_body_is_decompressed_in_linear_time_off_the_event_loop(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, library: Any, name: str, encoding: str
 ) -> None:
     """The input, which is copied for each piece, is short; only the first pieces keep the loop."""
     inputs: list[int] = []
     threads: list[str] = []
-    kind = getattr(sys.modules[module], name)
+    kind = getattr(library, name)
 
     class Noted:
         def __init__(self, *options: Any) -> None:
@@ -82,12 +83,10 @@ def test_a_long_body_is_decompressed_in_linear_time_off_the_event_loop(
 
         decompress, process = partialmethod(_call, "decompress"), partialmethod(_call, "process")
 
-    monkeypatch.setattr(f"sentiment_service.http.decoding.{module}.{name}", Noted)
+    monkeypatch.setattr(library, name, Noted)
     text = base64.b64encode(random.Random(1).randbytes(1_000_000)).decode()
     body = json.dumps({"inputs": [text]}).encode()
-    compress = {"zlib": zlib.compress, "brotli": brotli.compress}[module]
-    packed = compress(body)
-    answer = _post(serve(), packed, {"zlib": "deflate", "brotli": "br"}[module])
+    answer = _post(serve(), library.compress(body), encoding)
     assert (answer.status_code, answer.json()["results"][0]["error"]["code"]) == (
         200,
         "text_too_long",

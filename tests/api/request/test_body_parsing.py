@@ -5,6 +5,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Coroutine, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -18,10 +19,9 @@ from sentiment_service.errors import (
     InvalidRequest,
     PayloadTooLarge,
 )
-from sentiment_service.http.body import read_body, read_bytes
 from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, decoder
-from sentiment_service.http.exchange import HttpRequest
-from sentiment_service.requests.exchange import Arrival
+from sentiment_service.http.routes import HttpRequest, read_body, read_bytes
+from sentiment_service.requests.exchange import Arrival, Exchange
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.requests.validation import INLINE_BYTES, RequestBody, SingleText
 
@@ -46,7 +46,7 @@ def worker() -> Iterator[StepThread]:
 class Body:
     """A request whose body arrives in these pieces; ``held`` counts the bytes that it holds."""
 
-    content = b""
+    parsed = None
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class Body:
             headers=dict(headers),
             arrival=Arrival(0.0, complete=True),
         )
+        self.exchange.in_steps = partial(cast(Any, Exchange).in_steps, self.exchange)
         self.scope = {"headers": list(headers)}
 
     def _hold(self, size: int) -> None:

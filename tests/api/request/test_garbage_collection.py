@@ -3,7 +3,7 @@
 import gc
 
 from fastapi.testclient import TestClient
-from sentiment_service.http.exchange import HttpExchange
+from sentiment_service.http.routes import HttpExchange
 from sentiment_service.server.http_protocol import HttpProtocol
 
 from tests.conftest import Listen

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sentiment_service.engine.host import available_memory
+from sentiment_service.engine.host import available_memory, used_memory
+from sentiment_service.requests import service
 
 from tests.conftest import FLAGS, Listen, Serve
 from tests.support.raw_http import HEAD, connect, exchange, post
@@ -102,7 +103,7 @@ def test_the_default_is_a_share_of_the_memory(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, memory: int, limit: int
 ) -> None:
     """The default depends on the memory, between two bodies and 256 MiB; /info shows it."""
-    monkeypatch.setattr("sentiment_service.requests.service.available_memory", lambda: memory)
+    monkeypatch.setattr(service, "available_memory", lambda: memory)
     assert serve().get("/info").json()["limits"]["max_inflight_bytes"] == limit
 
 
@@ -130,3 +131,39 @@ def test_the_memory_is_that_of_the_container(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert available_memory(tmp_path) == (limit or available_memory(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("files", "used"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                "sys/fs/cgroup/a/memory.max": "1000",
+                "sys/fs/cgroup/a/memory.current": "700\n",
+                "sys/fs/cgroup/a/memory.stat": "anon 400\ninactive_file 200\n",
+                "sys/fs/cgroup/a/b/memory.current": "1",
+            },
+            500,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "700",
+                "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 300\n",
+            },
+            400,
+        ),
+        ({"proc/meminfo": "MemTotal: 900 kB\nMemAvailable: 600 kB\n"}, 300 * 1024),
+        ({}, 0),
+    ],
+)
+def test_the_memory_in_use_is_that_which_the_limit_is_for(
+    tmp_path: Path, files: dict[str, str], used: int
+) -> None:
+    """Without what the system can drop, as Kubernetes counts it; without a limit, the machine's."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert used_memory(tmp_path) == used

@@ -45,7 +45,7 @@ def test_a_successor_knows_the_hits_before_it() -> None:
 def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """More hits than the ring has room for: those who read often miss none, others the oldest."""
     monkeypatch.setitem(SECTIONS, "hits", 8 + 24 * 10)
-    monkeypatch.setattr("sentiment_service.shared_memory._PART", sum(SECTIONS.values()))
+    monkeypatch.setattr(shared_memory, "_PART", sum(SECTIONS.values()))
     with shared_board(2) as (_, descriptor):
         writer, often, seldom = (
             MovingWindow(100, 1000, Board.open(descriptor, 2, number).parts("hits"))

@@ -14,6 +14,7 @@ from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 
 from tests.conftest import SET_BY_HAND
+from tests.support.serving import eventually
 from tests.support.tiny_bundle import make_bundle
 
 
@@ -60,4 +61,4 @@ def test_a_start_that_fails_leaves_no_thread(
     with pytest.raises(MemoryError), TestClient(app):
         pass
     assert names == ["tiny", "other"]
-    assert _runner_threads() == before
+    eventually(lambda: _runner_threads() <= before)  # they end on their own

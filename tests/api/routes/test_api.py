@@ -16,6 +16,7 @@ from sentiment_service.requests.exchange import Exchange
 
 from tests.conftest import Serve
 from tests.support.reloads import reload
+from tests.support.serving import metric
 from tests.support.tiny_bundle import LABELS, calibrate, make_bundle, write_manifest
 
 
@@ -108,13 +109,25 @@ def test_models_are_chosen_by_name(serve: Serve, bundle: Path, tmp_path: Path) -
     assert [model["name"] for model in client.get("/models").json()["models"]] == ["tiny", "other"]
 
 
-@pytest.mark.parametrize("sent", [None, "", "x" * 129, "a b", "caf\xe9"])
-def test_an_id_is_made_where_none_is_sane(client: TestClient, sent: str | None) -> None:
-    """An invalid request id is replaced, in headers and in logs; problems repeat the new id."""
-    headers = {} if sent is None else {b"x-request-id": sent.encode("latin-1")}
-    answer = client.get("/nowhere", headers=headers)
-    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
-    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+def test_a_served_name_takes_the_place_of_the_bundles(serve: Serve) -> None:
+    """Requests, answers and metrics know the model by it, also after a reload."""
+    client = serve(served_name="sentiment", admin_keys="admin-key-1")
+    for _ in range(2):
+        answer = client.post("/v1/models/sentiment:predict", json={"instances": ["love"]})
+        assert answer.status_code == 200
+        assert reload(client, "sentiment").status_code == 200
+    assert client.get("/v2/models/tiny").status_code == 404
+    assert [one["name"] for one in client.get("/models").json()["models"]] == ["sentiment"]
+    assert metric(client, "sentiment_texts_total", model="sentiment", outcome="ok") == 2
+
+
+def test_models_of_one_name_can_be_served_under_two(
+    serve: Serve, bundle: Path, tmp_path: Path
+) -> None:
+    """The names belong to the models in their order."""
+    other = make_bundle(tmp_path / "other")
+    client = serve(model=(bundle, other), served_name=("a", "b"))
+    assert [one["name"] for one in client.get("/models").json()["models"]] == ["a", "b"]
 
 
 def test_info_says_what_runs(serve: Serve) -> None:
@@ -139,7 +152,7 @@ def test_info_claims_only_what_was_proven(
     with monkeypatch.context() as arm:
         arm.setattr(platform, "machine", lambda: "aarch64")
         assert client.get("/info").json()["batch_invariant"] is None
-    cast(FastAPI, client.app).state.service.models.classifier(None).model.provider = CUDA
+    cast(FastAPI, client.app).state.service.models.classifiers.of(None).model.provider = CUDA
     assert client.get("/info").json()["batch_invariant"] is None
     half = make_bundle(tmp_path / "half")
     variants = json.loads((half / MANIFEST).read_text(encoding="utf-8"))["variants"]
@@ -148,22 +161,6 @@ def test_info_claims_only_what_was_proven(
     assert info["batch_invariant"] is None
     convolution = make_bundle(tmp_path / "convolution", conv_kernel_size=3)
     assert serve(model=(convolution,)).get("/info").json()["batch_invariant"] is None
-
-
-def test_the_answer_fits_its_schema(client: TestClient) -> None:
-    """The documented answer has the same fields as the real one, which is built by hand."""
-    schemas = client.get("/openapi.json").json()["components"]["schemas"]
-    answer = client.post("/classify", json={"inputs": ["love", ""]}).json()
-    prediction, failed = answer["results"]
-    for name, document in {
-        "ClassifyResponse": answer,
-        "ModelVersion": answer["model"],
-        "Prediction": prediction,
-        "FailedItem": failed,
-        "ItemError": failed["error"],
-    }.items():
-        schema = schemas[name]
-        assert {*schema["required"]} <= {*document} <= {*schema["properties"]}, name
 
 
 def test_a_fault_in_a_route_is_a_problem_too(

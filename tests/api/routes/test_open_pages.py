@@ -13,7 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sentiment_service.http.operations import Scrapes
+from sentiment_service.http.pages import Scrapes
+from starlette.websockets import WebSocketDisconnect
 
 from tests.support.virtual_time import Simulation
 
@@ -36,10 +37,12 @@ def test_a_file_has_one_path(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["docs.js", "swagger-ui/swagger-ui-bundle.js"])
-def test_head_has_the_headers_of_get(client: TestClient, name: str) -> None:
+@pytest.mark.parametrize(
+    "url", ["/", "/web/page.js", "/docs/docs.js", "/docs/swagger-ui/swagger-ui-bundle.js"]
+)
+def test_head_has_the_headers_of_get(client: TestClient, url: str) -> None:
     """HEAD has the same length and ETag, and GET with this ETag is answered with 304."""
-    url, headers = f"/docs/{name}", {"accept-encoding": "gzip"}
+    headers = {"accept-encoding": "gzip", "accept": "text/html"}
     asked, got = client.head(url, headers=headers), client.get(url, headers=headers)
     etag = got.headers["etag"]
     assert (asked.status_code, asked.headers["etag"]) == (200, etag)
@@ -180,3 +183,9 @@ def test_metrics_are_answered_whatever_the_year_is(
     """A clock that is wrong, or beyond 2106, has no place in a gzip file."""
     monkeypatch.setattr(time, "time", lambda: 2.0**33)
     assert client.get("/metrics").status_code == 200
+
+
+def test_a_websocket_is_closed(client: TestClient) -> None:
+    """Under a server that speaks them; ours does not."""
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/classify"):
+        pass

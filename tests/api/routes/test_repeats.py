@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.engine import classifier
 from sentiment_service.engine.batching.fair_queue import Admission
 from sentiment_service.engine.classifier import ResultCache
 from sentiment_service.errors import Overloaded
@@ -92,7 +93,7 @@ def test_without_a_cache_nothing_is_kept(
     serve: Serve, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default, no digest is computed, each text is computed, and a full queue refuses it."""
-    monkeypatch.setattr("sentiment_service.engine.classifier.blake2b", None)
+    monkeypatch.setattr(classifier, "blake2b", None)
     client = serve(runners=1)
     before = len(gate.seen)
     for _ in range(3):

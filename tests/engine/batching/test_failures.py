@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from sentiment_service.engine.batching.batcher import infer_each
-from sentiment_service.engine.batching.fair_queue import BatchReport, TokenBudget
+from sentiment_service.engine.batching.fair_queue import TokenBudget
 from sentiment_service.errors import (
     DeviceLost,
     InferenceFailed,
@@ -19,7 +19,6 @@ from sentiment_service.errors import (
 from tests.support.batching import (
     Clock,
     Gate,
-    Infer,
     ask,
     batcher_of,
     batching,
@@ -113,40 +112,46 @@ def test_a_closed_loop_does_not_end_the_runner() -> None:
 
 # Memory that runs out, and a device that is lost
 
-
-def fitting(most: int) -> tuple[list[int], Infer]:
-    """An infer for at most so many padded tokens, and the padded tokens of each of its calls."""
-    calls: list[int] = []
-
-    def infer(items: Sequence[str]) -> list[str | ServiceError]:
-        calls.append(len(items) * max(map(len, items)))
-        if calls[-1] > most:
-            raise OutOfMemory("too little memory") from RuntimeError(
-                "CUDA failure 2: out of memory"
-            )
-        return capitals(items)
-
-    return calls, infer
+NO_MEMORY = OutOfMemory("CUDA failure 2: out of memory")
 
 
-async def test_a_batch_that_does_not_fit_is_computed_in_parts(
+def test_memory_that_ran_out_lowers_the_budget_for_good(caplog: pytest.LogCaptureFixture) -> None:
+    """The budget is halved until it is smaller than the batch, but not below one token.
+
+    One line has both budgets, the cure and ONNX Runtime's reason. A reloaded model starts with the
+    lowered budget, and lowers only its own.
+    """
+    budget = TokenBudget(512)
+    budget.lower([250, 100], NO_MEMORY)
+    assert (budget.tokens, budget.start) == (256, 512)
+    [line] = caplog.messages
+    assert "memory ran out in a batch of 500 tokens" in line
+    assert "batches have at most 256 tokens, not 512" in line
+    assert "start with --max-batch-tokens 256" in line
+    assert line.endswith(": CUDA failure 2: out of memory")
+    budget.lower([65, 65], NO_MEMORY)
+    assert budget.tokens == 128
+    reloaded = budget.copy()
+    assert (reloaded.tokens, reloaded.start) == (128, 512)
+    reloaded.lower([1, 1], NO_MEMORY)
+    assert (reloaded.tokens, budget.tokens) == (1, 128)
+
+
+def test_padding_counts_if_it_is_computed() -> None:
+    """Three texts take their tokens of the budget, and with padding three times the longest."""
+    assert TokenBudget(512).taken_by([3, 500, 7]) == 1500
+    assert TokenBudget(512, max_padding=None).taken_by([3, 500, 7]) == 510
+
+
+def test_a_batch_formed_before_memory_ran_out_changes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No text is lost, the budget is lowered, and the log names each size that did not fit."""
-    calls, infer = fitting(40)
-    reports: list[BatchReport] = []
-
-    budget = TokenBudget(160)
-    async with batching(infer, budget=budget, batch=reports.append) as batcher:
-        assert await ask(batcher, *["xxxx"] * 40) == ["XXXX"] * 40
-        assert budget.tokens == 40
-        assert not batcher.failing
-    assert calls == [160, 80, 40, 40, 80, 40, 40]
-    [report] = reports
-    assert [type(error) for error in report.raised] == [OutOfMemory] * 3
-    assert (report.out_of_memory, report.failed) == (True, 0)
-    assert caplog.messages[0].endswith("CUDA failure 2: out of memory")
-    assert len(caplog.messages) == 2  # for 160 tokens and for 80, not again for the other 80
+    """A larger batch of another runner that fails later says nothing new, and is not logged."""
+    budget = TokenBudget(256)
+    budget.lower([100, 100], NO_MEMORY)
+    budget.lower([125, 125], NO_MEMORY)
+    assert budget.tokens == 128
+    assert len(caplog.messages) == 1
 
 
 async def test_a_batch_computed_in_parts_tells_nothing_of_the_speed() -> None:
@@ -187,23 +192,3 @@ async def test_on_a_lost_device_nothing_is_tried_again(caplog: pytest.LogCapture
     assert calls == [1, 64]
     [record] = caplog.records
     assert (record.levelname, bool(record.exc_info)) == ("CRITICAL", True)
-
-
-async def test_texts_that_wait_for_a_lost_device_get_its_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Two runners and waiting texts: each text is tried once, and the loss is logged once."""
-
-    def infer(items: Sequence[str]) -> list[str | ServiceError]:
-        raise DeviceLost("gone")
-
-    gate = Gate(infer)
-    async with batching(gate, runners=2, max_batch_tokens=8) as batcher:
-        tasks = [await queued(batcher, *["xxxx"] * 8) for _ in range(4)]
-        await gate.entered()
-        await gate.entered()
-        gate.open()
-        assert [kinds(results) for results in await asyncio.gather(*tasks)] == [[NotReady] * 8] * 4
-    # The number of batches varies: two idle runners share the last texts.
-    assert len(gate.items) == 32
-    assert [record.levelname for record in caplog.records] == ["CRITICAL"]

@@ -24,7 +24,7 @@ from tests.support.virtual_time import Simulation
 # fp16 peak of 989 TFLOP/s; and 2 ms for a batch, to start its kernels.
 TOKEN_S = 170e6 / (0.2 * 989e12)
 BATCH_S = 0.002
-CONNECTIONS, LIST, ROUNDS = 256, 64, 4
+CONNECTIONS, LIST, ROUNDS = 256, 64, 2
 DEADLINE_S = 10.0
 MEMORY_BYTES = 64 * 2**30
 

@@ -10,7 +10,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from sentiment_service.engine.batching.fair_queue import CAUTION, Admission, FairQueue
+from sentiment_service.engine.batching.fair_queue import (
+    CAUTION,
+    Admission,
+    BatchReport,
+    FairQueue,
+)
 from sentiment_service.engine.batching.runners import HOPELESS_AFTER, NICE
 from sentiment_service.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
 
@@ -80,6 +85,21 @@ async def test_a_runner_that_fails_while_it_waits_goes_on(
         assert (len(batcher.queue), batcher.queue.tokens) == (0, 0)
     assert len(lost) == 2
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [error] * 2
+
+
+@pytest.mark.parametrize("error", [ValueError("hook"), SystemExit(1)])
+async def test_a_raising_hook_costs_nobody_an_answer(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error raised by the observer is logged; this batch and the next one are still answered."""
+
+    def on_batch(report: BatchReport) -> None:
+        raise error
+
+    async with batching(batch=on_batch) as batcher:
+        assert await ask(batcher, "a") == ["A"]
+        assert await ask(batcher, "b") == ["B"]
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error] * 2
 
 
 async def test_what_a_runner_that_fails_was_woken_for_another_takes(
@@ -254,27 +274,3 @@ async def test_drain_ends_with_a_runner_that_hangs() -> None:
         assert kinds(await stuck) == [InferenceFailed]
         assert await batcher.drain(0.1)
         assert batcher.runners.running
-
-
-async def test_drain_finishes_what_was_admitted_and_admits_no_more() -> None:
-    """During drain, submit refuses; running and waiting texts get answers; then the runners end."""
-    gate = Gate()
-    threads_before = set(threading.enumerate())
-    async with batching(gate, runners=2) as batcher:
-        runners = set(threading.enumerate()) - threads_before
-        tasks = [await begun(batcher, gate, item) for item in ("first", "second")]
-        tasks += [await queued(batcher, "waiting")]
-        drained = asyncio.create_task(batcher.drain(PATIENCE_S))
-        await asyncio.sleep(0)
-        with pytest.raises(ShuttingDown) as refusal:
-            await ask(batcher, "new")
-        assert refusal.value.retry_after_s == 1.0
-        assert not drained.done()
-        gate.open()
-        await drained
-        assert await asyncio.gather(*tasks) == [["FIRST"], ["SECOND"], ["WAITING"]]
-        await batcher.drain(PATIENCE_S)
-        assert len(runners) == 2
-        for runner in runners:
-            runner.join(PATIENCE_S)
-            assert not runner.is_alive()

@@ -9,11 +9,10 @@ import pytest
 from sentiment_service.cli.command import main
 from sentiment_service.engine.model import device
 from sentiment_service.engine.model.device import CudaState
-from sentiment_service.errors import UserError
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 
-from tests.support.tiny_bundle import load, make_bundle, write_manifest
+from tests.support.tiny_bundle import make_bundle, write_manifest
 
 
 def _delete(name: str) -> Callable[[Path], None]:
@@ -196,18 +195,3 @@ def test_what_the_bundle_or_the_machine_lacks(
     assert main(["serve", "--model", str(bundle), *flags, "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
-
-
-def test_int8_of_an_earlier_format_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its weights saturate on some CPUs: one line says how to export it again. fp32 is served."""
-    path = make_bundle(tmp_path / "old")
-    manifest = json.loads((path / "manifest.json").read_text())
-    variants = {**manifest["variants"], "int8": manifest["variants"]["fp32"]}
-    write_manifest(path, format_version=1, variants=variants)
-    load(path, "fp32")
-    with pytest.raises(
-        UserError, match=r"export .* again, to another --output, or serve it with --precision fp32$"
-    ):
-        load(path, "int8")

@@ -16,6 +16,8 @@ from sentiment_service.errors import UserError
 from sentiment_service.files.local import LocalClassifier
 from sentiment_service.settings.settings import Settings
 
+from tests.engine.model.test_cuda_state import version_known
+
 TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30, (8, 0)), CudaGpu("L4", 24 << 30, (8, 9))))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
@@ -85,7 +87,6 @@ def test_options_of_cuda(bundle: Path, opened: list[dict[str, Any]]) -> None:
     _load(bundle, "cuda:0,1", gpu_memory_mb=1_500)
     arguments, *limited = opened
     options = {"use_tf32": "0", "sdpa_kernel": "55"}  # the bit 8 is cuDNN's
-    options["enable_skip_layer_norm_strict_mode"] = "1"
     assert arguments["providers"] == [(CUDA, {"device_id": "1", **options}), CPU]
     assert not arguments["options"].enable_mem_pattern
     on_cpu = "session.name_based_layer_assignment"
@@ -122,6 +123,7 @@ def test_gpu_that_is_not_there(bundle: Path, opened: list[dict[str, Any]]) -> No
     assert not opened
 
 
+@version_known
 def test_gpu_that_is_not_supported(
     bundle: Path, opened: list[dict[str, Any]], pretend: Pretend
 ) -> None:

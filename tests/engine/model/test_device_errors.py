@@ -3,14 +3,24 @@
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import DeviceReset, EPFail, Fail, RuntimeException
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import device_error
 from sentiment_service.errors import DeviceLost, OutOfMemory
 
-from tests.support.matmul_integer import MATMUL_INTEGER
-
 LIMIT_BYTES = 2**20
+# The model y = MatMulInteger(a: uint8 [m, k], b: int8 [k, n]).
+_A, _B, _Y = (
+    helper.make_tensor_value_info(name, kind, [None, None])
+    for name, kind in (("a", TensorProto.UINT8), ("b", TensorProto.INT8), ("y", TensorProto.INT32))
+)
+_GRAPH = helper.make_graph(
+    [helper.make_node("MatMulInteger", ["a", "b"], ["y"])], "p", [_A, _B], [_Y]
+)
+MATMUL_INTEGER = helper.make_model(
+    _GRAPH, opset_imports=[helper.make_opsetid("", 18)], ir_version=8
+).SerializeToString()
 
 
 def failure(library: str, code: int, words: str, call: str) -> str:

@@ -1,21 +1,19 @@
 """int8 on other x86 CPUs than this one: exact products, and the same logits."""
 
 import json
-import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 from sentiment_service.engine.host import cpu_flags
 
 from tests.support.machines.cpus import avx2_alone, without_vnni
-from tests.support.serving import ROOT, environment
+from tests.support.serving import ROOT, environment, installed
 
 # Products are exact everywhere. The steps in fp32 may round otherwise on another CPU.
 TOLERANCE = 0.1
@@ -40,16 +38,12 @@ def _computed(python: Sequence[str], changes: Mapping[str, str] | None = None) -
     return json.loads(done.stdout)
 
 
-def _give_up(reason: str) -> NoReturn:
-    """Fail in continuous integration, which has the tools; skip elsewhere."""
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-
-
 def test_products_are_exact_on_this_cpu(native: Any) -> None:
     """Whatever kernels ONNX Runtime chooses here, no sum of the bundles' weights is wrong."""
     assert native["wrong"]["64"] == 0
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(
     ("cpu", "saturates"), [("Haswell", True), ("Nehalem", False)], ids=["AVX2 alone", "SSE4.1"]
 )
@@ -57,9 +51,7 @@ def test_products_and_logits_are_those_of_an_emulated_cpu(
     native: Any, cpu: str, saturates: bool
 ) -> None:
     """No sum is wrong, though larger weights saturate with AVX2; so the logits are this CPU's."""
-    qemu = shutil.which("qemu-x86_64")
-    if qemu is None:
-        _give_up("qemu-user is not installed")
+    qemu = installed("qemu-x86_64", "qemu-user")
     found = _computed([qemu, "-cpu", cpu, sys.executable])
     assert found["wrong"]["64"] == 0
     assert (found["wrong"]["127"] > 0) == saturates

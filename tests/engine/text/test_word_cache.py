@@ -79,7 +79,7 @@ def test_words_are_tokenised_once(tokenizer: Tokenizer) -> None:
     """A text of known words does not reach the tokenizer."""
     cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
     first = cache.encode(["one good day", "a day, good"])
-    cache._tokenizer = None  # none is asked from here on
+    del cache._tokenizer  # none is asked from here on
     assert cache.encode(["one good day", "a day, good"]) == first
 
 

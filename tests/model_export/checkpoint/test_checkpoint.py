@@ -1,8 +1,6 @@
 """Loading checkpoints: complete ones load safely, others are refused with a one-line reason."""
 
 import math
-import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,39 +72,6 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: float) -> N
         dict(load_checkpoint(path).weights)
 
 
-class _Bomb:
-    """Makes a directory when it is unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, (str(self._target),)
-
-
-def _torch_save(bomb: _Bomb, path: Path) -> None:
-    torch.save({"weight": torch.zeros(1), "bomb": bomb}, path)
-
-
-def _pickle_dump(bomb: _Bomb, path: Path) -> None:
-    path.write_bytes(pickle.dumps({"bomb": bomb}))
-
-
-@pytest.mark.parametrize("read", [load_checkpoint, describe])
-@pytest.mark.parametrize("save", [_torch_save, _pickle_dump])
-def test_code_in_a_pickle_is_never_run(
-    tmp_path: Path, save: Callable[[_Bomb, Path], None], read: Callable[[Path], object]
-) -> None:
-    """Export and describe refuse the file in one line that names it, and its code does nothing."""
-    path = make_checkpoint(tmp_path / "made", "bert", pickled=True)
-    target = tmp_path / "the code ran"
-    save(_Bomb(target), path / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin .*more than plain tensors") as caught:
-        read(path)
-    assert "\n" not in str(caught.value)
-    assert not target.exists()
-
-
 def _truncate(name: str) -> Callable[[Path], None]:
     def truncate(path: Path) -> None:
         whole = (path / name).read_bytes()
@@ -118,10 +83,6 @@ def _truncate(name: str) -> Callable[[Path], None]:
 def _adapter_only(path: Path) -> None:
     (path / "model.safetensors").rename(path / "adapter_model.safetensors")
     (path / "config.json").rename(path / "adapter_config.json")
-
-
-def _config_is(text: str) -> Callable[[Path], object]:
-    return lambda path: (path / "config.json").write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -157,19 +118,8 @@ def _config_is(text: str) -> Callable[[Path], object]:
             "is quantized",
             id="bitsandbytes of old",
         ),
-        pytest.param(
-            lambda p: (p / "vocab.txt").unlink(), "lacks its tokenizer", id="no tokenizer"
-        ),
-        pytest.param(
-            lambda p: (p / "model.safetensors").write_bytes(b"\0" * 64),
-            "cannot load.*header",
-            id="no safetensors",
-        ),
         pytest.param(_truncate("model.safetensors"), "cannot load", id="half of the weights"),
-        pytest.param(_config_is("{"), r"cannot read .*config\.json", id="config cut off"),
-        pytest.param(_config_is('{"model_type": "no such"}'), "no such", id="unknown type"),
-        pytest.param(lambda p: configure(p, hidden_size=96), "cannot load", id="other shapes"),
-        pytest.param(lambda p: configure(p, model_type="vit"), "unsupported.* vit", id="images"),
+        pytest.param(lambda p: configure(p, model_type="no such"), "no such", id="unknown type"),
         pytest.param(
             lambda p: configure(p, architectures=["BertForTokenClassification"]),
             "BertForTokenClassification, not a sequence classifier",
@@ -226,22 +176,6 @@ def test_too_few_positions_are_refused() -> None:
     """A text needs a token between the two special ones."""
     with pytest.raises(UserError, match=r"max_position_embeddings in config\.json is 4.* 2 tokens"):
         max_tokens({"model_type": "roberta", "max_position_embeddings": 4})
-
-
-def test_normalisation_is_guessed_recorded_or_asked_for(tmp_path: Path) -> None:
-    """What is asked for wins, then what the config records, then the directory's own name."""
-    twitter = make_checkpoint(tmp_path / "twitter-roberta-base-sentiment", "bert")
-    plain = make_checkpoint(tmp_path / "twitter-archive" / "plain", "bert")
-    assert load_checkpoint(twitter).preprocessing == "tweet"
-    assert load_checkpoint(plain).preprocessing == "none"
-    configure(twitter, preprocessing="none")
-    configure(plain, preprocessing="tweet")
-    assert load_checkpoint(twitter).preprocessing == "none"
-    assert load_checkpoint(plain).preprocessing == "tweet"
-    assert (
-        load_checkpoint(twitter, CheckpointOptions(preprocessing="tweet")).preprocessing == "tweet"
-    )
-    assert load_checkpoint(plain, CheckpointOptions(preprocessing="none")).preprocessing == "none"
 
 
 def test_code_that_a_checkpoint_brings_is_never_run(

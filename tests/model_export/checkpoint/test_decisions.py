@@ -155,11 +155,14 @@ def test_a_guess_is_said(
 ) -> None:
     """In one line that names the flag; with the flag, nothing is guessed."""
     path = _saved_as(tmp_path, name)
-    entries = {"id2label": {"0": "a", "1": "b"}, "_name_or_path": saved_from}
+    entries: dict[str, Any] = {"id2label": {"0": "a", "1": "b"}, "_name_or_path": saved_from}
     decided = decide(path, entries, AS_IT_SAYS)
     assert decided.preprocessing == preprocessing
     assert len(decided.notes) == guessed
     assert all("give --preprocessing to decide" in note for note in decided.notes)
+    entries["preprocessing"] = "tweet"  # as ``finetune`` records it
+    assert decide(path, entries, AS_IT_SAYS).preprocessing == "tweet"
+    assert decide(path, {**entries, "preprocessing": "none"}, AS_IT_SAYS).preprocessing == "none"
     for asked in get_args(Preprocessing):
         told = decide(path, entries, CheckpointOptions(preprocessing=asked))
         assert (told.preprocessing, told.notes) == (asked, [])
@@ -192,6 +195,27 @@ def test_a_name_that_promises_several_labels(tmp_path: Path, name: str, several:
     assert read(multi_label=True).notes == read(multi_label=False).notes == []
     entries["problem_type"] = MULTI_LABEL
     assert read(multi_label=False).entries["problem_type"] == SINGLE_LABEL
+
+
+@pytest.mark.parametrize(
+    ("name", "languages"),
+    [
+        ("twitter-xlm-roberta-base-sentiment", ["ar", "en", "fr", "de", "hi", "it", "es", "pt"]),
+        ("twitter-roberta-base-sentiment-latest", ["en"]),
+        ("robertuito-sentiment-analysis", ["es"]),
+        ("my-model", []),
+    ],
+)
+def test_languages(tmp_path: Path, name: str, languages: list[str]) -> None:
+    """Those of the flag, then of config.json, then of the published checkpoint's card."""
+    path, entries = _of_hub(tmp_path, name), _entries(3)
+    assert decide(path, entries, AS_IT_SAYS).languages == languages
+    entries["language"] = "nl"
+    assert decide(path, entries, AS_IT_SAYS).languages == ["nl"]
+    told = CheckpointOptions.model_validate({"languages": "de, zh-Hant"})
+    assert decide(path, entries, told).languages == ["de", "zh-Hant"]
+    with pytest.raises(ValueError, match="'english' is no language tag, such as en or pt-BR"):
+        CheckpointOptions(languages=("en", "english"))
 
 
 def test_each_fact_has_its_source() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.config import canonical_labels, read_labels
 from sentiment_export.checkpoint.describe import describe
-from sentiment_export.checkpoint.labels import canonical_labels, read_labels
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
 

@@ -115,15 +115,6 @@ def test_names_that_trainers_and_tensorflow_leave(
     torch.testing.assert_close(checkpoint.logits(ids), before, rtol=0, atol=1e-5)
 
 
-def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
-    """bfloat16 on disk is computed in float32, on the CPU and for the export."""
-    source = make_checkpoint(tmp_path / "made", "bert")
-    weights = {name: tensor.bfloat16() for name, tensor in _renamed(source, str).items()}
-    save_file(weights, source / "model.safetensors")
-    model = load_checkpoint(source).model
-    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
-
-
 def _set(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
     return lambda weights: weights.update({name: tensor})
 
@@ -149,16 +140,6 @@ def _drop(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
             r"position_embeddings\.weight is \[514, 48\] in model\.safetensors, but config\.json "
             r"asks for \[66, 48\]: it is probably from another checkpoint",
             id="more positions",
-        ),
-        pytest.param(
-            _set("classifier.out_proj.weight", torch.zeros(5, 48)),
-            r"classifier\.out_proj\.weight is \[5, 48\] .* \[3, 48\]: it is probably",
-            id="more labels",
-        ),
-        pytest.param(
-            _set("roberta.embeddings.segment_embeddings.weight", torch.zeros(2, 48)),
-            r"holds roberta\.embeddings\.segment_embeddings\.weight, which is not a weight of the",
-            id="a weight that nothing reads",
         ),
         pytest.param(
             _drop("classifier"), "lacks classifier.dense.weight, .*; fine-tune it", id="encoder"

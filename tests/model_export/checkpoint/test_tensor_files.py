@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import struct
+import sys
 import tracemalloc
 import zipfile
 from collections import OrderedDict
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sentiment_export.checkpoint.tensor_files import read_tensors
+from sentiment_export.checkpoint.weights import Weights
 from sentiment_service.errors import UserError
 
 BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6) / 7
@@ -91,6 +93,27 @@ class _Asks:
 
     def __reduce__(self) -> Any:
         return self._reduced
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc")
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_what_was_read_is_given_back_and_can_be_read_again(tmp_path: Path, name: str) -> None:
+    """Weights that were released take no memory, and have the same values as before."""
+    path, size = tmp_path / name, 2**20
+    tensors = {"a": torch.arange(size, dtype=torch.float32)}
+    torch.save(tensors, path) if path.suffix == ".bin" else save_file(tensors, path)
+    weights = Weights(read_tensors(path), {"a": "a"}, name)
+    before = weights["a"].copy()
+    read = _resident_kb(path)
+    weights.release()
+    assert (read >= size * 4 // 1024, _resident_kb(path)) == (True, 0)
+    np.testing.assert_array_equal(weights["a"], before)
+
+
+def _resident_kb(path: Path) -> int:
+    """The part of a mapped file that is in this process's memory."""
+    _, _, mapped = Path("/proc/self/smaps").read_text().partition(f" {path}\n")
+    return int(mapped.partition("\nRss:")[2].split()[0])
 
 
 def _archive(path: Path, listed: bytes, storage: bytes = bytes(96), **options: Any) -> None:

@@ -9,18 +9,22 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
+from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.checkpoint.family import Encoder
 from sentiment_export.graph import builder
-from sentiment_export.graph.arithmetic import ACTIVATIONS
-from sentiment_export.graph.builder import external_data
+from sentiment_export.graph.builder import ACTIVATIONS, LARGEST_HALF, external_data
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
 from sentiment_export.graph.flat import FlatClassifier
+from sentiment_export.graph.variants import WeightGraphs
 from sentiment_export.output import ONNX_FILES
 from sentiment_service.engine.model.device import CPU
-from sentiment_service.engine.model.sessions import open_session
+from sentiment_service.engine.model.model import tolerance
+from sentiment_service.engine.model.sessions import ATTENTION, open_session
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from transformers import PreTrainedModel
 
+from benchmarks.random_checkpoint import random_checkpoint
 from tests.support.checkpoints import HIDDEN_SIZE, LAYERS, Exported, random_model
 from tests.support.model_export.graphs import random_encodings, run, session
 
@@ -30,7 +34,8 @@ ENCODINGS = [*random_encodings(0), *random_encodings(1)]
 
 def _written(model: PreTrainedModel, kind: type[Classifier], path: Path) -> Path:
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    encoder = Encoder.of(model.config.to_dict(), model.config.num_labels)
+    config = model.config.to_dict()
+    encoder = Encoder.of(config, len(config["id2label"]))
     kind(encoder, weights).write(path)
     return path
 
@@ -163,3 +168,55 @@ def test_memory_holds_no_second_copy_of_the_weights(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert max(sizes) < peak < 2.2 * max(sizes) < sum(sizes) / 4
+
+
+# XLM-RoBERTa-large, with few of its layers and words.
+LARGE = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "vocab_size": 400,
+}
+# Features of the hidden state that are far larger than the others, as in trained models.
+OUTLIERS = {5: 20.0, 700: -30.0}
+
+
+def _magnified(path: Path, times: int) -> Checkpoint:
+    """A checkpoint whose values between layer norms are ``times`` as large, before products."""
+    random_checkpoint(path, "xlm-roberta", **LARGE)
+    weights = load_file(path / "model.safetensors")
+    for name, values in weights.items():
+        if name.endswith("LayerNorm.weight"):
+            for feature, size in OUTLIERS.items():
+                values[feature] = size
+        elif ".layer." in name and not name.endswith(("query.weight", "key.weight")):
+            values *= times
+    save_file(weights, path / "model.safetensors")
+    return load_checkpoint(path)
+
+
+def _largest_value(graphs: WeightGraphs, path: Path) -> float:
+    """The largest value between two operators, where all are computed in fp32."""
+    FlatClassifier(graphs.encoder, graphs.weights, half=False).write(path)
+    exact = ir.load(path)
+    # What attention computes are means of its input.
+    nodes = [node for node in exact.graph if node.op_type != ATTENTION.decode()]
+    values = [value for node in nodes for value in node.outputs if value.name]
+    exact.graph.outputs[:] = values
+    opened = session(exact, optimised=False)
+    found = [run(opened, ENCODINGS, str(value.name)) for value in values]
+    return max(float(np.abs(array).max()) for array in found if array.dtype == np.float32)
+
+
+def test_large_activations_do_not_overflow(tmp_path: Path) -> None:
+    """With values 30 times as large, all fit into fp16, and the logits are PyTorch's."""
+    checkpoint = _magnified(tmp_path / "large", 30)
+    assert checkpoint.encoder is not None
+    graphs = WeightGraphs(checkpoint.encoder, checkpoint.weights)
+    expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in ENCODINGS])
+    largest = _largest_value(graphs, tmp_path / "exact.onnx")
+    assert 30**2 < largest < LARGEST_HALF / 2
+    graphs.write("fp16", tmp_path / "fp16.onnx")
+    found = run(open_session(tmp_path / "fp16.onnx", CPU, threads=1), ENCODINGS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("fp16", expected))

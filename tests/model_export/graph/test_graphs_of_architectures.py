@@ -18,18 +18,19 @@ from onnx import TensorProto
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.graph import variants
+from sentiment_export.graph.editor import as_linear
 from sentiment_export.graph.flat import FlatClassifier
-from sentiment_export.graph.passes.editor import as_linear
 from sentiment_export.graph.variants import WeightGraphs, graphs_of
-from sentiment_export.quality.layer_parity import layer_parity
+from sentiment_export.quality.verification import layer_parity
 from sentiment_service.engine.model import model as parity
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
 from sentiment_service.engine.text.text_tokenizer import Encoding
 
+from tests.support.checkpoints import random_model, save_model
 from tests.support.model_export.graphs import name_of, random_encodings, run, session
-from tests.support.model_export.published import make_published
+from tests.support.model_export.published import PUBLISHED, make_published
 
 TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
 # Six labels of a model that magnifies small differences: int8 of 8 bits was off by 0.6.
@@ -39,7 +40,6 @@ IN_FP32 = {
     "albert": {"embedding_hidden_mapping_in"},
     "deberta": {"pos_proj", "pos_q_proj"},
     "electra": {"embeddings_project"},
-    "modernbert": {"dense"},
 }
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SHORTEST = Encoding.of([5, 17, 6])
@@ -150,6 +150,20 @@ def test_every_linear_layer_of_the_encoder_is_int8(graphs: Graphs, model_type: s
     assert [name for name, count in names.items() if count > 1] == []
     assert modules_with(graph, "MatMulIntegerToFloat")
     assert modules_with(graph, "MatMul") == IN_FP32.get(model_type, set())
+
+
+def test_token_types_are_an_input_where_the_model_has_some(tmp_path: Path) -> None:
+    """DeBERTa's published checkpoints have none."""
+    layout = PUBLISHED[ARCHITECTURES["deberta"].example]
+    path = make_published(tmp_path / "source", ARCHITECTURES["deberta"].example)
+    config = layout.config | {"type_vocab_size": 2}
+    save_model(path, random_model("deberta", 400, **config), pickled=True)
+    checkpoint = load_checkpoint(path)
+    graphs_of(checkpoint, tmp_path).write("fp32", tmp_path / "fp32.onnx")
+    opened = open_session(tmp_path / "fp32.onnx", CPU, threads=1)
+    assert "token_type_ids" in [value.name for value in opened.get_inputs()]
+    expected = np.stack([checkpoint.logits(e.ids).numpy() for e in ENCODINGS])
+    np.testing.assert_allclose(run(opened, ENCODINGS), expected, rtol=0, atol=TOLERANCE["fp32"])
 
 
 def module_of(node: ir.Node) -> str:

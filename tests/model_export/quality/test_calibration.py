@@ -1,18 +1,18 @@
 """Calibration: the temperature that is fitted, the figures, the record, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sentiment_export.bundle_calibration import calibrate_bundle
 from sentiment_export.cli import main
+from sentiment_export.export import calibrate_bundle
 from sentiment_export.output import model_card
 from sentiment_export.quality.evaluation import (
     FOLDS,
     LOSSES,
     Floats,
-    Indices,
     best_temperature,
     brier_score,
     calibrate,
@@ -27,7 +27,7 @@ from tests.support.tiny_bundle import LABELS, make_bundle
 TINY_TEXTS = {"positive": "love", "negative": "worst", "neutral": "it it it it"}
 
 
-def _calibrated_logits() -> tuple[Floats, Indices]:
+def _calibrated_logits() -> tuple[Floats, Floats]:
     """Logits whose softmax is exactly how often each label is right."""
     shares = {(6, 3, 1): 1, (2, 2, 6): 1, (1, 8, 1): 2}
     rows = [
@@ -37,7 +37,7 @@ def _calibrated_logits() -> tuple[Floats, Indices]:
         for _ in range(count * times)
     ]
     logits, gold = zip(*rows, strict=True)
-    return np.array(logits), np.array(gold)
+    return np.array(logits), np.eye(3)[[*gold]]
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
@@ -52,7 +52,7 @@ def test_the_temperature_that_spoilt_scores_is_found(loss: str, temperature: flo
 def test_the_expected_calibration_error_is_that_computed_by_hand() -> None:
     """Texts are compared within 15 bins of equal width, whose upper edges belong to them."""
     scores = np.array([[0.9, 0.1], [0.1, 0.9], [0.6, 0.4], [0.62, 0.38], [0.7, 0.3]])
-    gold = np.array([0, 0, 0, 1, 0])
+    gold = np.eye(2)[[0, 0, 0, 1, 0]]
     # Bins: (13/15, 14/15] has 0.9 right and 0.9 wrong: |1/2 - 0.9| = 0.4, for 2 of 5 texts.
     # (8/15, 9/15] has 0.6 right: 0.4. (9/15, 10/15] has 0.62 wrong: 0.62. (10/15, 11/15]: 0.3.
     expected = (2 * 0.4 + 0.4 + 0.62 + 0.3) / 5
@@ -61,22 +61,41 @@ def test_the_expected_calibration_error_is_that_computed_by_hand() -> None:
 
 def test_the_losses_are_those_computed_by_hand() -> None:
     """The log loss in nats, and the Brier score summed over the labels."""
-    logits, gold = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])), np.array([0, 1])
+    logits, gold = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])), np.eye(3)[:2]
     assert log_loss(logits, gold) == pytest.approx((np.log(2) + np.log(5)) / 2)
     first, second = 0.5**2 + 2 * 0.25**2, 0.1**2 + 0.8**2 + 0.7**2
     assert brier_score(logits, gold) == pytest.approx((first + second) / 2)
 
 
-def test_figures_after_calibration_are_cross_validated() -> None:
-    """Each text is scored with a temperature that was fitted without its fold."""
+def _noisy(texts: int) -> tuple[Floats, Floats]:
     random = np.random.default_rng(0)
-    gold = random.integers(0, 3, 100)
-    logits = random.normal(0, 2, (100, 3)) + 2 * np.eye(3)[gold]
-    record = calibrate(logits, gold, "log", "0123abc")
-    held_out = logits.copy()
-    for row in range(100):
-        others = np.arange(100) % FOLDS != row % FOLDS
-        held_out[row] /= best_temperature(logits[others], gold[others], "log")
+    gold = np.eye(3)[random.integers(0, 3, texts)]
+    return random.normal(0, 2, (texts, 3)) + 2 * gold, gold
+
+
+def _decided(texts: int) -> tuple[Floats, Floats]:
+    """Three decisions a text, as of a multi-label model."""
+    random = np.random.default_rng(0)
+    yes = random.integers(0, 2, texts * 3)
+    logits = random.normal(0, 2, texts * 3) + 3 * yes - 1.5
+    return np.stack([np.zeros_like(logits), logits], axis=1), np.eye(2)[yes]
+
+
+@pytest.mark.parametrize(("made", "decisions"), [(_noisy, 1), (_decided, 3)])
+def test_figures_after_calibration_are_cross_validated(
+    made: Callable[[int], tuple[Floats, Floats]], decisions: int
+) -> None:
+    """Each text is scored with a temperature that was fitted without its fold.
+
+    A multi-label text's decisions are not used to judge each other.
+    """
+    logits, gold = made(60)
+    record = calibrate(logits, gold, "log", "0123abc", decisions)
+    held_out, of = logits.copy(), np.arange(len(gold)) // decisions
+    for text in range(60):
+        others = of % FOLDS != text % FOLDS
+        held_out[of == text] /= best_temperature(logits[others], gold[others], "log")
+    assert record.texts == 60
     assert record.log_loss.before == log_loss(logits, gold)
     assert record.log_loss.after == pytest.approx(log_loss(held_out, gold))
     assert record.ece.after == pytest.approx(expected_calibration_error(held_out, gold))
@@ -90,7 +109,7 @@ def test_a_temperature_at_the_edge_of_the_search_is_refused(seed: int) -> None:
     """Logits of mere noise fit best when all scores are alike, which is no calibration."""
     logits = np.random.default_rng(seed).normal(0, 0.01, (3, 3)).astype(np.float32)
     with pytest.raises(UserError, match="the scores say nothing"):
-        calibrate(logits, np.arange(3), "log", "0123abc")
+        calibrate(logits, np.eye(3), "log", "0123abc")
 
 
 @pytest.mark.parametrize(
@@ -99,9 +118,9 @@ def test_a_temperature_at_the_edge_of_the_search_is_refused(seed: int) -> None:
 )
 def test_logits_that_no_temperature_fits_are_refused(scale: int, says: str) -> None:
     """Labels that are all right, all wrong or all the same have no best temperature."""
-    gold = np.arange(30) % 3
+    gold = np.eye(3)[np.arange(30) % 3]
     with pytest.raises(UserError, match=says):
-        calibrate(scale * np.eye(3)[gold], gold, "log", "0123abc")
+        calibrate(scale * gold, gold, "log", "0123abc")
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))
@@ -182,20 +201,6 @@ def test_a_file_that_is_of_no_use_is_refused(
     with pytest.raises(UserError, match=says):
         raise UserError(line)
     assert {one: one.read_bytes() for one in path.iterdir() if one.is_file()} == before
-
-
-def test_the_labels_of_a_text_are_in_one_fold() -> None:
-    """A multi-label text's decisions are not used to judge each other."""
-    random = np.random.default_rng(0)
-    gold = random.integers(0, 2, 60 * 3)
-    logits = np.stack([np.zeros(180), random.normal(0, 2, 180) + 3 * gold - 1.5], axis=1)
-    record = calibrate(logits, gold, "log", "0123abc", decisions=3)
-    held_out = logits.copy()
-    for text in range(60):
-        others = np.arange(180) // 3 % FOLDS != text % FOLDS
-        held_out[3 * text : 3 * text + 3] /= best_temperature(logits[others], gold[others], "log")
-    assert record.texts == 60
-    assert record.log_loss.after == pytest.approx(log_loss(held_out, gold))
 
 
 @pytest.mark.parametrize("loss", list(LOSSES))

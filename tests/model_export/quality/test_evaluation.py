@@ -9,6 +9,7 @@ import pytest
 from sentiment_export.quality.evaluation import TEXTS_PER_BATCH, evaluate
 from sentiment_export.quality.labelled import Example, Labels
 from sentiment_export.quality.scores import score
+from sentiment_service.engine.model.bundle import Evaluation
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
 
@@ -128,6 +129,22 @@ def test_every_text_is_classified_in_its_place(tiny: Model) -> None:
     assert scores.accuracy == scores.macro_recall == scores.macro_f1 == 1.0
     wrong = [Example("en", ("positive",), "worst worst"), *examples[1:]]
     assert evaluate(tiny, wrong)[0].confusion == [[7, 0, 0], [0, 7, 0], [1, 0, 6]]
+
+
+def test_the_record_says_how_long_the_texts_are(tmp_path: Path) -> None:
+    """In tokens before truncation, by the service's buckets, and how many the model did not know.
+
+    Of 30 words, it reads 14: that half of these are unknown holds for all tokens of the text.
+    """
+    texts = ["love", "love " * 6, "love " * 7, "zzz", "love zzz " * 15]
+    scores, _ = evaluate(
+        load(make_bundle(tmp_path / "tiny")), [Example("", ("neutral",), text) for text in texts]
+    )
+    record = Evaluation.of(scores.as_dict())
+    found = {bucket: number for bucket, number in record.lengths.items() if number}
+    assert found == {"8": 3, "16": 1, "32": 1}
+    assert record.tokens == 3 + 8 + 9 + 3 + 32
+    assert record.unknown_tokens == 1 + 7 * 32 // 16
 
 
 def test_scores_are_judged_as_they_are_served(tmp_path: Path) -> None:

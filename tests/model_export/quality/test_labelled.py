@@ -5,12 +5,15 @@ import gzip
 import io
 import json
 from pathlib import Path
+from zipfile import ZipFile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from openpyxl import Workbook
 from sentiment_export.quality.labelled import Columns, Example, read_examples
 from sentiment_service.errors import UserError
+from sentiment_service.files.text_files import FileOptions
 
 from tests.support.tiny_bundle import LABELS
 
@@ -103,6 +106,17 @@ def _table(path: Path, rows: list[dict[str, object]]) -> Path:
         case ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
             return path
+        case ".xlsx":
+            book = Workbook()
+            for cells in (list(rows[0]), *(list(row.values()) for row in rows)):
+                book.worksheets[0].append(cells)
+            book.save(path)
+            return path
+        case ".zip":
+            inner = _table(path.with_suffix(""), rows)
+            with ZipFile(path, "w") as archive:
+                archive.write(inner, inner.name)
+            return path
         case ".csv" | ".tsv":
             separator = {".csv": ",", ".tsv": "\t"}[path.suffix]
             table = csv.DictWriter(text, list(rows[0]), delimiter=separator)
@@ -116,7 +130,9 @@ def _table(path: Path, rows: list[dict[str, object]]) -> Path:
     return _write(path, gzip.compress(content) if path.suffix == ".gz" else content)
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["csv", "tsv", "json", "jsonl", "jsonl.gz", "parquet", "xlsx", "csv.zip"]
+)
 def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str) -> None:
     """Their order and other columns do not matter; a group is read on request."""
     path = _table(tmp_path / f"x.{kind}", REVIEWS)
@@ -127,6 +143,26 @@ def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str
     ]
     ungrouped = read_examples(path, LABELS, Columns("tweet", "sentiment"))
     assert [example.group for example in ungrouped] == ["", ""]
+
+
+def test_labelled_texts_in_another_encoding(tmp_path: Path) -> None:
+    """Tables and TSV without a header, also in an archive; an encoding of Parquet is refused."""
+    rows = "en\tpositive\tgood café\n"
+    names = Columns("tweet", "sentiment")
+    utf16 = FileOptions(encoding="utf-16")
+    for path, content, columns in (
+        (tmp_path / "a.tsv", rows, None),
+        (tmp_path / "b.tsv", f"x\tsentiment\ttweet\n{rows}", names),
+        (tmp_path / "c.csv", f"x\tsentiment\ttweet\n{rows}".replace("\t", ","), names),
+    ):
+        path.write_text(content, "utf-16")
+        with ZipFile(tmp_path / "packed.zip", "w") as archive:
+            archive.write(path, path.name)
+        for file in (path, tmp_path / "packed.zip"):
+            (example,) = read_examples(file, LABELS, columns, file_options=utf16)
+            assert (example.labels, example.text) == (("positive",), "good café")
+    with pytest.raises(UserError, match="--encoding is for text"):
+        read_examples(_table(tmp_path / "x.parquet", REVIEWS), LABELS, names, file_options=utf16)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from sentiment_export.graph.passes.editor import array_of
+from sentiment_export.graph.editor import array_of
 from sentiment_export.graph.variants import graphs_of
 from sentiment_export.output import ONNX_FILES
-from sentiment_export.quality.layer_parity import TOLERANCE, layer_parity
+from sentiment_export.quality.verification import LAYER_TOLERANCE, layer_parity
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.errors import UserError
 
@@ -47,7 +47,7 @@ def test_a_sound_export_departs_nowhere(
     assert len(norms) == 2 * LAYERS + 1
     assert set(norms) < set(compared)
     assert compared[-1].startswith("classifier")
-    assert max(d.relative for d in report.differences) < TOLERANCE[precision] / 2
+    assert max(d.relative for d in report.differences) < LAYER_TOLERANCE[precision] / 2
 
 
 def test_every_linear_layer_of_the_encoder_is_compared(made: Exported) -> None:

@@ -112,7 +112,7 @@ def test_very_long_texts_are_cut_to_what_memory_allows() -> None:
     model = SimpleNamespace(max_tokens=8192, tokenizer=tokenizer)
     lengths = {len(encoding) for encoding in _encodings(cast(Model, model))}
     assert max(lengths) == LONGEST == 1024
-    assert lengths >= {3, 4, 8, 16, 32, 64, 128, 1023}
+    assert lengths >= {3, 4, 8, 16, 32, 64, 128}
 
 
 def _wrong(change: float, *, batched_only: bool = False) -> Change:

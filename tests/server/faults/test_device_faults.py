@@ -47,7 +47,7 @@ class Session:
     """Stands in for a model's session. Larger batches than ``fits`` raise ``text``."""
 
     def __init__(self, client: TestClient, model: str | None = None) -> None:
-        served = cast(FastAPI, client.app).state.service.models.classifier(model).model
+        served = cast(FastAPI, client.app).state.service.models.classifiers.of(model).model
         self._session, served.session = served.session, self
         self.text = ARENA_MEMORY
         self.fits = math.inf  # padded tokens

@@ -8,25 +8,22 @@ import subprocess
 from pathlib import Path
 
 import onnxruntime
-import pytest
+
+from tests.support.serving import installed
 
 CPUID, UD2 = b"\x0f\xa2", b"\x0f\x0b"
 
 
 def without_vnni(directory: Path) -> dict[str, str]:
-    """The environment in which this CPU's AVX-512 is there for ONNX Runtime, but not its VNNI.
-
-    Skips the test where the compiler is missing, but never in continuous integration.
-    """
-    if not (shutil.which("gcc") and shutil.which("objdump")):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("gcc and objdump are not installed")
+    """The environment in which this CPU's AVX-512 is there for ONNX Runtime, but not its VNNI."""
+    compiler, disassembler = installed("gcc", "gcc"), installed("objdump", "binutils")
     source = Path(__file__).with_name("masked_cpuid.c")
     library = directory / "masked_cpuid.so"
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     copy = directory / "site" / "onnxruntime"
     shutil.copytree(Path(onnxruntime.__file__).parent, copy)
     (extension,) = (copy / "capi").glob("onnxruntime_pybind11_state*.so")
-    _trap_cpuid(extension)
+    _trap_cpuid(extension, disassembler)
     path = os.pathsep.join([str(directory / "site"), str(Path(__file__).parents[3])])
     return {"LD_PRELOAD": str(library), "PYTHONPATH": path}
 
@@ -36,10 +33,10 @@ def avx2_alone(directory: Path) -> dict[str, str]:
     return without_vnni(directory) | {"AVX2_ALONE": "1"}
 
 
-def _trap_cpuid(extension: Path) -> None:
+def _trap_cpuid(extension: Path, disassembler: str) -> None:
     """Replace every cpuid of the library by an instruction that raises a signal."""
     listing = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", extension],
+        [disassembler, "-d", "--no-show-raw-insn", extension],
         check=True,
         capture_output=True,
         text=True,

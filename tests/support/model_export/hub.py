@@ -118,9 +118,10 @@ class Hub:
         """Answer requests for this part or file with an error."""
         self._faults.append(HubFault(part, name, status, headers or {}, times))
 
-    def cut(self, name: str, *, times: float = 1, halt: bool = False) -> None:
+    def cut(self, name: str, *, times: float = 1, halt: bool = False) -> Cut:
         """Close the connection in the middle of a file, or keep it and send no more."""
         self._cuts.append(Cut(name, halt, times))
+        return self._cuts[-1]
 
     def fetched(self) -> list[str]:
         """Names of the files whose contents were asked for, in order."""

@@ -49,6 +49,8 @@ UNTAKEN_S = 60.0
 # What a client may send on a stream before it is read: the window with which HTTP/2 begins. A
 # client that does not answer our settings may use all of it, so a shorter one would not hold.
 WINDOW_BYTES = 65_535
+# Of a deadline, this is what is left at the arrival. If it was as long as ours, it is no shorter.
+UNDER_WAY = 0.95
 # However few bytes are allowed: calls, and those of them that wait for their clients.
 LEAST_CALLS, LEAST_WAITING = 16, 4
 # By the errors' HTTP statuses.
@@ -123,6 +125,7 @@ class CallLimits:
         self.service = service
         self.drop = drop
         self.untaken_s = untaken_s
+        self.addresses: Mapping[str, str] = {}  # of clients for which gRPC has other names
         self.call_bytes = WINDOW_BYTES + settings.max_header_bytes
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
         self.running: set[Task] = set()
@@ -139,21 +142,13 @@ class CallLimits:
         task.add_done_callback(self._leaving.remove)
 
     def check(self) -> None:
-        """Return if the calls in progress are not too many.
-
-        Raises:
-            Overloaded: they are.
-        """
+        """Return if the calls in progress are not too many."""
         if len(self.running) > self.most_calls:
             raise self.overloaded(f"{self.most_calls} gRPC calls are in progress")
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Wait for changes of the state in this context, for which a call needs no key.
-
-        Raises:
-            Overloaded: a quarter of all calls that are accepted do so already.
-        """
+        """Wait for changes of the state, without a key: a quarter of all calls may do so."""
         if self._watching >= self.most_calls // 4:
             raise self.overloaded(f"{self._watching} calls of Watch are in progress")
         self._watching += 1
@@ -172,15 +167,15 @@ class CallLimits:
     def overloaded(self, detail: str) -> Overloaded:
         """Count a call that is refused because there are too many; return its error."""
         error = Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")
-        self.service.models.classifier(None).observer.failure(error, texts=0)
+        self.service.models.classifiers.of(None).observer.failure(error, texts=0)
         return error
 
     def client(self, peer: str, forwarded: str) -> str:
         """The address of a call's client, which a trusted proxy names.
 
-        ``peer`` is such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
+        ``peer`` is in ``addresses``, or such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
         """
-        host = unquote(peer).partition(":")[2].rpartition(":")[0]
+        host = self.addresses.get(peer) or unquote(peer).partition(":")[2].rpartition(":")[0]
         address = plain_address(host.strip("[]"))
         return self.service.proxies.client(address, [forwarded.encode("latin-1")])
 
@@ -229,7 +224,10 @@ class Call(Exchange):
         if self._handler is None:
             raise MethodNotAllowed(f"no gRPC method has this name; the methods are {NAMES}")
         if (left_s := self._context.time_remaining()) is not None:
+            left_ms = max(0.0, left_s * 1000)
             self.deadline = min(self.deadline, asyncio.get_running_loop().time() + left_s)
+            if left_ms < UNDER_WAY * self.service.settings.deadline_ms:
+                self.allow(left_ms)
         handler: Any = self._handler
         if self.method.streams:
             async with aclosing(handler(self)) as responses:
@@ -250,7 +248,8 @@ class Call(Exchange):
         except TimeoutError:
             self.limits.drop(self._task)
             raise asyncio.CancelledError from None
-        self.limits.taken(self._task)
+        finally:
+            self.limits.taken(self._task)
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
         self._failure = error
@@ -289,16 +288,7 @@ class Call(Exchange):
         self._context.set_trailing_metadata(tuple(trailing))
 
     async def read(self) -> Message:
-        """The only message of a call, or the first.
-
-        Raises:
-            DeadlineExceeded: it did not arrive in time.
-            PayloadTooLarge: it has too many bytes, or is missing.
-            Overloaded: the messages and bodies of all requests take too many bytes, or others
-                came while this message was held back.
-            ShuttingDown: the service began to shut down while it was awaited.
-            InvalidRequest: its bytes are no such message.
-        """
+        """The only message of a call, or the first."""
         content = await self._next(
             self.deadline, "the message did not arrive within the time allowed"
         )
@@ -310,13 +300,7 @@ class Call(Exchange):
         return self._parsed(content)
 
     async def messages(self) -> AsyncGenerator[Message, None]:
-        """The messages of a stream.
-
-        Raises:
-            ShuttingDown: streams must end now.
-            DeadlineExceeded: the client was silent for too long.
-            Overloaded, InvalidRequest: as in ``read``.
-        """
+        """The messages of a stream, until the service stops or the client is silent too long."""
         loop = asyncio.get_running_loop()
         while not self.service.lifecycle.stopping:
             content = await self._next(loop.time() + IDLE_S, f"nothing arrived for {IDLE_S:g} s")
@@ -339,7 +323,7 @@ class Call(Exchange):
                 arriving.add(key, self.limits.arriving_bytes, give_up)
                 content: bytes = await self._context.read()
         except TimeoutError:
-            raise DeadlineExceeded(late) from None
+            raise DeadlineExceeded(late, of_client=True) from None
         finally:
             if not arriving.remove(key):
                 self.service.lifecycle.check()

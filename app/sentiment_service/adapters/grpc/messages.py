@@ -39,9 +39,6 @@ def more_fields(content: bytes, kind: Descriptor, most: int) -> bool:
     """Whether an encoded message has more fields than that, those of its parts included.
 
     It looks no further than at one more, however long the message is.
-
-    Raises:
-        DecodeError: the bytes are no message.
     """
     try:
         return _fields(content, 0, len(content), kind, most) < 0

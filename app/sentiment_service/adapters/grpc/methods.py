@@ -41,7 +41,6 @@ SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
 async def server_live(call: Call, request: Message) -> Message:
-    """Whether the process works or can recover by itself."""
     live = True
     try:
         call.service.check_live()
@@ -51,16 +50,10 @@ async def server_live(call: Call, request: Message) -> Message:
 
 
 async def server_ready(call: Call, request: Message) -> Message:
-    """Whether all models answer, and shutdown has not begun."""
     return call.method.response(ready=await is_ready(call.service))
 
 
 async def model_ready(call: Call, request: Message) -> Message:
-    """Whether the model answers, and shutdown has not begun.
-
-    Raises:
-        ModelNotFound: no model has that name or version.
-    """
     ready = True
     try:
         classifier = of_version(call.service, request.name, request.version or VERSION)
@@ -77,11 +70,6 @@ async def server_metadata(call: Call, request: Message) -> Message:
 
 
 async def model_metadata(call: Call, request: Message) -> Message:
-    """The model's tensors.
-
-    Raises:
-        ModelNotFound: no model has that name or version.
-    """
     classifier = of_version(call.service, request.name, request.version or VERSION)
     return call.method.response(**metadata_of(classifier.model))
 
@@ -90,9 +78,6 @@ async def model_infer(call: Call, request: Message) -> Message:
     """Labels, scores and logits of a tensor of texts. The first bad text is the call's error.
 
     The outputs are raw bytes if the texts were.
-
-    Raises:
-        ServiceError: the request or one of its texts has no result.
     """
     model = of_version(call.service, request.model_name, request.model_version or VERSION).model
     max_texts = call.service.settings.max_texts
@@ -157,11 +142,7 @@ def _texts(tensor: Message) -> list[str]:
 
 
 async def check(call: Call, request: Message) -> Message:
-    """Whether the service answers: all services of this server have the same state.
-
-    Raises:
-        NotFound: the server has no service of that name.
-    """
+    """Whether the service answers: all services of this server have the same state."""
     status = await _status(call.service, request.service)
     if status == SERVICE_UNKNOWN:
         raise NotFound(f"no service has that name; the services are: {', '.join(SERVICES)}")
@@ -169,11 +150,7 @@ async def check(call: Call, request: Message) -> Message:
 
 
 async def watch(call: Call) -> AsyncGenerator[Message, None]:
-    """The state now, and again whenever it changes, until the service stops.
-
-    Raises:
-        Overloaded: too many calls watch already.
-    """
+    """The state now, and again whenever it changes, until the service stops."""
     name = (await call.read()).service
     closing = call.service.lifecycle.closing
     latest = None
@@ -242,7 +219,7 @@ OPEN_INFERENCE = {
     "ServerMetadata": server_metadata,
     "ModelMetadata": model_metadata,
 }
-# By the methods' paths; REFLECT is for those who ask for descriptions.
+# By the methods' paths. ``server.py`` adds ``reflect`` at REFLECT, unless ``--docs`` is off.
 HANDLERS: Handlers = {
     **{f"/inference.GRPCInferenceService/{name}": of for name, of in OPEN_INFERENCE.items()},
     INFER: model_infer,

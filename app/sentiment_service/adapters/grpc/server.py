@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
@@ -21,7 +23,6 @@ from sentiment_service.adapters.grpc import methods
 from sentiment_service.adapters.grpc.call import (
     GRPC,
     INFER,
-    STATUS_CODES,
     WINDOW_BYTES,
     Call,
     CallLimits,
@@ -29,7 +30,8 @@ from sentiment_service.adapters.grpc.call import (
     Handler,
     Task,
 )
-from sentiment_service.errors import MethodNotAllowed, UserError
+from sentiment_service.adapters.grpc.door import Door
+from sentiment_service.errors import ANSWERS, UserError
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.limits import Access
 from sentiment_service.requests.service import Service
@@ -49,9 +51,13 @@ LEAST_CONNECTIONS = 64
 # that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
 # clients that had as many at once.
 STREAMS = 256
-# Calls that wait to be taken, with some 25 kB each: those of 16 connections. gRPC cancels further
-# ones, whoever sends them.
-WAITING = 16 * STREAMS
+# Calls of a connection that wait to be taken, and of all, with some 25 kB each.
+EACH = STREAMS + 1
+WAITING = 8 * EACH
+# gRPC cancels further ones, whoever sends them. On Linux, ``Door`` lets no more than WAITING come,
+# and those of connections that the library's threads, at most 16, are parsing.
+MOST_WAITING = WAITING + 16 * EACH
+LINUX = sys.platform == "linux"
 TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
 
 # The key of the handler for all unknown methods.
@@ -97,17 +103,39 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         again[secrets.token_hex()] = UNKNOWN
         named = {**handlers, **{name: handlers[path] for name, path in again.items()}}
         del named[UNKNOWN]
-        self.add_registered_method_handlers(named)
-        # The method whose calls each additional method takes; None is all unknown ones.
+        self._mark = secrets.token_hex()
+        self.add_registered_method_handlers({**named, self._mark: handlers[UNKNOWN]})
+        # The method whose calls each name takes; None is all unknown ones.
         self._takes = {
-            name.encode(): None if path == UNKNOWN else path.encode()
-            for name, path in again.items()
+            name.encode(): None if (path := again.get(name, name)) == UNKNOWN else path.encode()
+            for name in named
         }
+        self._taking: dict[bytes, asyncio.Task[object]] = {}
+        if LINUX:
+            self.add_insecure_port(f"unix-abstract:{self._mark}".encode())
 
     def drop(self, serving: Task) -> None:
         """End the call that a task serves; what its client has not taken is freed."""
-        serving.cancel()
-        self._tasks.makers[serving].cancel()
+        if not serving.done():  # otherwise grpc.aio prints the error of a task that waits for it
+            serving.cancel()
+            self._tasks.makers[serving].cancel()
+
+    async def all_taken(self) -> None:
+        """Wait until the calls have been taken for which the C library had read the bytes before.
+
+        It gives calls to those who wait for them, in the order in which they come. So none is left
+        of a method when somebody still waits after a call of ours has come. Only on Linux.
+        """
+        free: set[bytes | None] = set()
+        while free != {*self._takes.values()}:
+            taking = {**self._taking}
+            await asyncio.sleep(0)  # the latest of them begin to wait
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as own:  # there may be too many
+                own.setblocking(False)
+                own.connect(f"\0{self._mark}")
+                own.sendall(_call_of(self._mark.encode()))
+                await asyncio.shield(self._take(self._mark.encode()))
+                free |= {self._takes[name] for name, one in taking.items() if not one.done()}
 
     async def _start_shutting_down(self) -> None:
         # ``shutdown`` calls this and then closes the connections. grpc.aio's own waits in between;
@@ -119,13 +147,17 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
 
     def _make_request_call_future(self, method: bytes | None) -> Any:
         """A future that is done when a call of the method has come, or with None of no method."""
-        if method is None:
-            return asyncio.get_running_loop().create_future()  # see _takes
-        taking = super()._make_request_call_future(self._takes.get(method, method))
-        # grpc.aio cancels these futures when the server ends. Without the shield, this would free
+        if method not in self._takes:
+            return asyncio.get_running_loop().create_future()  # see _takes, all_taken
+        self._taking[method] = self._take(self._takes[method])
+        return asyncio.shield(self._taking[method])
+
+    def _take(self, method: bytes | None) -> asyncio.Task[object]:
+        # grpc.aio cancels these futures when the server ends. Without a shield, this would free
         # what the C library still writes to when it gives them up.
+        taking: asyncio.Task[object] = super()._make_request_call_future(method)
         taking.add_done_callback(_given_up)
-        return asyncio.shield(taking)
+        return taking
 
     def _serving_task_crash_handler(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -158,6 +190,13 @@ def _given_up(taking: asyncio.Task[object]) -> None:
         taking.exception()
 
 
+def _call_of(method: bytes) -> bytes:
+    """What a client sends that opens a connection and calls a method: four frames of HTTP/2."""
+    fields = b"\x83\x86\x04%c%b\x01\x01x\x00\x02te\x08trailers" % (len(method), method)
+    settings, headers = b"\0\0\0\x04\0\0\0\0\0", b"\0\0%c\x01\x04\0\0\0\x01" % len(fields)
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + headers + fields
+
+
 def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.RpcMethodHandler:
     """What gRPC calls for a method, or for all unknown ones; it gets bytes.
 
@@ -176,16 +215,12 @@ def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.
 
 def expect_calls(metrics: Metrics) -> None:
     """Make the series of INFER before its first call: so a rate sees it, and an alert an error."""
-    for status in {200, *STATUS_CODES} - {MethodNotAllowed.status}:
-        metrics.expect_request(INFER, GRPC, status, "classify")
+    for status, outcome in ANSWERS:
+        metrics.expect_request(INFER, GRPC, status, outcome, "classify")
 
 
 class GrpcServer:
-    """Answers gRPC calls from ``start`` to ``stop``. Create it on the event loop.
-
-    Raises:
-        UserError: the address cannot be used.
-    """
+    """Answers gRPC calls from ``start`` to ``stop``. Create it on the event loop."""
 
     def __init__(self, service: Service) -> None:
         # gRPC's Python part logs metadata that it cannot decode, which may be a key. What fails is
@@ -202,11 +237,23 @@ class GrpcServer:
         self._server = AioServer(_options(service), by_path, busy=[INFER], crashed=self._crashed)
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        where = self._address.encode()
+        where, self._door = self._address, None
+        if LINUX:
+            self._door = Door(
+                host,
+                port,
+                shared=service.board.workers > 1,
+                encrypted=bool(service.access.credentials.certificate),
+                most=_connections(service),
+                each=EACH,
+                waiting=WAITING,
+                all_taken=self._server.all_taken,
+            )
+            where, self._limits.addresses = self._door.inner, self._door.addresses
         if credentials := _credentials(service.access):
-            bound = self._server.add_secure_port(where, credentials)
+            bound = self._server.add_secure_port(where.encode(), credentials)
         else:
-            bound = self._server.add_insecure_port(where)
+            bound = self._server.add_insecure_port(where.encode())
         if not bound:  # gRPC does not say why
             raise UserError(
                 f"cannot listen on {self._address} for gRPC; choose another port with --grpc-port"
@@ -221,6 +268,8 @@ class GrpcServer:
     async def start(self) -> None:
         """Accept calls. If the server ends by itself, liveness fails."""
         await self._server.start()
+        if self._door:
+            await self._door.open()
         logger.info("serving gRPC at %s", self._address)
 
     async def stop(self, stop_by: float) -> None:
@@ -232,7 +281,11 @@ class GrpcServer:
         self._limits.arriving.give_up_all()
         if running := set(self._limits.running):
             await asyncio.wait(running, timeout=max(0.0, stop_by - time.monotonic()))
+        if self._door:
+            self._door.close()
         await self._server.shutdown(None)
+        if self._door:
+            await self._door.empty()
 
 
 def _credentials(access: Access) -> grpc.ServerCredentials | None:
@@ -247,10 +300,13 @@ def _credentials(access: Access) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(read(), read)
 
 
+def _connections(service: Service) -> int:
+    bytes_allowed = service.inflight.limit // service.board.workers
+    return min(CONNECTIONS, max(LEAST_CONNECTIONS, bytes_allowed // CONNECTION_BYTES))
+
+
 def _options(service: Service) -> list[tuple[str, int]]:
     settings = service.settings
-    bytes_allowed = service.inflight.limit // service.board.workers
-    connections = min(CONNECTIONS, max(LEAST_CONNECTIONS, bytes_allowed // CONNECTION_BYTES))
     return [
         # The workers of a service share a port. Two services must not.
         ("grpc.so_reuseport", int(service.board.workers > 1)),
@@ -261,9 +317,10 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", STREAMS),
-        ("grpc.server.max_pending_requests", WAITING),
-        ("grpc.server.max_pending_requests_hard_limit", WAITING + 1),
-        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server.max_pending_requests", MOST_WAITING),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_WAITING + 1),
+        # On Linux, ``Door`` counts them. A call of ``all_taken`` is never refused.
+        *([] if LINUX else [("grpc.max_allowed_incoming_connections", _connections(service))]),
         # Calls that have waited longer than this would be cancelled without an answer of ours.
         ("grpc.server_max_unrequested_time_in_server", TAKEN_BY_S),
         ("grpc.max_connection_idle_ms", IDLE_MS),

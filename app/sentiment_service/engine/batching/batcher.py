@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Generic
 
 from sentiment_service.engine.batching.fair_queue import (
@@ -51,6 +52,8 @@ FAILING_AFTER = 3
 NO_RUNNER = "every runner hangs or has failed"
 
 logger = logging.getLogger(__name__)
+
+_tokens = attrgetter("tokens")
 
 
 class MicroBatcher(Generic[Item, Result]):
@@ -127,6 +130,8 @@ class MicroBatcher(Generic[Item, Result]):
             QueuedItem(len(item), now + timeout_s, item, request, index)
             for index, item in enumerate(items)
         ]
+        # Its answer waits for all of them. So they are queued in the order of the best batches.
+        queued.sort(key=_tokens, reverse=True)
         with self._condition:
             self.check_admission(sum([one.tokens for one in queued]), timeout_s=timeout_s)
             self.queue.add(queued)

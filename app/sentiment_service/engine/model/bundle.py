@@ -1,11 +1,22 @@
 """A bundle on disk: its manifest, its files, and the check that they fit together."""
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import from_json  # limits nesting depth; json relies on the interpreter's stack
 
 from sentiment_service.engine.options import Preprocessing
@@ -21,6 +32,8 @@ EMBEDDED_BUNDLE = Path(__file__).resolve().parents[2] / "models/minilm-l6-tweet-
 Precision = Literal["fp32", "fp16", "int8"]
 ReferenceKind = Literal["pytorch", "fp32", "onnx"]
 CalibrationLoss = Literal["log", "brier"]
+# Most tweets have 16 to 48 tokens; the embedded model and RoBERTa read at most 512.
+TEXT_TOKENS = (8, 16, 24, 32, 48, 64, 128, 512)
 
 
 class _Record(BaseModel):
@@ -81,6 +94,54 @@ class DataFile(_Record):
     bytes: int
 
 
+# An evaluation's buckets of lengths; the last is for what fits in none.
+LENGTHS = (*map(str, TEXT_TOKENS), "more")
+
+
+class Evaluation(_Record):
+    """What an evaluation says of its texts, if it does: the manifest may be anyone's.
+
+    ``confusion[i][j]`` counts those of label i that were predicted as label j. ``lengths`` counts
+    them by the least of ``TEXT_TOKENS`` that they fit in before truncation; ``more`` fit in none.
+    The model does not know ``unknown_tokens`` of their ``tokens``.
+    """
+
+    labels: list[str] = []
+    confusion: list[list[NonNegativeFloat]] = []
+    lengths: dict[str, NonNegativeFloat] = dict.fromkeys(LENGTHS, 0)
+    tokens: NonNegativeFloat = 0
+    unknown_tokens: NonNegativeFloat = 0
+
+    @field_validator("lengths")
+    @classmethod
+    def _in_order(cls, lengths: dict[str, float]) -> dict[str, float]:
+        if lengths.keys() != {*LENGTHS}:
+            raise ValueError("must have the buckets of this version")
+        return {name: lengths[name] for name in LENGTHS}
+
+    @model_validator(mode="after")
+    def _square(self) -> "Evaluation":
+        if any(len(row) != len(self.labels) for row in self.confusion):
+            raise ValueError("each row of confusion must have a count for each label")
+        return self
+
+    @classmethod
+    def of(cls, accuracy: object) -> "Evaluation":
+        known = accuracy if isinstance(accuracy, dict) else {}
+        with suppress(ValidationError):
+            return cls.model_validate(known)
+        with suppress(ValidationError):  # another version's lengths
+            return cls.model_validate({n: known[n] for n in ("labels", "confusion") if n in known})
+        return cls()
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each label in what was predicted; empty if unknown."""
+        predicted = [*map(sum, zip(*self.confusion, strict=True))]
+        named = zip(self.labels, predicted, strict=False)
+        return {label: count / sum(predicted) for label, count in named if sum(predicted)}
+
+
 class Variant(DataFile):
     """One ONNX file, listed in the manifest after it was verified.
 
@@ -121,13 +182,14 @@ class CheckpointSource(HubCommit):
 class Manifest(_Record):
     """``manifest.json``: what the bundle is, what it holds and where it came from.
 
-    ``text_pairs`` says whether the model was trained on pairs of texts, ``language`` on texts of
-    which language (a BCP 47 tag), if it was one. ``notes`` are sentences on what the export decided
-    by itself; one that begins with "warning" asks for an option. ``fetched`` is the repository from
-    which this bundle itself came. ``threshold`` is the score from which on a text has a label
-    of a multi-label model; ``thresholds`` has those of labels that differ. ``reference`` is what
-    the variants were compared with: the checkpoint in PyTorch, the bundle's own fp32 graph, or the
-    ONNX graph that was the source.
+    ``text_pairs`` says whether the model was trained on pairs of texts, ``language`` on texts
+    of which language (a BCP 47 tag), if it was one, ``languages`` of which, if it was several.
+    ``notes`` are sentences on what the export decided by itself; one that begins with "warning"
+    asks for an option. ``fetched`` is the repository from which this bundle itself came.
+    ``threshold`` is the score from which on a text has a label of a multi-label model;
+    ``thresholds`` has those of labels that differ. ``reference`` is what the variants were
+    compared with: the checkpoint in PyTorch, the bundle's own fp32 graph, or the ONNX graph
+    that was the source. ``distilled`` says what a distilled model learnt from, and how well.
     """
 
     format_version: Literal[1, 2]
@@ -139,11 +201,13 @@ class Manifest(_Record):
     preprocessing: Preprocessing
     text_pairs: bool = False
     language: str | None = None
+    languages: list[str] = []
     notes: list[str] = []
     fetched: HubCommit | None = None
     threshold: float = Field(default=0.5, ge=0, le=1)
     thresholds: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
     reference: ReferenceKind | None = None
+    distilled: dict[str, Any] | None = None
     variants: dict[Precision, Variant] = Field(min_length=1)
     files: dict[str, str]
     created_with: dict[str, str]
@@ -169,7 +233,6 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path) -> "Bundle":
-        """Read the manifest and check the side files."""
         manifest, digest = _read_manifest(path)
         for name in SIDE_FILES:
             if name not in manifest.files:
@@ -198,17 +261,27 @@ class Bundle:
             held = ", ".join(sorted(self.manifest.variants))
             raise UserError(f"bundle {self.path} has no {precision} variant; it holds: {held}")
         if precision == "int8" and self.manifest.format_version < FORMAT_VERSION:
-            source = self.manifest.source
-            others = [name for name in self.manifest.variants if name != "int8"]
-            instead = f", or serve it with --precision {others[0]}" if others else ""
             raise UserError(
                 f"bundle {self.path} has an int8 variant of format_version 1, which is wrong on "
-                f"some CPUs; export {source.repo_id or source.path or 'its checkpoint'} again, "
-                f"to another --output{instead}"
+                f"some CPUs; {self._instead_of_int8()}"
             )
         if variant.data is not None:
             _check_digest(self.path, variant.data.file, variant.data.sha256)
         return _check_digest(self.path, variant.file, variant.sha256)
+
+    def _instead_of_int8(self) -> str:
+        """What works wherever the checkpoint is now, and gives the same answers."""
+        made, source = self.manifest, self.manifest.source
+        if made.name == EMBEDDED_BUNDLE.name and {*made.variants} == {"int8"}:
+            return "leave out --model: the service has this model"
+        words = ["sentiment-export", source.repo_id or "CHECKPOINT", "--output", "DIR"]
+        if source.repo_id and source.revision:
+            words += ["--revision", source.revision]
+        if not any("," in label for label in made.labels):
+            words += ["--labels", ",".join(made.labels)]
+        words += ["--preprocessing", made.preprocessing, "--max-tokens", str(made.max_tokens)]
+        again = f"export it again: {shlex.join(words + ['--text-pairs'] * made.text_pairs)}"
+        return f"serve it with --precision fp32, or {again}" if "fp32" in made.variants else again
 
 
 def bundles_to_use(paths: Sequence[Path]) -> tuple[Path, ...]:

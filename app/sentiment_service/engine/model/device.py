@@ -328,9 +328,6 @@ def _cuda_options(memory_mb: int) -> dict[str, str]:
         # would be preferred. They build a graph for each new shape and never free it, and nearly
         # every batch has a new shape.
         "sdpa_kernel": str(sum(ATTENTION_KERNELS.values())),
-        # SkipLayerNormalization adds up the squares in fp32, as LayerNormalization does. By
-        # default, it adds them up in fp16, where a few large values are too many.
-        "enable_skip_layer_norm_strict_mode": "1",
     }
     if memory_mb:
         options["gpu_mem_limit"] = str(memory_mb * 1_000_000)

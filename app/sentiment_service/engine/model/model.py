@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from sentiment_service.engine.model.bundle import Bundle, Precision, is_sentiment
+from sentiment_service.engine.model.bundle import Bundle, Evaluation, Precision, is_sentiment
 from sentiment_service.engine.model.device import CPU, Device
 from sentiment_service.engine.model.sessions import Replicas, device_error, flat_feeds, open_session
 from sentiment_service.engine.options import TextOptions
@@ -118,6 +118,7 @@ class Model:
         self._file = bundle.variant_path(precision)
         manifest = bundle.manifest
         self.name = name or manifest.name
+        self.renamed = bool(name)
         self.revision = manifest.source.revision
         self.labels = manifest.labels
         self.is_sentiment = is_sentiment(self.labels)
@@ -131,8 +132,10 @@ class Model:
         self._exact = precision != "fp16" and not bundle.convolves and not varies
         self.text_pairs = manifest.text_pairs
         self.language = manifest.language
+        self.languages = manifest.languages or ([self.language] if self.language else [])
         self.parity = manifest.variants[precision].parity
         self.calibration = manifest.variants[precision].calibration
+        self.evaluation = Evaluation.of(manifest.variants[precision].accuracy)
         self.temperature = self.calibration.temperature if self.calibration else 1.0
         self.precision = precision
         self.device = device
@@ -166,7 +169,7 @@ class Model:
             text_pairs=self.text_pairs,
             has_types="token_type_ids" in self._inputs,
             model=self.name,
-            language=self.language,
+            languages=self.languages,
         )
 
     @property

@@ -3,14 +3,14 @@
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from tokenizers import Tokenizer
 
-from sentiment_service.engine.options import DEFAULTS, Preprocessing, TextOptions
+from sentiment_service.engine.options import DEFAULTS, Preprocessing, TextOptions, wider
 from sentiment_service.engine.text.text_tokenizer import (
     Encoding,
     Input,
@@ -61,7 +61,7 @@ class EncodedText:
     """A tokenised text: the whole text in ``windows``, and each of its sentences separately.
 
     ``windows`` are the encodings that are classified: the text's own, or those of its parts.
-    ``warnings`` say why the model may be wrong about it.
+    ``warnings`` say why the model may be wrong about it, which does not know ``unknown`` tokens.
     """
 
     encoding: Encoding
@@ -69,6 +69,7 @@ class EncodedText:
     windows: Sequence[Encoding]
     sentences: Sequence[EncodedSentence] = ()
     warnings: Sequence[TextWarning] = ()
+    unknown: int = 0
 
 
 def encodings(texts: Sequence[EncodedText | ServiceError]) -> list[Encoding]:
@@ -97,17 +98,18 @@ class InputTokenizer:
         text_pairs: bool,
         has_types: bool,
         model: str,
-        language: str | None,
+        languages: Collection[str],
     ) -> None:
-        """Read ``tokenizer.json``. ``language`` is a BCP 47 tag, if the model has one language."""
+        """Read ``tokenizer.json``. ``languages`` are the model's, as BCP 47 tags, if known."""
         self._model = model
-        # Of other languages, nothing can be said cheaply.
-        self._is_english = language is not None and language.partition("-")[0] == "en"
+        self._languages = {tag for language in languages for tag in wider(language)}
+        # Of a text in another language, nothing can be said cheaply.
+        self._is_english = {wider(language)[-1] for language in languages} == {"en"}
         self.max_tokens = max_tokens
         self.normalise = normaliser(preprocessing)
         self.library = _load(path / "tokenizer.json")
-        special_tokens = self.library.num_special_tokens_to_add(is_pair=False)
-        stride = int((max_tokens - special_tokens) * WINDOW_OVERLAP)
+        self._special = self.library.num_special_tokens_to_add(is_pair=False)
+        stride = int((max_tokens - self._special) * WINDOW_OVERLAP)
         side = (self.library.truncation or {}).get("direction", "right")
         self.library.enable_truncation(max_tokens, stride=stride, direction=side)
         self.texts = TextTokenizer(self.library, max_tokens=max_tokens, stride=stride)
@@ -116,6 +118,10 @@ class InputTokenizer:
             self.pairs = PairTokenizer(
                 self.library, max_tokens=max_tokens, stride=stride, has_types=has_types
             )
+
+    def reads(self, language: str) -> bool:
+        """Whether the model may read the language: it is one of its own, or these are not known."""
+        return not self._languages or not self._languages.isdisjoint(wider(language))
 
     def encode(self, text: Text) -> Encoding:
         """Tokenise one text or pair, or raise the error that says why it cannot be."""
@@ -212,14 +218,15 @@ class InputTokenizer:
         windows = encoding.windows if options.overflow == "window" else [encoding]
         warnings: tuple[TextWarning, ...] = ()
         read = text.text if isinstance(text, TextPair) else text
-        if self._is_english and isinstance(read, str) and looks_foreign(read):
+        foreign = self._is_english and isinstance(read, str) and looks_foreign(read)
+        if foreign or (options.language and not self.reads(options.language)):
             warnings = ("other_language",)
-        # The first is quickly found, and nearly never true.
-        if self.texts.unknown in encoding.packed_ids and (
-            self.texts.unknown_share(encoding) > MOST_UNKNOWN
-        ):
+        unknown = 0
+        if self.texts.unknown in encoding.packed_ids:  # quickly found, and nearly never true
+            unknown = self.texts.unknown_tokens(encoding)
+        if unknown > MOST_UNKNOWN * max(1, encoding.tokens - self._special):
             warnings += ("unknown_tokens",)
-        return EncodedText(encoding, options, windows, (), warnings)
+        return EncodedText(encoding, options, windows, (), warnings, unknown)
 
 
 def normalise_tweet(text: str) -> str:

@@ -133,7 +133,7 @@ def encode_steps(
             if isinstance(whole, ServiceError) or not isinstance(text, str):
                 continue
             sentences: list[EncodedSentence] = []
-            for spans in sentence_spans(text, options.language):
+            for spans in sentence_spans(text, options.language or "en"):
                 yield
                 latest = _sentences(tokenizer, text, spans, options)
                 sentences += latest

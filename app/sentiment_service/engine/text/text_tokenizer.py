@@ -145,11 +145,14 @@ class TextTokenizer:
             for ids in known
         ]
 
-    def unknown_share(self, encoding: Encoding) -> float:
-        """The share of tokens that stand for what the model does not know, special ones apart."""
+    def unknown_tokens(self, encoding: Encoding) -> int:
+        """How many tokens stand for what the model does not know. Byte-level BPE has none.
+
+        What is cut off counts as if it were like the rest of the text.
+        """
         if self._unknown_id is None:
-            return 0.0
-        return encoding.ids.count(self._unknown_id) / max(1, len(encoding) - self._special)
+            return 0
+        return round(encoding.ids.count(self._unknown_id) * encoding.tokens / len(encoding))
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids
@@ -336,7 +339,7 @@ class PairTokenizer:
         self._after = slice(last_of_second, None)
         self._special = origin.count(None)
         self._room = max_tokens - self._special
-        self._from_left = tokenizer.truncation["direction"] == "left"
+        self._from_left = (tokenizer.truncation or {}).get("direction") == "left"
         self._has_types = has_types and self._sample.type_ids[origin.index(1)] == 1
 
     def encode(self, pair: TextPair) -> Encoding:

@@ -1,37 +1,97 @@
-{{- define "sentiment.labels" -}}
-app.kubernetes.io/name: sentiment
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{- define "sentiment.name" -}}
+{{ .Values.nameOverride | default .Chart.Name }}
 {{- end }}
 
-{{/* Security of a pod: the user of the images, no token of the cluster. */}}
+{{/* The name of the release, as in the first charts: another default would rename their objects. */}}
+{{- define "sentiment.fullname" -}}
+{{- $name := .Release.Name }}
+{{- with .Values.nameOverride }}
+{{- $name = ternary $name (printf "%s-%s" $name .) (contains . $name) }}
+{{- end }}
+{{- .Values.fullnameOverride | default $name | trunc 53 | trimSuffix "-" }}
+{{- end }}
+
+{{/* What selectors select, which cannot change. */}}
+{{- define "sentiment.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "sentiment.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{- define "sentiment.labels" -}}
+{{ include "sentiment.selectorLabels" . }}
+{{ include "sentiment.commonLabels" . }}
+{{- end }}
+
+{{- define "sentiment.commonLabels" -}}
+app.kubernetes.io/part-of: sentiment
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Labels of pods that are not the service's, whose pods may not open connections. */}}
+{{- define "sentiment.otherLabels" -}}
+app.kubernetes.io/name: {{ printf "%s-%s" (include "sentiment.name" .root) .what | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+{{- end }}
+
+{{- define "sentiment.serviceAccountName" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "sentiment.fullname" .) "default" .Values.serviceAccount.create) }}
+{{- end }}
+
 {{- define "sentiment.pod" -}}
-automountServiceAccountToken: false
-{{- with .Values.image.pullSecrets }}
+serviceAccountName: {{ include "sentiment.serviceAccountName" . }}
+automountServiceAccountToken: {{ .Values.serviceAccount.automount }}
+{{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- $context := deepCopy (.Values.podSecurityContext | default dict) }}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
+{{- range list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- if eq (get $context . | int) 10001 }}
+{{- $_ := unset $context . }}
+{{- end }}
+{{- end }}
+{{- end }}
 securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  fsGroupChangePolicy: OnRootMismatch # otherwise each start goes through all files of the volume
-  seccompProfile:
-    type: RuntimeDefault
+  {{- toYaml $context | nindent 2 }}
 {{- end }}
 
 {{- define "sentiment.container" -}}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities:
-    drop: [ALL]
+  {{- toYaml .Values.securityContext | nindent 2 }}
 {{- end }}
 
 {{/* An image by its target. The tag of a release is that of its images. */}}
 {{- define "sentiment.image" -}}
 {{ .root.Values.image.repository }}:{{ .tag | default (printf "v%s-%s" .root.Chart.AppVersion .target) }}
+{{- end }}
+
+{{/* The image of the service. */}}
+{{- define "sentiment.serving" -}}
+{{ include "sentiment.image" (dict "root" . "tag" .Values.image.tag "target" (ternary "gpu" "cpu" .Values.gpu)) }}
+{{- end }}
+
+{{/* Where a container finds the keys and what the values add to its environment. */}}
+{{- define "sentiment.keys" -}}
+{{- range $key, $name := dict "api-keys" "SENTIMENT_API_KEYS" "admin-keys" "SENTIMENT_ADMIN_KEYS" }}
+{{- if not $.Values.keysSecret }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "sentiment.fullname" $ }}
+      key: {{ $key }}
+      optional: true
+{{- else if has $key $.Values.keysInSecret }}
+- name: {{ $name }}_FILE
+  value: /etc/sentiment/keys/{{ $key }}
+{{- end }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* A quantity of Kubernetes as a number. */}}
@@ -41,26 +101,11 @@ securityContext:
 {{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text) | float64) }}
 {{- end }}
 
-{{/* What a schema cannot compare. */}}
-{{- define "sentiment.check" -}}
-{{- with .Values.autoscaling }}
-{{- if gt (int .minReplicas) (int .maxReplicas) }}
-{{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}
-{{- end }}
-{{- end }}
-{{- if eq (int .Values.service.port) (int .Values.service.grpcPort) }}
-{{- fail "service.grpcPort is service.port: give gRPC a port of its own" }}
-{{- end }}
-{{- with .Values.networkPolicy }}
-{{- if and .enabled (ne $.Values.service.type "ClusterIP") (not (contains "/" (join " " .requestsFrom))) }}
-{{- fail "networkPolicy.requestsFrom has no network, so nobody outside the cluster could use the service" }}
-{{- end }}
-{{- end }}
-{{- if and .Values.gpu (not .Values.model.name) (not (hasKey .Values.settings "device")) }}
-{{- fail "gpu needs model.name: the embedded model has no variant for GPUs" }}
-{{- end }}
+{{- define "sentiment.autoscaled" -}}
+{{- $enabled := .Values.autoscaling.enabled }}
+{{- if ternary $enabled (kindIs "invalid" .Values.replicaCount) (kindIs "bool" $enabled) }}yes{{ end }}
 {{- end }}
 
 {{- define "sentiment.claim" -}}
-{{ .Values.model.claim | default (printf "%s-models" .Release.Name) }}
+{{ .Values.model.claim | default (printf "%s-models" (include "sentiment.fullname" .)) }}
 {{- end }}

@@ -125,7 +125,7 @@ def texts_of_one_length_start_in_turn(record: Record) -> None:
                 if text.tokens == tokens and text in started
             ]
             assert starts == sorted(starts)
-    firsts = [visit.ask.texts[0] for visit in record.admitted]
+    firsts = [visit.ask.turns[0] for visit in record.admitted]
     for tokens in range(1, 61):
         starts = [started[text] for text in firsts if text.tokens == tokens and text in started]
         assert starts == sorted(starts)
@@ -178,7 +178,7 @@ def the_wait_is_bounded(record: Record) -> None:
     for visit in record.admitted:
         lag = max((b.leader.tokens for b in record.batches if b.started < visit.asked), default=0)
         ahead = 0
-        for text in visit.ask.texts:
+        for text in visit.ask.turns:
             start, end = record.waits[text]
             earlier: dict[int, int] = {}
             later: list[tuple[Batch, int]] = []  # with the virtual time it moved on at the least

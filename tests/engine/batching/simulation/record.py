@@ -57,6 +57,11 @@ class Ask:
     def tokens(self) -> int:
         return sum(text.tokens for text in self.texts)
 
+    @property
+    def turns(self) -> list[Text]:
+        """The texts in the order in which they are queued: the longest first."""
+        return sorted(self.texts, key=len, reverse=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:

@@ -1,0 +1,37 @@
+"""How often a cloud and this service agree about your texts: docs/migrate.md.
+
+    python compare.py FILE.jsonl
+
+Each line of the file has what the cloud answered for one text as ``cloud``, and as ``label`` what
+``sentiment classify`` has added.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+NEUTRAL = 0.25  # Google's scores between this and its negative are neutral here
+SHOWN = 20
+
+
+def label_of(cloud: dict[str, Any]) -> str:
+    """The label in a document of Azure, an answer of AWS, or one of Google."""
+    if "documentSentiment" in cloud:
+        score = cloud["documentSentiment"].get("score", 0)
+        return "positive" if score > NEUTRAL else "negative" if score < -NEUTRAL else "neutral"
+    return str(cloud.get("sentiment") or cloud["Sentiment"]).lower()
+
+
+rows = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
+pairs = Counter((label_of(row["cloud"]), row["label"] or "no result") for row in rows)
+print(f"{'cloud':>9}  {'here':>9}  texts")
+for (cloud, here), count in pairs.most_common():
+    print(f"{cloud:>9}  {here:>9}  {count}")
+sure = [row for row in rows if label_of(row["cloud"]) != "mixed"]
+same = sum(label_of(row["cloud"]) == row["label"] for row in sure)
+print(f"agreement, without mixed: {same} of {len(sure)} ({same / max(len(sure), 1):.1%})")
+differ = [row for row in sure if label_of(row["cloud"]) != row["label"]]
+for row in sorted(differ, key=lambda row: -(row["score"] or 0))[:SHOWN]:  # where we are most sure
+    print(f"{label_of(row['cloud'])} / {row['label']} {row['score']}: {row['text']}")

@@ -1,0 +1,223 @@
+"""Reads and edits graphs that come from elsewhere: linear layers, neighbours, constants, nodes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+from onnx_ir.tape import Tape
+
+from sentiment_export.checkpoint.architectures import NotRecognised
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``x @ weight + bias``; weight [inputs, outputs], bias [outputs] or None."""
+
+    matmul: ir.Node
+    add: ir.Node | None
+    weight: ir.Value
+    bias: ir.Value | None
+
+    @property
+    def input(self) -> ir.Value:
+        """``x``, [..., inputs]."""
+        return input_of(self.matmul, 0)
+
+    @property
+    def output(self) -> ir.Value:
+        """The result, [..., outputs]."""
+        return (self.add or self.matmul).outputs[0]
+
+
+def as_linear(matmul: ir.Node) -> Linear | None:
+    """The linear layer that multiplies in this node; None if the node is no such product."""
+    if matmul.op_type != "MatMul" or not _is_constant(matmul.inputs[1], axes=2):
+        return None
+    weight = input_of(matmul, 1)
+    readers = consumers(matmul.outputs[0])
+    if len(readers) == 1 and readers[0].op_type == "Add":
+        bias = next(v for v in readers[0].inputs if v is not matmul.outputs[0])
+        if _is_constant(bias, axes=1):
+            return Linear(matmul, readers[0], weight, bias)
+    return Linear(matmul, None, weight, None)
+
+
+def array_of(value: ir.Value | None) -> np.ndarray:
+    """The array of a constant (an initializer).
+
+    Raises:
+        NotRecognised: the value is computed, or there is none.
+    """
+    if value is None or value.const_value is None:
+        raise NotRecognised(f"{value} is not a constant")
+    return value.const_value.numpy()
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value:
+    """The node's input of this number.
+
+    Raises:
+        NotRecognised: the node has no such input.
+    """
+    value = node.inputs[index]
+    if value is None:
+        raise NotRecognised(f"{node.op_type} {node.name} lacks input {index}")
+    return value
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node:
+    """The node that computes the value.
+
+    Raises:
+        NotRecognised: it is a constant or an input of the graph, or not one of ``op_types``.
+    """
+    node = value.producer() if value is not None else None
+    if node is None or (op_types and node.op_type not in op_types):
+        raise NotRecognised(f"{value} should come from {' or '.join(op_types) or 'a node'}")
+    return node
+
+
+def consumers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read the value; one that reads it twice is listed twice."""
+    return [use.node for use in value.uses()]
+
+
+def is_exact_gelu(value: ir.Value) -> bool:
+    """Whether the value is ``0.5 u (1 + erf(u / √2))``, its three factors in any order."""
+    pair = _factors(value)
+    factors = {*pair, *(factor for product in pair for factor in _factors(product))}
+    for factor in factors:
+        try:
+            erf = producer(input_of(producer(factor, "Add"), 0), "Erf")
+            u = input_of(producer(erf.inputs[0], "Div", "Mul"), 0)
+        except NotRecognised:
+            continue
+        return u in factors
+    return False
+
+
+def _factors(value: ir.Value) -> list[ir.Value]:
+    node = value.producer()
+    return [v for v in node.inputs if v is not None] if node and node.op_type == "Mul" else []
+
+
+def selects_first_token(node: ir.Node) -> bool:
+    """Whether the node takes the first token of [batch, sequence, hidden]."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1:
+        return False
+    index = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return index is not None and not index.numpy().any()
+
+
+def _is_constant(value: ir.Value | None, axes: int) -> bool:
+    tensor = value.const_value if value is not None else None
+    return tensor is not None and tensor.dtype == ir.DataType.FLOAT and len(tensor.shape) == axes
+
+
+class Editor:
+    """Edits one graph for one pass; the names of new constants begin with ``name``."""
+
+    def __init__(self, graph: ir.Graph, name: str) -> None:
+        self._graph = graph
+        self._name = name
+        self._node_names = {node.name for node in graph}
+
+    def constant(self, name: str, array: np.ndarray | np.generic) -> ir.Value:
+        """A constant of this name; what has it already is kept."""
+        name = f"{self._name}.{name}"
+        if name not in self._graph.initializers:
+            tensor = ir.tensor(np.asarray(array))
+            self._graph.register_initializer(ir.Value(name=name, const_value=tensor))
+        return self._graph.initializers[name]
+
+    def integers(self, name: str, values: object) -> ir.Value:
+        """An int64 constant, from a number or nested lists."""
+        return self.constant(name, np.array(values, np.int64))
+
+    def insert_at_start(self, tape: Tape, scope: str) -> None:
+        """Insert the tape's nodes before all others."""
+        self.insert_before(self._graph[0], tape, scope)
+
+    def insert_after(self, value: ir.Value, tape: Tape, scope: str) -> None:
+        """Insert the tape's nodes after the node that computes ``value``."""
+        self._name_nodes(tape, scope)
+        self._graph.insert_after(producer(value), tape.nodes)
+
+    def insert_before(self, node: ir.Node, tape: Tape, scope: str) -> None:
+        self._name_nodes(tape, scope)
+        self._graph.insert_before(node, tape.nodes)
+
+    def replace(self, node: ir.Node, value: ir.Value) -> None:
+        """Let the readers of ``node``'s output read ``value`` instead, and remove the node."""
+        for use in tuple(node.outputs[0].uses()):
+            use.node.replace_input_with(use.idx, value)
+        self._graph.remove(node, safe=True)
+
+    def _name_nodes(self, tape: Tape, scope: str) -> None:
+        """Name the unnamed nodes: scope, operator and, if that name is taken, a number."""
+        for node in tape.nodes:
+            if node.name is None:
+                name = first = f"{scope}/{node.op_type}"
+                number = 0
+                while name in self._node_names:
+                    number += 1
+                    name = f"{first}_{number}"
+                self._node_names.add(name)
+                node.name = name
+                node.outputs[0].name = f"{name}_output_0"
+
+
+def scope_of(value: ir.Value) -> str:
+    """The module that computes ``value``, in the exporter's form ``/encoder/layer.0/...``."""
+    name = value.name or ""
+    return name.rpartition("/")[0] or name
+
+
+def hidden_states(model: ir.Model) -> dict[ir.Value, int | None]:
+    """The computed values [batch, sequence, features], with the number of features if known.
+
+    The size of the batch is unknown before the graph runs. That distinguishes these values from
+    tables with three axes, such as DeBERTa's relative positions [1, positions, features].
+    """
+    ShapeInferencePass()(model)
+    states = {
+        value: size if isinstance(size := value.shape[2], int) else None
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None and len(value.shape) == 3 and not isinstance(value.shape[0], int)
+    }
+    forget_shapes(model)
+    return states
+
+
+def forget_shapes(model: ir.Model) -> None:
+    """Clear what was inferred, because a pass makes it wrong."""
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = value.type = None
+
+
+def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> tuple[ir.Value, ir.Value]:
+    """Record the nodes that compute row numbers from the attention mask [batch, sequence].
+
+    Returns:
+        The tokens' rows of [batch * sequence], and the rows of [tokens] for padded positions,
+        [batch, sequence].
+    """
+    mask = next((value for value in graph.inputs if value.name == "attention_mask"), None)
+    if mask is None:
+        raise NotRecognised("the graph has no attention_mask")
+    # Of the mask itself: on a GPU, the session computes NonZero on the CPU, where the input lies.
+    real = tape.op("NonZero", [mask])
+    text = tape.op("Gather", [real, edit.integers("text", 0)], {"axis": 0})
+    position = tape.op("Gather", [real, edit.integers("position", 1)], {"axis": 0})
+    width = tape.op("Shape", [mask], {"start": 1, "end": 2})
+    tokens = tape.op("Add", [tape.op("Mul", [text, width]), position])
+    flat = tape.op("Reshape", [mask, edit.integers("vector", [-1])])
+    # Padding is masked, so its values only have to be finite. It gets those of the token before
+    # it, or of the last row.
+    count = tape.op("CumSum", [flat, edit.integers("rows", 0)])
+    token = tape.op("Sub", [count, edit.integers("one", 1)])
+    return tokens, tape.op("Reshape", [token, tape.op("Shape", [mask])])

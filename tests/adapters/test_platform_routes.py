@@ -1,0 +1,142 @@
+"""The routes of Vertex AI, KServe V1 and SageMaker, and the forms that they share."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from openai import OpenAI
+from sentiment_service.errors import UserError
+
+from tests.conftest import Serve
+from tests.support.serving import metric
+
+KEY = "a-key-for-tests"
+
+
+def test_openai_finds_the_same_model(client: TestClient) -> None:
+    """OpenAI's client gets a model from the route that KServe asks."""
+    openai = OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client)
+    assert openai.models.retrieve("tiny").id == "tiny"
+
+
+def test_vertex_chooses_its_routes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its health route needs no key and is empty; its predict route needs one like any other."""
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/v1/endpoints/7/deployedModels/8")
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/v1/endpoints/7/deployedModels/8:predict")
+    client = serve(api_keys=KEY)
+    health = client.get("/v1/endpoints/7/deployedModels/8")
+    assert (health.status_code, health.content) == (200, b"")
+    path, body = "/v1/endpoints/7/deployedModels/8:predict", {"instances": ["love"]}
+    assert client.post(path, json=body).status_code == 401
+    key = {"authorization": f"Bearer {KEY}"}
+    (prediction,) = client.post(path, json=body, headers=key).json()["predictions"]
+    assert prediction["label"] == "positive"
+
+
+@pytest.mark.parametrize("path", ["/v2/models/tiny/infer", "/mine"])
+def test_a_health_route_opens_no_other_method(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """If it is the path of a route that classifies, that route still needs a key."""
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", path)
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/mine")
+    client = serve(api_keys=KEY)
+    assert client.get(path).status_code == 200
+    assert client.post(path, json={}).status_code == 401
+
+
+def test_vertex_may_choose_a_route_that_is_there(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health and predict routes that answer already stay as they are."""
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/health")
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/predict")
+    client = serve()
+    assert client.get("/health").json() == {"status": "ready"}
+    assert "predictions" in client.post("/predict", json={"instances": ["love"]}).json()
+
+
+def test_a_chosen_route_answers_where_a_route_with_a_name_matches(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key, the health route tells the health and not what the other route would tell."""
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/v2/models/tiny")
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/v2/models/tiny/infer")
+    client = serve(api_keys=KEY)
+    health = client.get("/v2/models/tiny")
+    assert (health.status_code, health.content) == (200, b"")
+    key = {"authorization": f"Bearer {KEY}"}
+    answer = client.post("/v2/models/tiny/infer", json={"instances": ["love"]}, headers=key)
+    assert len(answer.json()["predictions"]) == 1
+
+
+def test_a_predict_route_for_admins_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request to a path of a reload would need an admin key; the start fails and says so."""
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/models/mine/reload")
+    with pytest.raises(UserError, match=r"^AIP_PREDICT_ROUTE: /models/mine/reload needs an admin"):
+        serve()
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("AIP_PREDICT_ROUTE", "/classify"), ("AIP_HEALTH_ROUTE", "/models")]
+)
+def test_a_route_with_another_purpose_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, name: str, path: str
+) -> None:
+    """The start fails with the variable's name and the path."""
+    monkeypatch.setenv(name, path)
+    with pytest.raises(UserError, match=f"^{name}: {path} is another route; choose another path"):
+        serve()
+
+
+def _post(client: TestClient, content: str | bytes, given: str, accept: str = "*/*") -> Any:
+    headers = {"content-type": given, "accept": accept}
+    return client.post("/invocations", content=content, headers=headers)
+
+
+def test_ping_is_empty_and_needs_no_key(serve: Serve) -> None:
+    """SageMaker sends no key to /ping and /execution-parameters; /invocations needs one."""
+    client = serve(api_keys=KEY)
+    ping = client.get("/ping")
+    assert (ping.status_code, ping.content) == (200, b"")
+    assert client.get("/execution-parameters").status_code == 200
+    body = {"inputs": "love"}
+    assert client.post("/invocations", json=body).status_code == 401
+    headers = {"authorization": f"Bearer {KEY}"}
+    assert client.post("/invocations", json=body, headers=headers).status_code == 200
+
+
+def test_bad_lines_are_counted(client: TestClient) -> None:
+    """Each bad line counts as a text that failed."""
+    answer = _post(client, '"love"\n{"text": 1}\n{"text": "it"\n', "application/jsonlines")
+    assert [("error" in json.loads(line)) for line in answer.text.splitlines()] == [
+        False,
+        True,
+        True,
+    ]
+    assert metric(client, "sentiment_texts_total", model="tiny", outcome="invalid_request") == 2
+
+
+def test_records_are_classified_in_groups(serve: Serve) -> None:
+    """More records than the queue takes at once are answered, in their order."""
+    client = serve(max_queue_tokens=256)  # one request may have 128 tokens: 8 of these texts
+    content = "\n".join(["love " * 14, "worst", "it"] * 30)
+    labels = [line.split(",")[0] for line in _post(client, content, "text/csv").text.splitlines()]
+    assert labels == ["positive", "negative", "neutral"] * 30
+
+
+def test_a_request_out_of_time_fails_as_a_whole(gate: Any, serve: Serve) -> None:
+    """SageMaker sends a failed request again; an error in a line would be taken for its answer."""
+    client = serve(deadline_ms=50)
+    gate.close()
+    answer = _post(client, "love\nit", "text/csv")
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+
+
+def test_a_text_that_cannot_be_computed_fails_alone(client: TestClient) -> None:
+    """Its line has the code, because no other try would help."""
+    answer = _post(client, "love\nnan", "text/csv").text.splitlines()
+    assert answer[1] == ",,inference_failed"
