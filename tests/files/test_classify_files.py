@@ -14,7 +14,7 @@ import termios
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from sentiment_service.errors import CannotContinue
 from sentiment_service.files import command, formats
 from sentiment_service.files import table as tables
 from sentiment_service.files.csv_table import CsvTable
+from sentiment_service.files.output_file import OutputFile
 from sentiment_service.files.results import ResultColumns, ResultItem, Warnings
 from sentiment_service.files.table import Chunk, ClassifiedChunk
 
@@ -450,6 +451,48 @@ def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
     assert "errors 600, truncated 0" in rest.stderr
     assert target.read_bytes() == whole
     assert not list(tmp_path.glob(f"{target.name}.*"))
+
+
+@pytest.mark.parametrize("finished", [1, 3])
+def test_ctrl_c_just_after_a_chunk_is_saved(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    finished: int,
+) -> None:
+    """That chunk is counted, and kept even if it is the first."""
+    source, target = _csv(tmp_path / "in.csv", 100), tmp_path / "out.csv"
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 300)
+    add = OutputFile.add
+
+    def interrupted(self: OutputFile, *chunk: Any) -> None:
+        with _interrupted_after_its_write(self) if _chunks(target) == finished - 1 else nullcontext():
+            add(self, *chunk)
+
+    monkeypatch.setattr(OutputFile, "add", interrupted)
+    assert main(["classify", *map(str, _files(source, target, bundle))]) == 130
+    rows = _saved_rows(target)
+    assert _chunks(target) == finished
+    assert capsys.readouterr().err == (
+        f"sentiment: interrupted; {rows} rows are saved; add --resume to continue\n"
+    )
+
+
+@contextmanager
+def _interrupted_after_its_write(output: OutputFile) -> Iterator[None]:
+    log = output._log
+
+    class Log:
+        def write(self, line: bytes) -> None:
+            log.write(line)
+            raise KeyboardInterrupt
+
+    output._log = Log()
+    try:
+        yield
+    finally:
+        output._log = log
 
 
 def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> None:

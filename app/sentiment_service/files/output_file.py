@@ -62,7 +62,7 @@ class OutputFile:
             ) from None
         self._file = self.partial.open("r+b", buffering=0)
         self._begun, self._end = False, 0
-        self.saved: list[SavedChunk] = []
+        self.saved: list[SavedChunk] = []  # by earlier runs
         try:
             self._identity = self._read_progress()
         except BaseException:
@@ -77,7 +77,7 @@ class OutputFile:
     def __exit__(self, *_: object) -> None:
         """Leave what can be continued, and nothing else."""
         if self._lock.is_held():
-            if not self.saved:
+            if not self.saved_rows:
                 self._file.truncate(0)
                 self._remove()
             elif self._begun:
@@ -122,7 +122,14 @@ class OutputFile:
 
     @property
     def saved_rows(self) -> int:
-        return sum(chunk.tally["rows"] for chunk in self.saved)
+        """The rows that the next run can continue after.
+
+        They are counted in the file: Ctrl-C may come when a chunk's line is written, but before
+        anything else could know of it.
+        """
+        if not self._lock.is_held():
+            return 0
+        return _rows(self._chunks(self._lines()[1:]))
 
     def check_complete(self, identity: dict[str, Any]) -> None:
         """Return if the complete file is of a run with this identity, or of an unknown one.
@@ -147,14 +154,12 @@ class OutputFile:
             OSError: the chunk cannot be written.
         """
         if not self._lock.is_held():
-            self.saved = []
             raise CannotContinue(f"{self.partial} was removed during the run")
         content = self._output.chunk(chunk, results)
         self._write(content)
         if self._resumable:
             saved = SavedChunk(self._end, hashlib.sha256(content).hexdigest(), vars(tally))
             self._log.write(f"{json.dumps(vars(saved))}\n".encode())
-            self.saved.append(saved)
 
     def finish(self) -> None:
         """Give the file its name, at which it is complete."""
@@ -178,28 +183,38 @@ class OutputFile:
 
     def _read_progress(self) -> dict[str, Any]:
         """What the unfinished run is of, if there is one; its chunks are ``saved`` then."""
-        size = self.partial.stat().st_size
-        try:
-            lines = self._progress.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            lines = []
+        lines = self._lines()
         identity = _json_line(lines[0]) if lines else {}
-        if identity.get("run") is None and (lines or size):
+        if identity.get("run") is None and (lines or self.partial.stat().st_size):
             other = self._progress if lines else self.partial
             raise UserError(
                 f"{other} is not of a run that can be continued; delete it, or choose another "
                 "--output"
             )
-        for line in lines[1:]:
+        self.saved = self._chunks(lines[1:])
+        return identity
+
+    def _lines(self) -> list[bytes]:
+        """The lines of ``FILE.progress``; none if there is no such file."""
+        try:
+            return self._progress.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+
+    def _chunks(self, lines: list[bytes]) -> list[SavedChunk]:
+        """The finished chunks of which these lines are, if ``FILE.partial`` has them."""
+        size = self.partial.stat().st_size
+        chunks = []
+        for line in lines:
             try:
                 chunk = SavedChunk(**_json_line(line))
                 Tally(**chunk.tally)
-                if chunk.end > size:
-                    break
             except TypeError:  # half a line, or one of another version
                 break
-            self.saved.append(chunk)
-        return identity
+            if chunk.end > size:
+                break
+            chunks.append(chunk)
+        return chunks
 
     def _keep_undamaged(self) -> None:
         """Forget the first damaged chunk and those after it."""
@@ -211,7 +226,7 @@ class OutputFile:
                 del self.saved[number:]
                 logger.warning(
                     "%s is damaged; its rows after the first %d are classified again",
-                    *(self.partial, self.saved_rows),
+                    *(self.partial, _rows(self.saved)),
                 )
                 return
 
@@ -228,6 +243,10 @@ class OutputFile:
             self._log.close()
         self._file.close()
         self._lock.close()
+
+
+def _rows(chunks: Sequence[SavedChunk]) -> int:
+    return sum(chunk.tally["rows"] for chunk in chunks)
 
 
 def _as_json(identity: dict[str, Any]) -> dict[str, Any]:

@@ -109,9 +109,9 @@ async function classifyMany(all, signal) {
   let done = 0;
   let digest;
   progress(0, all.length);
-  show(rows.element, footer);
   for (const inputs of requests(all, limits)) {
     const { answer, stages } = await call("classify", { inputs, ...chosen }, signal);
+    if (!done) show(rows.element, footer); // without rows, there is nothing to sort or to download
     digest = sameModel(answer.model.digest, digest, "texts");
     rows.add(inputs.map((text, index) => ({ text, result: answer.results[index] })), answer);
     done += inputs.length;

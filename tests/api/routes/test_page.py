@@ -269,13 +269,17 @@ def test_a_slow_answer(start: Start, visits: Visits) -> None:
 
 @pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
 def test_cancel(start: Start, visits: Visits, texts: list[str]) -> None:
-    """Cancel ends a request without an answer, and the focus returns to the text."""
+    """Cancel ends a request without an answer, and the focus returns to the text.
+
+    Before an answer, there is nothing to download.
+    """
     process = start(command=STUCK_COMMAND)
     page = visits.open(process.url, example=False)
     classify(page, *texts)
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
     expect(page.get_by_role("progressbar")).to_be_visible()
     expect(page.locator("#keys")).to_be_hidden()
+    assert not page.get_by_role("button", name="Download CSV").is_visible()
     with page.expect_event("requestfailed") as failed:
         page.get_by_role("button", name="Cancel").click()
     assert failed.value.url == f"{process.url}/classify"
