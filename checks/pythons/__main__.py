@@ -29,6 +29,13 @@ ELSEWHERE = (
     "tests/api/routes/test_prefix.py",
 )
 
+TOGETHER = (
+    *("-m", "not beside", "--dist", "loadfile", "--numprocesses", "auto", "--maxprocesses", "4"),
+    *(f"--ignore={path}" for path in ELSEWHERE),
+)
+# As in .ci/run.
+FAILED_ALONE = ("--last-failed", "--last-failed-no-failures", "none")
+
 
 def main() -> int:
     """Run the tests; the exit code is 1 if one fails, and 0 where no root can be made."""
@@ -54,7 +61,9 @@ def main() -> int:
             continue
         making, started = time.perf_counter() - started, time.perf_counter()
         print(f"python-check: {suite}: {version}, root ready in {making:.0f} s", flush=True)
-        code = _tests(root, options.tests)
+        code = _tests(root, *TOGETHER, *(options.tests or ["tests"])) and _tests(
+            root, *FAILED_ALONE
+        )
         result = "FAILED" if code else "passed"
         seconds = time.perf_counter() - started
         print(f"python-check: {suite}: {version}: {result} in {seconds:.0f} s", flush=True)
@@ -76,24 +85,8 @@ def _missing() -> str:
     return ""
 
 
-def _tests(root: Root, tests: list[str]) -> int:
-    return root.run(
-        *(
-            "/venv/bin/python",
-            "-m",
-            "pytest",
-            "-m",
-            "not beside",
-            "--quiet",
-            "--tb",
-            "short",
-            "--dist",
-            "loadfile",
-        ),
-        *("--numprocesses", "auto", "--maxprocesses", "4"),
-        *(f"--ignore={path}" for path in ELSEWHERE),
-        *(tests or ["tests"]),
-    )
+def _tests(root: Root, *options: str) -> int:
+    return root.run("/venv/bin/python", "-m", "pytest", "--quiet", "--tb", "short", *options)
 
 
 if __name__ == "__main__":
