@@ -37,12 +37,13 @@ ENV COMPILE="python3.11 -m compileall -q --invalidation-mode unchecked-hash /opt
 # Packages and code have separate layers, because the packages change seldom and the code often.
 FROM build AS cpu-packages
 COPY requirements/cpu.txt requirements/images.txt requirements/
-# Symbols for debuggers are 44 MB, the packages' own tests 25 MB, and hf_xet, without which the hub's
-# client downloads over HTTP, 11 MB. The libraries in *.libs do not load after strip: auditwheel has
-# moved their parts.
+# Symbols for debuggers are 44 MB, the packages' own tests 25 MB, tools for other work 6 MB, and hf_xet,
+# without which the hub's client downloads over HTTP, 11 MB. The libraries in *.libs do not load after
+# strip: auditwheel has moved their parts.
 RUN $PIP --require-hashes --requirement requirements/cpu.txt --requirement requirements/images.txt && \
     find /opt/sentiment -name '*.so' -not -path '*.libs/*' -exec strip --strip-debug {} + && \
-    find /opt/sentiment -type d \( -name tests -o -path '*/onnx/backend/test' -o -name 'hf_xet*' \) -prune -exec rm -r {} + && \
+    find /opt/sentiment -type d \( -name tests -o -path '*/onnx/backend/test' -o -path '*/onnxruntime/transformers' \
+        -o -path '*/numpy/f2py' -o -name 'hf_xet*' \) -prune -exec rm -r {} + && \
     $COMPILE
 
 

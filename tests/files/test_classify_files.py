@@ -467,7 +467,9 @@ def test_ctrl_c_just_after_a_chunk_is_saved(
     add = OutputFile.add
 
     def interrupted(self: OutputFile, *chunk: Any) -> None:
-        with _interrupted_after_its_write(self) if _chunks(target) == finished - 1 else nullcontext():
+        with (
+            _interrupted_after_its_write(self) if _chunks(target) == finished - 1 else nullcontext()
+        ):
             add(self, *chunk)
 
     monkeypatch.setattr(OutputFile, "add", interrupted)
@@ -488,7 +490,7 @@ def _interrupted_after_its_write(output: OutputFile) -> Iterator[None]:
             log.write(line)
             raise KeyboardInterrupt
 
-    output._log = Log()
+    output._log = Log()  # type: ignore[assignment]
     try:
         yield
     finally:
