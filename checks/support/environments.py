@@ -53,6 +53,7 @@ def python(packages: Path, *, service: bool = False) -> Path:
         )
 
     if not complete.exists():
+        WHEELS.mkdir(parents=True, exist_ok=True)  # uv looks for it also where none is needed
         for line in packages.read_text().splitlines():
             if line.startswith(WITHOUT_WHEELS):
                 build_wheel(line.split()[0])
@@ -68,7 +69,6 @@ def build_wheel(requirement: str) -> None:
     Raises:
         InstallFailed: it could not be built; pip has written why.
     """
-    WHEELS.mkdir(parents=True, exist_ok=True)
     folders = ("--find-links", WHEELS, "--wheel-dir", WHEELS)
     command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *folders, requirement)
     if subprocess.run(command, check=False).returncode:
