@@ -10,7 +10,7 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -83,6 +83,7 @@ class Distillation:
             "the content of --texts": digest(self.texts),
             "the content of --labelled": digest([self.labelled] if self.labelled else []),
             "layers": list(layers),
+            **asdict(self.file_options),
             **{name: getattr(self, name) for name in names},
         }
 
@@ -246,7 +247,9 @@ def _examples(recipe: Distillation, checkpoint: Checkpoint) -> list[Example]:
     """Those of the labelled file, if there is one."""
     if (labelled := recipe.labelled) is None:
         return []
-    columns = None if labelled.suffix == ".tsv" else recipe.columns
+    columns = recipe.columns
+    if labelled.suffix == ".tsv" and columns == Columns(recipe.column or "text"):
+        columns = None  # --column alone is that of --texts
     how: Any = {"multi_label": checkpoint.multi_label, "file_options": recipe.file_options}
     return read_examples(labelled, checkpoint.labels, columns, **how)
 

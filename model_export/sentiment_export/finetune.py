@@ -278,6 +278,7 @@ def load_base(base: Path) -> Any:
         base,
         config=config,
         trust_remote_code=False,
+        dtype=torch.float32,  # in half precision, small steps are lost
         ignore_mismatched_sizes=True,  # replaces a classifier for other labels
     )
 

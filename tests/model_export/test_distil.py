@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openpyxl import Workbook
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.cli import main
 from sentiment_export.distil import Distillation, Teacher, chosen_layers, distil
 from sentiment_export.export import export
+from sentiment_export.quality.labelled import Columns
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
+from sentiment_service.files.text_files import FileOptions
 
 from tests.support.checkpoints import CORPUS, make_checkpoint, silent
 from tests.support.machines.small_disk import run_on_small_disk
@@ -209,6 +212,35 @@ def test_a_student_that_is_too_bad_is_not_written(
     said: list[str] = []
     distil(recipe, output, said.append)
     assert "seed 0: resuming after step 17 of 17" in said
+
+
+def test_a_training_on_other_texts_is_not_continued(recipe: Distillation, tmp_path: Path) -> None:
+    """Those of another sheet are others, although the file is the same."""
+    workbook = Workbook()
+    for sheet, seed in (("A", 0), ("B", 1)):
+        page = workbook.create_sheet(sheet)
+        for text in ("text", *_texts(600, seed)):
+            page.append([text])
+    workbook.save(tmp_path / "texts.xlsx")
+    first = replace(recipe, texts=[tmp_path / "texts.xlsx"], labelled=None, most_loss=None)
+    first = replace(first, file_options=FileOptions(sheet="A"))
+    with pytest.raises(UserError, match="keeps this student"):
+        distil(replace(first, least_agreement=1.0), tmp_path / "out", silent)
+    with pytest.raises(UserError, match="sheet was A then and is B now"):
+        distil(replace(first, file_options=FileOptions(sheet="B")), tmp_path / "out", silent)
+
+
+def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Path) -> None:
+    """--label-column is for TSV, too; --column alone may be that of the texts."""
+    labelled = tmp_path / "labelled.tsv"
+    labelled.write_text("tweet\tmood\nlove it\tpositive\n")
+    columns = Columns("tweet", "mood")
+    with pytest.raises(UserError, match="few"):
+        distil(
+            replace(recipe, texts=[labelled], labelled=labelled, column="tweet", columns=columns),
+            tmp_path / "out",
+            silent,
+        )
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.cli import main
 from sentiment_export.finetune import (
     Recipe,
     finetune,
+    load_base,
     tokenise,
     training_preprocessing,
     without_leaks,
@@ -85,6 +86,21 @@ def _assert_equal(found: Path, expected: Path) -> None:
     one, other = _weights(found), _weights(expected)
     assert one.keys() == other.keys()
     assert not [name for name in one if not torch.equal(one[name], other[name])]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_base_in_half_precision_is_trained_in_float32(
+    recipe: Recipe, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Its own precision would lose small steps, and fail in float16."""
+    base = shutil.copytree(recipe.base, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    halved = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    save_file(halved, base / "model.safetensors", {"format": "pt"})
+    assert {tensor.dtype for tensor in load_base(base).state_dict().values()} <= {
+        torch.float32,
+        torch.int64,  # the positions
+    }
 
 
 def test_it_learns_what_can_be_learnt(recipe: Recipe, tmp_path: Path) -> None:

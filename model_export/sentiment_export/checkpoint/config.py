@@ -28,7 +28,8 @@ classifier_dropout_prob classifier_pooling cls_token_id conv_act conv_groups con
 cross_attention_hidden_size custom_pipelines decoder_bias decoder_start_token_id
 deterministic_flash_attn dim directionality diversity_penalty do_sample down_scale_factor dropout
 dtype early_stopping embedding_dropout embedding_size encoder_no_repeat_ngram_size eos_token_id
-exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gap_size
+eos_token_ids exponential_decay_length_penalty finetuning_task forced_bos_token_id
+forced_eos_token_id gap_size
 global_attn_every_n_layers global_rope_theta gradient_checkpointing has_no_defaults_at_init
 hidden_act hidden_activation hidden_dim hidden_dropout_prob hidden_size id2label
 initializer_cutoff_factor initializer_range inner_group_num intermediate_size is_encoder_decoder
@@ -48,7 +49,7 @@ sinusoidal_pos_embds sparse_pred_ignore_index sparse_prediction summary_activati
 summary_last_dropout summary_type summary_use_proj suppress_tokens task_specific_params temperature
 tf_legacy_loss tie_encoder_decoder tie_weights_ tie_word_embeddings tokenizer_class top_k top_p
 torch_dtype torchscript transformers_version type_vocab_size typical_p unk_token_id use_bfloat16
-use_bias use_cache vocab_size
+use_bias use_cache vocab_size xla_device
 """
 # Up to this version, transformers ignored every entry that is not known here, and so does whoever
 # loads what it wrote. What newer versions write may mean something.
@@ -235,9 +236,11 @@ def known_spellings(labels: Sequence[str]) -> dict[str, str]:
 
 def output_names(config: Mapping[str, Any], where: str) -> dict[int, Any]:
     """What config.json calls each output, by id. The names may be anything."""
-    entry = config.get("id2label")
-    if entry is None:
-        entry = {index: f"LABEL_{index}" for index in range(config.get("num_labels") or 2)}
+    entry, count = config.get("id2label"), config.get("num_labels")
+    # Up to version 2.5, transformers named two outputs of models that have more.
+    more = isinstance(entry, dict) and isinstance(count, int) and count > len(entry)
+    if entry is None or more:
+        entry = {index: f"LABEL_{index}" for index in range(count or 2)}
     try:
         names = {int(index): name for index, name in entry.items()}
     except (AttributeError, TypeError, ValueError):

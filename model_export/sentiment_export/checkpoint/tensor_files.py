@@ -9,7 +9,7 @@ import mmap
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -115,7 +115,22 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         if end - begin != size or start + size > len(data):
             raise ValueError(f"{name} does not have the size that its shape asks for")
         tensors[name] = Tensor(data, start, dtype, shape, _contiguous(shape))
+    _check_cover(header.values(), len(data) - 8 - length)
     return tensors
+
+
+def _check_cover(entries: Iterable[Any], size: int) -> None:
+    """Check that the tensors follow one another to the end, as the format has them.
+
+    What a download that went on at the wrong place has inserted or left out moves them.
+    """
+    reached = 0
+    for begin, end in sorted(entry["data_offsets"] for entry in entries):
+        if begin != reached:
+            raise ValueError("its tensors overlap, or have a gap between them")
+        reached = end
+    if reached != size:
+        raise ValueError(f"it has {size - reached} bytes that are of no tensor")
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Reads labelled texts: TSV without a header, or the tables that ``sentiment classify`` reads."""
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -135,8 +135,10 @@ def read_texts(
     if not path.name.lower().endswith(READ):
         raise UserError(f"{path} holds texts only if its name ends in {READ_NAMES}")
     _check_file(path, file_options)
-    is_tsv = column is None and inner_suffix(path) == ".tsv"
-    if is_tsv and "text" not in next((r.cells for r in rows_without_header(path, 3)), ()):
+    first: Sequence[str] = ("text",)
+    if column is None and inner_suffix(path) == ".tsv":
+        first = next((row.cells for row in rows_without_header(path, 3, file_options)), ())
+    if "text" not in first:
         found: Iterable[TextOrError] = (row[3] for row in _rows_of_tsv(path, file_options))
         labelled = True
     else:
@@ -183,6 +185,9 @@ def _rows_of_table(path: Path, columns: Columns, file_options: FileOptions) -> I
 
 def _rows_of_tsv(path: Path, file_options: FileOptions) -> Iterator[Row]:
     for row in rows_without_header(path, 3, file_options):
+        if row.number == 1 and {"text", "label"} <= {*row.cells}:
+            yield from _rows_of_table(path, Columns(), file_options)
+            return
         if len(row.cells) != 3:
             raise UserError(
                 f"{path}:{row.number}: expected group<TAB>label<TAB>text, found {len(row.cells)} "

@@ -207,6 +207,12 @@ def test_an_entry_that_its_library_did_not_know_is_ignored(tmp_path: Path) -> No
     assert read_config(tmp_path, "org/name")["my_note"] == "from March"
 
 
+def test_what_old_versions_wrote_beside_the_model_is_known(tmp_path: Path) -> None:
+    """They did not write their number: 2.4 its text generation, those up to 3.4 if on a TPU."""
+    _config(tmp_path, json.dumps({"model_type": "bert", "eos_token_ids": 0, "xla_device": True}))
+    assert read_config(tmp_path, "org/name")["model_type"] == "bert"
+
+
 def test_every_entry_that_transformers_writes_is_known(tmp_path: Path) -> None:
     """All entries of each architecture's config pass, as if a newer library had written them."""
     for model_type in ARCHITECTURES:

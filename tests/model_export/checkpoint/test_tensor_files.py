@@ -312,6 +312,40 @@ def test_a_damaged_file_is_named(
     assert str(path) in str(caught.value)
 
 
+def _inserted(content: bytes) -> bytes:
+    return content[:-30] + bytes(8) + content[-30:]
+
+
+def _of_the_same_bytes(content: bytes) -> bytes:
+    return content.replace(b"[24,48]", b"[0,24] ")[:-24]
+
+
+def _with_a_gap(content: bytes) -> bytes:
+    return content.replace(b"[24,48]", b"[28,52]") + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_inserted, "it has 8 bytes that are of no tensor"),
+        (lambda content: content + bytes(5), "it has 5 bytes that are of no tensor"),
+        (_of_the_same_bytes, "its tensors overlap, or have a gap between them"),
+        (_with_a_gap, "its tensors overlap, or have a gap between them"),
+    ],
+)
+def test_safetensors_whose_tensors_were_moved_are_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], said: str
+) -> None:
+    """What a download that went on at the wrong place leaves has values, but others."""
+    path = tmp_path / "model.safetensors"
+    ones = torch.ones(2, 3)
+    save_file({"a": ones, "b": 2 * ones}, path)
+    assert _read(path).keys() == {"a", "b"}
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=f"is damaged: {said}; copy or download it again"):
+        read_tensors(path)
+
+
 @pytest.mark.parametrize(
     "header",
     [

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from openpyxl import Workbook
-from sentiment_export.quality.labelled import Columns, Example, read_examples
+from sentiment_export.quality.labelled import Columns, Example, read_examples, read_texts
 from sentiment_service.errors import UserError
 from sentiment_service.files.text_files import FileOptions
 
@@ -143,6 +143,29 @@ def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str
     ]
     ungrouped = read_examples(path, LABELS, Columns("tweet", "sentiment"))
     assert [example.group for example in ungrouped] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "label\ttext\npositive\tgood café\n",
+        "id\ttext\tlabel\n1\tgood café\tpositive\n",
+        "\ufefftext\tlabel\ngood café\tpositive\n",
+    ],
+)
+def test_tsv_with_the_usual_names_needs_no_flags(tmp_path: Path, content: str) -> None:
+    """A first row with the names text and label is a header, and no row."""
+    path = tmp_path / "labelled.tsv"
+    path.write_text(content, encoding="utf-8")
+    assert read_examples(path, LABELS) == [Example("", ("positive",), "good café")]
+
+
+def test_texts_in_another_encoding(tmp_path: Path) -> None:
+    """Also of TSV without a header."""
+    path = tmp_path / "texts.tsv"
+    path.write_text("en\tpositive\tgood café\n", "windows-1252")
+    found, refused, _ = read_texts(path, file_options=FileOptions(encoding="windows-1252"))
+    assert (found, refused) == (["good café"], 0)
 
 
 def test_labelled_texts_in_another_encoding(tmp_path: Path) -> None:
