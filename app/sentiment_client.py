@@ -391,9 +391,9 @@ class _BaseClient:
         A text or a batch may take ``timeout_s`` seconds with all its attempts. A batch has at
         most ``batch_size`` texts. At most ``concurrency`` batches are sent at the same time.
 
-        With ``patience_s``, each attempt may take ``timeout_s``. Once the service has answered,
-        attempts go on while it is away for up to ``patience_s`` seconds, and as long as a rate
-        limit says; and a text of a list whose error says nothing of the text is sent again.
+        With ``patience_s``, each attempt may take ``timeout_s``. Attempts go on as long as a rate
+        limit says and, once the service has answered, while it is away for up to ``patience_s``
+        seconds; and texts whose error says nothing of them are sent again.
 
         Raises:
             ValueError: the URL, the key or a number is not valid, or a variable of the environment
@@ -425,13 +425,18 @@ class _BaseClient:
 
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
-        if error.code != "connection_failed" and error.status not in (429, 502, 503):
+        passing = error.code in PASSING and self._patience_s > 0
+        if (
+            error.code != "connection_failed"
+            and error.status not in (429, 502, 503)
+            and not passing
+        ):
             return None
         # A little longer than the service says, so that not all requests return at the same moment.
         longest_s = FIRST_BACKOFF_S * 2 ** min(attempts - 1, MAX_ATTEMPTS)
         pause_s = (error.retry_after_s or 0.0) + random.uniform(0, longest_s)
         waited_s = time.monotonic() - started + pause_s
-        if not (self._patience_s and self._has_answered):
+        if not (self._patience_s and (self._has_answered or error.status == 429)):
             again = attempts < MAX_ATTEMPTS or error.retry_after_s is not None
             return pause_s if again and waited_s < self._timeout_s else None
         if error.status != 429 and waited_s > self._patience_s:
@@ -566,6 +571,8 @@ class Client(_BaseClient):
         Raises:
             SentimentError: a request failed.
         """
+        if not are_several(texts):
+            raise TypeError("classify_iter takes several texts; classify takes a single one")
         models = map(_OneModel, repeat(options.get("model")))
         return self._classified(_batches(texts, self._batch_size), models, _members(**options))
 
@@ -668,6 +675,8 @@ class AsyncClient(_BaseClient):
         self, texts: Iterable[Any], **options: Unpack[_Options]
     ) -> AsyncGenerator[Outcome, None]:
         """Like ``Client.classify_iter``."""
+        if not are_several(texts):
+            raise TypeError("classify_iter takes several texts; classify takes a single one")
         models = map(_OneModel, repeat(options.get("model")))
         return self._classified(_batches(texts, self._batch_size), models, _members(**options))
 

@@ -24,7 +24,11 @@ def label_of(cloud: dict[str, Any]) -> str:
     return str(cloud.get("sentiment") or cloud["Sentiment"]).lower()
 
 
-rows = [json.loads(line) for line in Path(sys.argv[1]).read_text("utf-8").splitlines()]
+with Path(sys.argv[1]).open(encoding="utf-8") as file:
+    every = [json.loads(line) for line in file]
+rows = [row for row in every if "error" not in row["cloud"] and "ErrorCode" not in row["cloud"]]
+if failed := len(every) - len(rows):
+    print(f"{failed} of {len(every)} texts have an error of the cloud; they are left out")
 pairs = Counter((label_of(row["cloud"]), row["label"] or "no result") for row in rows)
 print(f"{'cloud':>9}  {'here':>9}  texts")
 for (cloud, here), count in pairs.most_common():

@@ -407,14 +407,18 @@ def test_how_long_a_patient_client_waits() -> None:
         return client._pause_s(error, 2_000, time.monotonic() - waited_s)
 
     absent = ConnectionFailed("", code="connection_failed")
-    for error in (absent, SentimentError("", status=502), SentimentError("", status=503)):
+    late = SentimentError("", status=504, code="deadline_exceeded")
+    for error in (absent, SentimentError("", status=502), SentimentError("", status=503), late):
         assert 0 <= (pause_s(_patient(), error, 50) or -1) < 7
         assert pause_s(_patient(), error, 60) is None
         assert pause_s(_patient(met=False), error) is None
     assert pause_s(_patient(), SentimentError("", status=401, code="unauthorized")) is None
+    assert pause_s(_patient(), SentimentError("", status=504)) is None  # of a proxy
+    assert pause_s(Client(), late) is None
     assert pause_s(_patient(), ConnectionFailed("", code="timed_out")) is None
     limited = SentimentError("", status=429, code="rate_limited", retry_after_s=3_500)
-    assert 3_500 <= (pause_s(_patient(), limited, 7_000) or 0) < 3_510
+    for client in (_patient(), _patient(met=False)):
+        assert 3_500 <= (pause_s(client, limited, 7_000) or 0) < 3_510
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 20.0])
@@ -624,6 +628,16 @@ threading.Thread(target=go_on).start()
 """
     done = run_program(sys.executable, "-c", code, service.url)
     assert done.stdout.splitlines() == ["['positive', 'negative']", "['negative']"], done.stderr
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    "texts", ["good", b"good", {"text": "good"}, pd.DataFrame({"text": ["a"]})]
+)
+def test_what_is_not_several_texts_has_no_results_one_by_one(client: Any, texts: Any) -> None:
+    """Otherwise its letters would be texts, or the names of its columns."""
+    with pytest.raises(TypeError, match=r"takes several texts|this is a table"):
+        client("http://localhost").classify_iter(texts)
 
 
 def _endless(taken: list[int]) -> Iterator[str]:

@@ -1,14 +1,19 @@
 """The thread on which jobs take turns: its order, how it ends, and what it survives."""
 
 import asyncio
+import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from sentiment_service.engine.host import NICE
 from sentiment_service.engine.step_thread import Kind, Steps, StepThread, finish
 from sentiment_service.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
+from tests.support.batching import raising
 from tests.support.serving import eventually
 
 NAME = "a thread in a test"
@@ -25,6 +30,32 @@ def thread() -> Iterator[StepThread]:
     yield thread
     thread.close()
     eventually(lambda: not _threads())
+
+
+async def test_a_thread_that_cannot_be_started_is_tried_again(
+    thread: StepThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of threads a job fails; the next one gets a thread when there is one."""
+    with monkeypatch.context() as full:
+        raising(full, threading.Thread, "start", RuntimeError, 1)
+        with pytest.raises(RuntimeError):
+            await thread.run(Log().job("first", 1), deadline=math.inf)
+    assert await thread.run(Log().job("second", 1), deadline=math.inf) == "second"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
+@pytest.mark.parametrize("nice", [False, True])
+async def test_a_nice_thread_leaves_the_cpu_to_the_event_loop(nice: bool) -> None:
+    """Models are loaded on one while requests are answered."""
+
+    def job() -> Steps[int]:
+        yield
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    before, thread = os.getpriority(os.PRIO_PROCESS, 0), StepThread(NAME, nice=nice)
+    found = await thread.run(job(), deadline=math.inf)
+    thread.close()
+    assert found == (min(before + NICE, 19) if nice else before)
 
 
 class Log:

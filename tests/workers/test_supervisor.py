@@ -153,6 +153,10 @@ def test_while_no_worker_is_left_the_supervisor_answers(start: Start) -> None:
         document = answer.json()
         assert (document["code"], document["error"]) == ("not_ready", "no worker is ready")
         assert document["request_id"] == answer.headers["x-request-id"]
+        with socket.create_connection(("127.0.0.1", process.port), 10) as tls:
+            tls.sendall(b"\x16\x03\x01\x00\x05hello")
+            # An answer in plain text would look to the client like a wrong version of TLS.
+            assert tls.recv(1) == b""
         log = "".join(process.read_until("ready to serve") for _ in former)
         assert log.count("no worker is left: requests get 503 until one is ready") == 1
         # The supervisor may see the end a little late, or may not have seen that it was ready.

@@ -6,7 +6,7 @@ import select
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,26 @@ def _still_answers(connection: socket.socket) -> bool:
         return read_answer(connection)[0] == 200
     except OSError:
         return False
+
+
+def test_kept_connections_move_to_a_worker_that_was_replaced(two: Process) -> None:
+    """They end with an answer that says so, a few a second, until both workers have as many."""
+    eventually(two.are_ready)
+    killed = _pids(two)[1]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx2.Client(base_url=two.url)) for _ in range(20)]
+
+        def spread() -> list[int]:
+            for client in clients:
+                with suppress(httpx2.TransportError):  # of the worker that was killed
+                    assert client.post("/classify", json={"inputs": "love"}).status_code == 200
+            return sorted(_connections(clients[0]))
+
+        spread()
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: spread()[-1] == len(clients))
+        eventually(lambda: two.are_ready(without=[killed]))
+        eventually(lambda: spread()[0] > len(clients) // 3)
 
 
 def test_a_stopped_worker_gets_no_connections(two: Process, client: httpx2.Client) -> None:

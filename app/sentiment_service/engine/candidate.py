@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from sentiment_service.engine.batching.runners import NICE
+from sentiment_service.engine.host import NICE
 from sentiment_service.engine.loading import WARM_UP_TEXT, load_model
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.device import CPU

@@ -6,10 +6,23 @@
 import ctypes
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+# How much nicer a thread that computes is than the event loop, which needs little time, but at
+# once: it answers probes, and feeds the runners. With as many runners as CPUs, it would wait for a
+# CPU for half of the time.
+NICE = 5
+
+
+def be_nice() -> None:
+    """Let the event loop's thread have the CPU before this one."""
+    if sys.platform == "linux":  # elsewhere, the whole process would be nicer
+        with suppress(OSError):  # a sandbox may forbid it
+            os.nice(NICE)
 
 
 def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:

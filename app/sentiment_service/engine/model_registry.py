@@ -214,7 +214,7 @@ class ModelRegistry:
 
     async def _load(self, old: Classifier, candidate: Path | None) -> Loaded:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
-        self._loader = loader = StepThread("loader")
+        self._loader = loader = StepThread("loader", nice=True)
         try:
             steps = self._steps_of_load(old.model, self._config, self._cpus, old.plan, candidate)
             model, plan = await loader.run(steps, deadline=math.inf)

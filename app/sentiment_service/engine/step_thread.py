@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sentiment_service.engine.host import be_nice
 from sentiment_service.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 T = TypeVar("T")
@@ -86,12 +87,14 @@ def _leave(jobs: deque[_Job], job: _Job) -> None:
 class StepThread:
     """Runs jobs on its own thread, which starts with the first job and ends after ``close``.
 
-    ``busy`` says whether it takes a step at this moment. A step cannot be interrupted.
+    ``busy`` says whether it takes a step at this moment. A step cannot be interrupted. A ``nice``
+    thread leaves the CPU to others, as runners do.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, nice: bool = False) -> None:
         self.busy = False
         self._name = name
+        self._nice = nice
         self._thread: threading.Thread | None = None
         self._condition = threading.Condition()
         # Short jobs and long ones in the order of their arrival. The first of each is being done.
@@ -151,14 +154,17 @@ class StepThread:
                     reason="deadline",
                     retry_after_s=before_s,
                 )
-            jobs.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()  # if there are too many threads, the next job tries it again
+                self._thread = thread
+            jobs.append(job)
             self._condition.notify()
 
     def _work(self) -> None:
         """Take steps of the first short job and of the first long one, in turn, until closed."""
+        if self._nice:
+            be_nice()
         turn = self._long
         while self._wait():
             turn = self._short if turn is self._long else self._long

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 8
 MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bodies of full size
 TRIES_AGAIN_S = 1.0  # between two tests whether inference works again
+COUNTS_S = 1.0  # between two comparisons with the connections of the other workers
+MOST_ABOVE = 0.1  # share of their mean by which a worker may have more
 
 
 class Worker:
@@ -85,6 +87,8 @@ class Service:
         self.version = importlib.metadata.version("sentiment-service")
         self.started_at = int(time.time())  # Unix seconds
         self.connections = 0  # that are open
+        self._surplus = 0  # of them, which another worker should have
+        self._counts_at = 0.0
         self.metrics = Metrics(board)
         self.metrics.certificate_expires.watch(lambda: self.access.credentials.certificate_expires)
         self.lifecycle = Lifecycle(settings.drain_ms / 1000)
@@ -160,6 +164,26 @@ class Service:
         if len(self.workers) > 1:
             self.metrics.registry.publish()
             self.access.catch_up()
+            self._count_surplus()
+
+    def _count_surplus(self) -> None:
+        """How many connections another worker should have: one that was replaced has none.
+
+        Kept connections stay where they are, so it would have nothing to do for long.
+        """
+        if (now := time.monotonic()) < self._counts_at:
+            return
+        self._counts_at = now + COUNTS_S
+        ready = [worker.open for worker in self.workers if worker.phase is WorkerPhase.READY]
+        mean = sum(ready) / max(1, len(ready))
+        self._surplus = int(self.status.open - mean * (1 + MOST_ABOVE) - 1)
+
+    def leave_connection(self) -> bool:
+        """Whether an answer should end its connection, so that the client opens another one."""
+        if self._surplus > 0:
+            self._surplus -= 1
+            return True
+        return self.lifecycle.stopping
 
     def _phase(self) -> WorkerPhase:
         if self.lifecycle.stopping:

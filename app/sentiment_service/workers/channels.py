@@ -206,6 +206,7 @@ def _receive(worker_end: socket.socket) -> tuple[bytes, list[socket.socket]]:
 # Seconds that a client gets to send its request and to read the answer.
 MOST_S = 5.0
 READ_BYTES = 65_536
+TLS_HANDSHAKE = b"\x16"  # the first byte of a record (RFC 8446, section 5.1)
 
 
 class Dealer:
@@ -282,7 +283,10 @@ async def _refuse(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     with connection, suppress(OSError):
         async with asyncio.timeout(MOST_S):
-            if await loop.sock_recv(connection, READ_BYTES):
+            received = await loop.sock_recv(connection, READ_BYTES)
+            if received.startswith(TLS_HANDSHAKE):
+                return  # an answer in plain text would look like a wrong version of TLS
+            if received:
                 answer = NotReady("no worker is ready").last_answer(uuid.uuid4().hex, ())
                 await loop.sock_sendall(connection, answer)
                 connection.shutdown(socket.SHUT_WR)

@@ -16,7 +16,8 @@ from sentiment_service.engine.batching.fair_queue import (
     BatchReport,
     FairQueue,
 )
-from sentiment_service.engine.batching.runners import HOPELESS_AFTER, NICE
+from sentiment_service.engine.batching.runners import HOPELESS_AFTER
+from sentiment_service.engine.host import NICE
 from sentiment_service.errors import InferenceFailed, NotReady, Overloaded, ShuttingDown
 
 from tests.support.batching import (
@@ -225,6 +226,24 @@ async def test_time_in_which_the_process_stood_still_is_not_the_batchs(
         gate.open()
         assert await task == ["A"]
     assert caplog.records == []
+
+
+async def test_a_pause_of_the_process_is_not_learnt_as_its_speed() -> None:
+    """After SIGCONT, requests are not refused because of the time in which nothing moved."""
+    clock = Clock()
+    gate = Gate()
+    async with batching(gate, clock=clock, watch=QUICK) as batcher:
+        gate.open(1)
+        await ask(batcher, "x")
+        await gate.entered()
+        task = await begun(batcher, gate, "x")
+        clock.now += 1000
+        gate.open(1)
+        assert await task == ["X"]
+        tasks = [await begun(batcher, gate, "x")]
+        tasks += [await queued(batcher, "x"), await queued(batcher, "x")]  # or it refuses
+        gate.open()
+        assert await asyncio.gather(*tasks) == [["X"]] * 3
 
 
 async def test_a_hang_tells_nothing_of_the_speed() -> None:

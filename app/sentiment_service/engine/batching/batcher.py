@@ -237,7 +237,8 @@ class MicroBatcher(Generic[Item, Result]):
             self._failed_in_a_row = 0 if some_answered else self._failed_in_a_row + 1
             # A batch with retries, or of a runner that hung, says nothing about the normal speed.
             if not (report.failed or report.raised or runner.stuck):
-                self._admission.learn(tokens=report.tokens, seconds=report.seconds)
+                seconds = self.runners.counted_s(runner, report.seconds)
+                self._admission.learn(tokens=report.tokens, seconds=seconds)
 
     def _lose_device(self, error: DeviceLost) -> None:
         with self._condition:

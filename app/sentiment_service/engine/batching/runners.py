@@ -6,8 +6,6 @@ The event loop reads them when a thread tells it to, and regularly.
 
 import asyncio
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,15 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sentiment_service.engine.batching.fair_queue import Batch, BatchReport
+from sentiment_service.engine.host import be_nice
 
 # After this many failures per runner, with no batch done in between, the runners count as unable to
 # answer.
 HOPELESS_AFTER = 3
-
-# How much nicer the runners are than the event loop, which needs little time, but at once: it
-# answers probes, and feeds the runners. With as many runners as CPUs, it would wait for a CPU for
-# half of the time.
-NICE = 5
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +123,14 @@ class Runners:
         """Whether no runner can answer: all hang, or fail again before a batch is done."""
         return self.all_stuck or self.failures >= HOPELESS_AFTER * len(self.all)
 
+    def counted_s(self, runner: Runner, seconds: float) -> float:
+        """The ``seconds`` of the runner's batch, less those in which the process stood still.
+
+        Between them, there were no looks. Called on the runner's thread.
+        """
+        looks = runner.looks if runner.batch is runner.watched else -1
+        return min(seconds, (looks + 2) * self._watch.look_s)
+
     def start(self) -> None:
         """Start the threads and look at them regularly. Called on the event loop."""
         self._look_again = self._loop.call_later(self._watch.look_s, self._look)
@@ -164,9 +166,7 @@ class Runners:
         self._start_threads()
 
     def _run(self, runner: Runner) -> None:
-        if sys.platform == "linux":  # elsewhere, the whole process would be nicer
-            with suppress(OSError):  # a sandbox may forbid it
-                os.nice(NICE)
+        be_nice()
         while runner.running:
             try:
                 self._serve(runner)
