@@ -462,6 +462,17 @@ def test_workbooks(tmp_path: Path) -> None:
     assert json.loads(_written(source, ".jsonl", tmp_path).splitlines()[-1])["text"] == rows[-1][1]
 
 
+def test_a_workbook_whose_column_is_named_like_one_without_a_name(tmp_path: Path) -> None:
+    """The column without a name gets another one, so that no cell replaces another."""
+    rows: list[list[Any]] = [["text", "column C", None, "unnamed column C"]]
+    rows += [["love", 1, 2, 3], ["it", 4, None, 5]]
+    source = _Input(_file(tmp_path, "a.xlsx", _workbook(*rows)))
+    first, second = map(json.loads, _written(source, ".jsonl", tmp_path).splitlines())
+    names = ["column C", "unnamed column C", "unnamed unnamed column C"]
+    assert [first[name] for name in names] == [1, 3, 2]
+    assert [second.get(name) for name in names] == [4, 5, None]
+
+
 ODS = b"PK\x03\x04" + bytes(26) + b"mimetypeapplication/vnd.oasis.opendocument.spreadsheet"
 XLSX = b"PK\x03\x04\x14" + bytes(20) + b"xl/workbook.xml"
 XLS = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(500)

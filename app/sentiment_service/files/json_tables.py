@@ -20,7 +20,7 @@ from sentiment_service.errors import (
     UserError,
     first_line,
 )
-from sentiment_service.files.results import column_index
+from sentiment_service.files.results import column_index, free_names
 from sentiment_service.files.table import (
     Chunk,
     Table,
@@ -172,7 +172,10 @@ class XlsxTable(JsonlTable):
             record: dict[str, Any] = dict.fromkeys(names)
             for place, value in enumerate(row):
                 if value is not None:
-                    record[header.get(place) or f"column {get_column_letter(place + 1)}"] = value
+                    if not (name := header.get(place)):
+                        letters = f"column {get_column_letter(place + 1)}"
+                        (name,) = free_names([letters], names, "unnamed ")
+                    record[name] = value
             yield number, json_text(record)
 
     def expected_rows(self, read: int) -> None:
