@@ -505,6 +505,10 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.json", b'{"text": "love"}', NOT_A_LIST),
     ("a.json", b'{"text": "love"}\n{"text": "it"}', NOT_A_LIST),
     ("a.json", b'["love", NaN]', NOT_A_LIST),
+    ("a.json", b'["cut \\ud83d", NaN]', NOT_A_LIST),
+    ("a.json", b'["cut \\ud83d", "\\ud8x0"]', NOT_A_LIST),
+    ("a.json", b'["love", \\ud83d]', NOT_A_LIST),
+    ("a.json", b"[" * 100_000 + b"]" * 100_000, NOT_A_LIST),
     ("a.json", b'[{"tweet": "love"}]', "no column 'text'; --column accepts one of: 'tweet'"),
     # Other kinds of files.
     ("a.csv", ODS, "is not text, but an OpenDocument file: save it as"),
@@ -695,6 +699,26 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
         "{" + failed,
     ]
     assert all(isinstance(json.loads(line), dict) for line in written)
+
+
+def test_half_a_pair_of_surrogates_in_a_json_list(tmp_path: Path) -> None:
+    """As in JSON lines, it stays as it is, and fails only its own text."""
+    items = [
+        '{"text": "love", "n": 1.10, "big": 12345678901234567890123}',
+        ' { "text" :\r\n "cut \\ud83d" , "\\uDE00": "\\ud83d\\ud83d\\ude00\\ud83d\\n" } ',
+        '"pair \\uD83D\\uDE00 \\\\ud83d \\\\\\ud83d"',
+        r'"\ufffd, \udcff\"\ud7ff"',
+        '"é"',
+    ]
+    source = _Input(_file(tmp_path, "a.json", f"[{','.join(items)}]".encode()))
+    pair = "pair \U0001f600 \\ud83d \\\ud83d"
+    assert _texts(source) == ["love", "cut \ud83d", pair, '\ufffd, \udcff"\ud7ff', "é"]
+    written = _written(source, ".jsonl", tmp_path).decode().splitlines()
+    assert written[0].startswith(items[0][:-1] + ", ")
+    assert written[1].startswith("{" + items[1].strip().replace("\r\n", "  ")[1:-1].strip() + ", ")
+    assert [line.startswith('{"text": ' + item) for line, item in zip(written, items, strict=True)][
+        2:
+    ] == [True] * 3
 
 
 def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tables of JSON objects: JSON lines, lists in JSON, and workbooks, whose rows become objects."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -38,6 +39,11 @@ from sentiment_service.files.text_files import (
 
 INT64_MAX = 2**63 - 1
 INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
+# Each escape in JSON; with a group, unless it is half of a pair of surrogates without the other.
+ESCAPE = re.compile(
+    rb"(\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})"
+    rb"|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}|(\\.)"
+)
 # A line, and the object in it; None if there is none.
 JsonRow = tuple[str, dict[str, Any] | None]
 
@@ -130,8 +136,8 @@ class JsonListTable(JsonlTable):
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
         content = TextFile(path, self._options.encoding).content()
         try:
-            items = msgspec.json.decode(content, type=list[msgspec.Raw])
-        except msgspec.DecodeError as error:
+            items = _items(content)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UserError(
                 f"{path} is not a JSON list of texts or objects ({error}); a file with an object "
                 "in each line must end in .jsonl"
@@ -215,6 +221,27 @@ class XlsxTable(JsonlTable):
         if text in ERROR_CODES:
             return EmptyText(f"row {number} has the error {text} of a formula")
         return text
+
+
+def _items(content: bytes) -> list[msgspec.Raw]:
+    """The items of a JSON list, unchanged.
+
+    Raises:
+        msgspec.DecodeError: it is not a JSON list.
+        RecursionError: it has too many lists and objects within each other.
+    """
+    try:
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        # msgspec refuses half of a pair of surrogates, which must fail only its own text. With
+        # another escape of the same length, it finds where the items are.
+        paired = ESCAPE.sub(lambda found: found[1] or found[2] or rb"\ufffd", content)
+        items, end = [], 0
+        for item in map(bytes, msgspec.json.decode(paired, type=list[msgspec.Raw])):
+            start = paired.index(item, end)
+            end = start + len(item)
+            items.append(msgspec.Raw(content[start:end]))
+        return items
 
 
 def _json_line(item: msgspec.Raw) -> str:
