@@ -19,7 +19,7 @@ from sentiment_service.errors import CannotContinue, ServiceError, UserError
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table, output_format
 from sentiment_service.files.results import ResultColumns, ResultItem
-from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table
+from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table, json_text
 from sentiment_service.files.text_files import BOMB_BYTES, BOMB_TIMES, START_BYTES, FileOptions
 
 COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
@@ -905,6 +905,63 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
     assert [second[name] for name in "ifbmoh"] == [
         None, 2.5, False, '"one"', None, "9999999999999999999",
     ]  # fmt: skip
+
+
+LAST = 2**53  # up to here, each whole number has a float
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        (["1234567890123456789", "NaN"], pa.int64(), [1234567890123456789, None]),
+        (["-Infinity", "1", "Infinity"], pa.int64(), [None, 1, None]),
+        (["NaN", "1.5"], pa.float64(), [None, 1.5]),
+        (["NaN", '"a"', "null"], pa.string(), [None, "a", None]),
+        (["NaN", "true"], pa.bool_(), [None, True]),
+        ([f"{LAST}", "1.5", f"-{LAST}"], pa.float64(), [LAST, 1.5, -LAST]),
+        ([f"{LAST + 1}", "1", "1.5", "null"], pa.string(), [f"{LAST + 1}", "1", "1.5", None]),
+        (["1.5", "1", f"-{LAST + 1}", "NaN"], pa.string(), ["1.5", "1", f"-{LAST + 1}", None]),
+        (["1e400", f"{LAST + 1}"], pa.string(), ["null", f"{LAST + 1}"]),
+        ([f"{2**70}", "1", "1.5"], pa.string(), [f"{2**70}", "1", "1.5"]),
+        (["true", "1", f"{LAST + 1}"], pa.string(), ["true", "1", f"{LAST + 1}"]),
+        (["[]", '[1, "a", [NaN]]', "{}"], pa.string(), ["[]", '[1, "a", [null]]', "{}"]),
+    ],
+)
+def test_numbers_in_json_that_do_not_fit_one_type(
+    tmp_path: Path, values: list[str], kind: pa.DataType, expected: list[Any]
+) -> None:
+    """NaN and infinity are null, whatever the type of their column in Parquet.
+
+    A column of whole numbers and others becomes JSON text if floats would change one of them.
+    """
+    lines = [f'{{"text": "love", "n": {value}}}' for value in values]
+    source = _Input(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
+    _written(source, ".parquet", tmp_path)
+    column = pq.read_table(tmp_path / "whole")["n"]
+    assert (column.type, column.to_pylist()) == (kind, expected)
+
+
+def test_a_text_that_is_nan_is_no_text(tmp_path: Path) -> None:
+    """As if it were null."""
+    source = _Input(_file(tmp_path, "a.jsonl", b'{"text": NaN}\n{"text": "love"}'))
+    assert _texts(source) == ["empty_text: line 1 has no 'text'", "love"]
+
+
+def test_what_arrow_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the column, and does not promise that the run can be continued."""
+    monkeypatch.setattr("sentiment_service.files.json_tables._type_of", lambda _: bool)
+    source = _Input(_file(tmp_path, "a.jsonl", b'{"text": "love"}'))
+    with pytest.raises(CannotContinue, match=r"^column 'text' cannot be written as Parquet: \w.*$"):
+        _written(source, ".parquet", tmp_path)
+
+
+def test_lists_in_very_many_lists() -> None:
+    """They are refused in one line."""
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(CannotContinue, match="too many lists and objects within each other"):
+        json_text(nested)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

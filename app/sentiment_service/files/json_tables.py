@@ -38,6 +38,7 @@ from sentiment_service.files.text_files import (
 )
 
 INT64_MAX = 2**63 - 1
+FLOAT_INT_MAX = 2**53  # up to here, each whole number has a float
 INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
 # Each escape in JSON; with a group, unless it is half of a pair of surrogates without the other.
 ESCAPE = re.compile(
@@ -61,6 +62,7 @@ class JsonlTable(Table):
         self._path, self._column, self._options = path, column, file_options
         self._names: list[str] = []
         self._types: dict[str, type] = {}
+        self._exact: set[str] = set()  # columns with a whole number that may have no float
         super().__init__(self._names, self._types)
         self._numbered = self.open(path)
         self._chunks = split_into_chunks(self._rows())
@@ -111,7 +113,10 @@ class JsonlTable(Table):
                 for name, value in (record or {}).items():
                     if name not in self._types:
                         self._names.append(name)
-                    self._types[name] = _common(self._types.get(name, NoneType), _type_of(value))
+                    kind = _common(self._types.get(name, NoneType), _type_of(value))
+                    if type(value) is int and abs(value) > FLOAT_INT_MAX:
+                        self._exact.add(name)
+                    self._types[name] = object if kind is float and name in self._exact else kind
                 yield (line, record), self._text(number, record), len(line)
 
     def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
@@ -250,6 +255,10 @@ def _json_line(item: msgspec.Raw) -> str:
     return line if line.startswith("{") else f'{{"text": {line}}}'
 
 
+def _null(_constant: str) -> None:
+    """What NaN and infinity are in JSON."""
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
@@ -258,9 +267,7 @@ def _whole_number(digits: str) -> int | Decimal:
     return int(digits) if len(digits) < INT_DIGITS else Decimal(digits)
 
 
-def parsed(
-    line: str, parse_constant: Callable[[str], object] | None = None
-) -> dict[str, Any] | None:
+def parsed(line: str, parse_constant: Callable[[str], object] = _null) -> dict[str, Any] | None:
     """The JSON object in a line; None if there is none."""
     try:
         value = json.loads(line, parse_constant=parse_constant)
