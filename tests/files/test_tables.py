@@ -19,7 +19,7 @@ from sentiment_service.errors import CannotContinue, ServiceError, UserError
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table, output_format
 from sentiment_service.files.results import ResultColumns, ResultItem
-from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table
+from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table, json_text
 from sentiment_service.files.text_files import BOMB_BYTES, BOMB_TIMES, START_BYTES, FileOptions
 
 COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
@@ -462,6 +462,17 @@ def test_workbooks(tmp_path: Path) -> None:
     assert json.loads(_written(source, ".jsonl", tmp_path).splitlines()[-1])["text"] == rows[-1][1]
 
 
+def test_a_workbook_whose_column_is_named_like_one_without_a_name(tmp_path: Path) -> None:
+    """The column without a name gets another one, so that no cell replaces another."""
+    rows: list[list[Any]] = [["text", "column C", None, "unnamed column C"]]
+    rows += [["love", 1, 2, 3], ["it", 4, None, 5]]
+    source = _Input(_file(tmp_path, "a.xlsx", _workbook(*rows)))
+    first, second = map(json.loads, _written(source, ".jsonl", tmp_path).splitlines())
+    names = ["column C", "unnamed column C", "unnamed unnamed column C"]
+    assert [first[name] for name in names] == [1, 3, 2]
+    assert [second.get(name) for name in names] == [4, 5, None]
+
+
 ODS = b"PK\x03\x04" + bytes(26) + b"mimetypeapplication/vnd.oasis.opendocument.spreadsheet"
 XLSX = b"PK\x03\x04\x14" + bytes(20) + b"xl/workbook.xml"
 XLS = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(500)
@@ -494,6 +505,10 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.json", b'{"text": "love"}', NOT_A_LIST),
     ("a.json", b'{"text": "love"}\n{"text": "it"}', NOT_A_LIST),
     ("a.json", b'["love", NaN]', NOT_A_LIST),
+    ("a.json", b'["cut \\ud83d", NaN]', NOT_A_LIST),
+    ("a.json", b'["cut \\ud83d", "\\ud8x0"]', NOT_A_LIST),
+    ("a.json", b'["love", \\ud83d]', NOT_A_LIST),
+    ("a.json", b"[" * 100_000 + b"]" * 100_000, NOT_A_LIST),
     ("a.json", b'[{"tweet": "love"}]', "no column 'text'; --column accepts one of: 'tweet'"),
     # Other kinds of files.
     ("a.csv", ODS, "is not text, but an OpenDocument file: save it as"),
@@ -686,6 +701,26 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
     assert all(isinstance(json.loads(line), dict) for line in written)
 
 
+def test_half_a_pair_of_surrogates_in_a_json_list(tmp_path: Path) -> None:
+    """As in JSON lines, it stays as it is, and fails only its own text."""
+    items = [
+        '{"text": "love", "n": 1.10, "big": 12345678901234567890123}',
+        ' { "text" :\r\n "cut \\ud83d" , "\\uDE00": "\\ud83d\\ud83d\\ude00\\ud83d\\n" } ',
+        '"pair \\uD83D\\uDE00 \\\\ud83d \\\\\\ud83d"',
+        r'"\ufffd, \udcff\"\ud7ff"',
+        '"é"',
+    ]
+    source = _Input(_file(tmp_path, "a.json", f"[{','.join(items)}]".encode()))
+    pair = "pair \U0001f600 \\ud83d \\\ud83d"
+    assert _texts(source) == ["love", "cut \ud83d", pair, '\ufffd, \udcff"\ud7ff', "é"]
+    written = _written(source, ".jsonl", tmp_path).decode().splitlines()
+    assert written[0].startswith(items[0][:-1] + ", ")
+    assert written[1].startswith("{" + items[1].strip().replace("\r\n", "  ")[1:-1].strip() + ", ")
+    assert [line.startswith('{"text": ' + item) for line, item in zip(written, items, strict=True)][
+        2:
+    ] == [True] * 3
+
+
 def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
     """All columns keep their types. Null, or bytes that are not UTF-8, fail only in their row."""
     raw = pa.array([b"love", None, b"\xff"], pa.binary())
@@ -870,6 +905,63 @@ def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
     assert [second[name] for name in "ifbmoh"] == [
         None, 2.5, False, '"one"', None, "9999999999999999999",
     ]  # fmt: skip
+
+
+LAST = 2**53  # up to here, each whole number has a float
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        (["1234567890123456789", "NaN"], pa.int64(), [1234567890123456789, None]),
+        (["-Infinity", "1", "Infinity"], pa.int64(), [None, 1, None]),
+        (["NaN", "1.5"], pa.float64(), [None, 1.5]),
+        (["NaN", '"a"', "null"], pa.string(), [None, "a", None]),
+        (["NaN", "true"], pa.bool_(), [None, True]),
+        ([f"{LAST}", "1.5", f"-{LAST}"], pa.float64(), [LAST, 1.5, -LAST]),
+        ([f"{LAST + 1}", "1", "1.5", "null"], pa.string(), [f"{LAST + 1}", "1", "1.5", None]),
+        (["1.5", "1", f"-{LAST + 1}", "NaN"], pa.string(), ["1.5", "1", f"-{LAST + 1}", None]),
+        (["1e400", f"{LAST + 1}"], pa.string(), ["null", f"{LAST + 1}"]),
+        ([f"{2**70}", "1", "1.5"], pa.string(), [f"{2**70}", "1", "1.5"]),
+        (["true", "1", f"{LAST + 1}"], pa.string(), ["true", "1", f"{LAST + 1}"]),
+        (["[]", '[1, "a", [NaN]]', "{}"], pa.string(), ["[]", '[1, "a", [null]]', "{}"]),
+    ],
+)
+def test_numbers_in_json_that_do_not_fit_one_type(
+    tmp_path: Path, values: list[str], kind: pa.DataType, expected: list[Any]
+) -> None:
+    """NaN and infinity are null, whatever the type of their column in Parquet.
+
+    A column of whole numbers and others becomes JSON text if floats would change one of them.
+    """
+    lines = [f'{{"text": "love", "n": {value}}}' for value in values]
+    source = _Input(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
+    _written(source, ".parquet", tmp_path)
+    column = pq.read_table(tmp_path / "whole")["n"]
+    assert (column.type, column.to_pylist()) == (kind, expected)
+
+
+def test_a_text_that_is_nan_is_no_text(tmp_path: Path) -> None:
+    """As if it were null."""
+    source = _Input(_file(tmp_path, "a.jsonl", b'{"text": NaN}\n{"text": "love"}'))
+    assert _texts(source) == ["empty_text: line 1 has no 'text'", "love"]
+
+
+def test_what_arrow_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the column, and does not promise that the run can be continued."""
+    monkeypatch.setattr("sentiment_service.files.json_tables._type_of", lambda _: bool)
+    source = _Input(_file(tmp_path, "a.jsonl", b'{"text": "love"}'))
+    with pytest.raises(CannotContinue, match=r"^column 'text' cannot be written as Parquet: \w.*$"):
+        _written(source, ".parquet", tmp_path)
+
+
+def test_lists_in_very_many_lists() -> None:
+    """They are refused in one line."""
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(CannotContinue, match="too many lists and objects within each other"):
+        json_text(nested)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

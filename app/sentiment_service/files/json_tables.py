@@ -1,6 +1,7 @@
 """Tables of JSON objects: JSON lines, lists in JSON, and workbooks, whose rows become objects."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -20,7 +21,7 @@ from sentiment_service.errors import (
     UserError,
     first_line,
 )
-from sentiment_service.files.results import column_index
+from sentiment_service.files.results import column_index, free_names
 from sentiment_service.files.table import (
     Chunk,
     Table,
@@ -37,7 +38,13 @@ from sentiment_service.files.text_files import (
 )
 
 INT64_MAX = 2**63 - 1
+FLOAT_INT_MAX = 2**53  # up to here, each whole number has a float
 INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
+# Each escape in JSON; with a group, unless it is half of a pair of surrogates without the other.
+ESCAPE = re.compile(
+    rb"(\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})"
+    rb"|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}|(\\.)"
+)
 # A line, and the object in it; None if there is none.
 JsonRow = tuple[str, dict[str, Any] | None]
 
@@ -55,6 +62,7 @@ class JsonlTable(Table):
         self._path, self._column, self._options = path, column, file_options
         self._names: list[str] = []
         self._types: dict[str, type] = {}
+        self._exact: set[str] = set()  # columns with a whole number that may have no float
         super().__init__(self._names, self._types)
         self._numbered = self.open(path)
         self._chunks = split_into_chunks(self._rows())
@@ -105,7 +113,10 @@ class JsonlTable(Table):
                 for name, value in (record or {}).items():
                     if name not in self._types:
                         self._names.append(name)
-                    self._types[name] = _common(self._types.get(name, NoneType), _type_of(value))
+                    kind = _common(self._types.get(name, NoneType), _type_of(value))
+                    if type(value) is int and abs(value) > FLOAT_INT_MAX:
+                        self._exact.add(name)
+                    self._types[name] = object if kind is float and name in self._exact else kind
                 yield (line, record), self._text(number, record), len(line)
 
     def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
@@ -130,8 +141,8 @@ class JsonListTable(JsonlTable):
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
         content = TextFile(path, self._options.encoding).content()
         try:
-            items = msgspec.json.decode(content, type=list[msgspec.Raw])
-        except msgspec.DecodeError as error:
+            items = _items(content)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UserError(
                 f"{path} is not a JSON list of texts or objects ({error}); a file with an object "
                 "in each line must end in .jsonl"
@@ -172,7 +183,10 @@ class XlsxTable(JsonlTable):
             record: dict[str, Any] = dict.fromkeys(names)
             for place, value in enumerate(row):
                 if value is not None:
-                    record[header.get(place) or f"column {get_column_letter(place + 1)}"] = value
+                    if not (name := header.get(place)):
+                        letters = f"column {get_column_letter(place + 1)}"
+                        (name,) = free_names([letters], names, "unnamed ")
+                    record[name] = value
             yield number, json_text(record)
 
     def expected_rows(self, read: int) -> None:
@@ -214,10 +228,35 @@ class XlsxTable(JsonlTable):
         return text
 
 
+def _items(content: bytes) -> list[msgspec.Raw]:
+    """The items of a JSON list, unchanged.
+
+    Raises:
+        msgspec.DecodeError: it is not a JSON list.
+        RecursionError: it has too many lists and objects within each other.
+    """
+    try:
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        # msgspec refuses half of a pair of surrogates, which must fail only its own text. With
+        # another escape of the same length, it finds where the items are.
+        paired = ESCAPE.sub(lambda found: found[1] or found[2] or rb"\ufffd", content)
+        items, end = [], 0
+        for item in map(bytes, msgspec.json.decode(paired, type=list[msgspec.Raw])):
+            start = paired.index(item, end)
+            end = start + len(item)
+            items.append(msgspec.Raw(content[start:end]))
+        return items
+
+
 def _json_line(item: msgspec.Raw) -> str:
     # A line break can only be between the parts of an item.
     line = bytes(item).decode("utf-8", "surrogateescape").replace("\n", " ").replace("\r", " ")
     return line if line.startswith("{") else f'{{"text": {line}}}'
+
+
+def _null(_constant: str) -> None:
+    """What NaN and infinity are in JSON."""
 
 
 def _refuse(constant: str) -> None:
@@ -228,9 +267,7 @@ def _whole_number(digits: str) -> int | Decimal:
     return int(digits) if len(digits) < INT_DIGITS else Decimal(digits)
 
 
-def parsed(
-    line: str, parse_constant: Callable[[str], object] | None = None
-) -> dict[str, Any] | None:
+def parsed(line: str, parse_constant: Callable[[str], object] = _null) -> dict[str, Any] | None:
     """The JSON object in a line; None if there is none."""
     try:
         value = json.loads(line, parse_constant=parse_constant)

@@ -85,11 +85,11 @@ def error_text(result: ResultItem) -> str | None:
     return f"{result['error']['code']}: {result['error']['message']}"
 
 
-def free_names(names: Iterable[str], taken: Sequence[str]) -> list[str]:
+def free_names(names: Iterable[str], taken: Sequence[str], prefix: str = "predicted_") -> list[str]:
     free = []
     for name in names:
         while name in taken:
-            name = f"predicted_{name}"
+            name = f"{prefix}{name}"
         free.append(name)
     return free
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sentiment_service.errors import ServiceError, UserError
+from sentiment_service.errors import CannotContinue, ServiceError, UserError
 from sentiment_service.files.results import Advance, ResultColumns, ResultItem
 from sentiment_service.files.text_files import well_formed
 
@@ -97,8 +97,17 @@ class TextColumn(Table):
 
 
 def json_text(value: Any) -> str:
-    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks."""
-    return json.dumps(_json_value(value), ensure_ascii=False, default=str)
+    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks.
+
+    Raises:
+        CannotContinue: the value is nested too deeply.
+    """
+    try:
+        return json.dumps(_json_value(value), ensure_ascii=False, default=str)
+    except RecursionError:
+        raise CannotContinue(
+            "a value has too many lists and objects within each other to be written"
+        ) from None
 
 
 def _json_value(value: Any) -> Any:
