@@ -251,6 +251,21 @@ def test_a_busy_server(start: Start, visits: Visits) -> None:
     expect(page.get_by_role("alert")).to_contain_text("HTTP 429")
 
 
+def test_a_visit_is_five_requests(start: Start, visits: Visits) -> None:
+    """The files of the page do not count for the rate limit, so that a low one leaves a page.
+
+    Beyond the limit, the page still loads its scripts, and says when to try again.
+    """
+    process = start("--rate-limit", "6/minute")
+    visits.open(process.url)
+    page = visits.open(process.url, example=False)
+    expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
+    assert [url for url in visits.requests if "/web/" not in url] == [
+        *(f"{process.url}/{path}" for path in ("", "info", "models", "classify", "explain")),
+        *(f"{process.url}/{path}" for path in ("", "info", "models")),
+    ]
+
+
 def test_a_slow_answer(start: Start, visits: Visits) -> None:
     """The page is busy and shows its progress until all texts are answered."""
     process = start(command=SLOW_COMMAND)
