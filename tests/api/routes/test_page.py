@@ -415,6 +415,24 @@ def test_colours_and_widths(
         assert tops == sorted(tops)
 
 
+@pytest.mark.parametrize("width", [320, 360, 1200])
+def test_each_heading_is_over_its_column(page: Page, width: int) -> None:
+    """Also on a phone, where the text and its heading have lines of their own."""
+    page.set_viewport_size({"width": width, "height": 740})
+    classify(page, "love", "worst", "so so")
+    assert len(rows(page)) == 3
+    headings, *others = page.locator("table tr").evaluate_all(
+        """rows => rows.map(row => [...row.cells].map((cell) => {
+          const { left, right } = cell.getBoundingClientRect();
+          return { left, right };
+        }))"""
+    )
+    for label, score, text in others:
+        assert headings[0]["left"] == pytest.approx(label["left"], abs=1)
+        assert headings[1]["right"] == pytest.approx(score["right"], abs=1)  # as it is aligned
+        assert headings[2] == pytest.approx(text, abs=1)
+
+
 def test_words_are_coloured(page: Page) -> None:
     """Words for and against the label have signs; offsets count code points, not UTF-16."""
     classify(page, "😀😀 love, love is not so very much")
