@@ -569,16 +569,22 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
 
 
 def test_an_api_key(start: Start, visits: Visits) -> None:
-    """If the server needs a key, a field asks for it; it is stored in the tab, not on disk."""
+    """If the server needs a key, a field asks for it; it is stored in the tab, not on disk.
+
+    The page says whether there is no key yet, or a wrong one.
+    """
     process = start("--api-keys", KEY)
     page = visits.open(process.url, example=False)
     field = page.get_by_label("API key")
     expect(field).to_be_focused()
-    expect(page.get_by_role("alert")).to_contain_text("HTTP 401")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("HTTP 401")
+    expect(alert).to_contain_text("Enter an API key for this service, below the text.")
     page.keyboard.type("of another door")
     with page.expect_response("**/models") as response:
         page.keyboard.press("Enter")
     assert response.value.status == 401
+    expect(alert).to_contain_text("This API key is not accepted. Enter another, below the text.")
     expect(field).to_be_focused()
     field.fill(KEY)
     page.keyboard.press("Enter")
