@@ -26,7 +26,8 @@ from sentiment_service.requests.limits import Paths, PathSet
 # Those of all our own routes.
 OWN_PATHS = Paths(
     probes=PathSet({"/health", "/health/live", "/health/ready"}),
-    open=PathSet({"/", "/docs", "/docs/*", "/openapi.json", "/metrics", "/web/*"}),
+    files=PathSet({"/docs/*", "/web/*"}),
+    open=PathSet({"/", "/docs", "/openapi.json", "/metrics"}),
     admin=PathSet({"/models/*/reload", "/models/*/promote"}),
     quiet=PathSet({"/metrics", "/web/*"}),
 )

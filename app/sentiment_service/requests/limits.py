@@ -48,13 +48,15 @@ NONE = PathSet()
 class Paths:
     """The paths, HTTP's and gRPC's, that are not treated like the others.
 
-    ``probes`` need no key and have no rate limit; ``open`` need no key. Both are for reading only.
-    A POST to ``admin`` needs an admin key. Orchestrators, Prometheus and browsers ask for
-    ``probes`` and ``quiet`` all the time: they begin at once, and where they succeed, their log
+    ``probes`` and ``files`` need no key and have no rate limit: a page has a dozen files, and one
+    visit of it should not use up a minute's requests. ``open`` need no key. All these are for
+    reading only. A POST to ``admin`` needs an admin key. Orchestrators, Prometheus and browsers ask
+    for ``probes`` and ``quiet`` all the time: they begin at once, and where they succeed, their log
     line has the level debug.
     """
 
     probes: PathSet = NONE
+    files: PathSet = NONE
     open: PathSet = NONE
     admin: PathSet = NONE
     quiet: PathSet = NONE
@@ -62,6 +64,7 @@ class Paths:
     def __or__(self, other: "Paths") -> "Paths":
         return Paths(
             self.probes | other.probes,
+            self.files | other.files,
             self.open | other.open,
             self.admin | other.admin,
             self.quiet | other.quiet,
@@ -86,6 +89,7 @@ class Access:
         self, settings: Settings, paths: Paths, board: Board, credentials: Credentials
     ) -> None:
         self._paths = paths
+        self._free = paths.probes | paths.files
         self.credentials = credentials
         self._rate = settings.rate_limit
         if self._rate:
@@ -95,7 +99,7 @@ class Access:
     def check(self, head: Head) -> None:
         """Return if the request may pass."""
         paths, reads = self._paths, head.verb in READING
-        if reads and head.path in paths.probes:
+        if reads and head.path in self._free:
             return
         digests = () if reads and head.path in paths.open else self.credentials.api_keys
         if head.verb == "POST" and head.path in paths.admin:

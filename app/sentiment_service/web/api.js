@@ -66,7 +66,9 @@ export async function stream(texts, options, signal, waits) {
     } catch (error) {
       const { status, retryAfter } = error;
       if (status !== 429 && (!FOR_A_WHILE.includes(status) || ++failures === ATTEMPTS)) throw error;
-      await pause(retryAfter || 2 ** failures, signal, waits);
+      const seconds = retryAfter || 2 ** failures;
+      waits(seconds, status);
+      await pause(seconds, signal);
     }
   }
 }
@@ -102,8 +104,7 @@ function parsed(json) {
   }
 }
 
-function pause(seconds, signal, waits) {
-  waits(seconds);
+function pause(seconds, signal) {
   return new Promise((resolve, reject) => {
     setTimeout(resolve, seconds * 1_000);
     signal.addEventListener("abort", () => reject(signal.reason));

@@ -55,8 +55,9 @@ export async function classifyFile(model, overflow, signal) {
   const rows = new Table((...row) => details(...row, signal()), save);
   rows.element.querySelector(".save").textContent = "Download with labels";
   const footer = element("p", { className: "note" });
-  const waits = (seconds) => {
-    $("done").textContent = `The service is busy, next try in ${count(seconds, "second")}`;
+  const waits = (seconds, status) => {
+    const why = status ? "The service is busy" : "No answer";
+    $("done").textContent = `${why}, next try in ${count(seconds, "second")}`;
     say($("done").textContent);
   };
   const started = performance.now();

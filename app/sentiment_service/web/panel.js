@@ -1,5 +1,6 @@
 // The panel of the answer, and what says how far it is: progress, errors, words for screen readers.
 
+import { apiKey } from "./api.js";
 import { asSentence, count, element, number } from "./view.js";
 
 export const $ = (id) => document.getElementById(id);
@@ -44,7 +45,7 @@ export function advance(part, words) {
 }
 
 export function fail({ title, status, requestId, retryAfter, message }) {
-  const said = status === 401 ? "Enter an API key for this service, below the text" : message;
+  const said = status === 401 ? keyWanted() : message;
   const wait = retryAfter ? ` Try again in ${count(retryAfter, "second")}.` : "";
   const reference = [status && `HTTP ${status}`, requestId && `request ${requestId}`];
   $("problem").replaceChildren(
@@ -58,6 +59,11 @@ export function fail({ title, status, requestId, retryAfter, message }) {
     $("key").select();
   }
 }
+
+const keyWanted = () =>
+  apiKey.get()
+    ? "This API key is not accepted. Enter another, below the text"
+    : "Enter an API key for this service, below the text";
 
 export async function copied(words) {
   try {

@@ -98,13 +98,26 @@ def test_a_key_may_ask_as_often_as_its_rate_says(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, {"api_keys": KEYS}])
-@pytest.mark.parametrize("path", ["/", "/docs", "/docs/docs.js", "/openapi.json", "/metrics"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/metrics"])
 def test_the_rate_limit_holds_for_open_pages(serve: Serve, keys: dict[str, str], path: str) -> None:
     """Pages that need no key count for their address; health is answered all the same."""
     client = serve(rate_limit="2/minute", **keys)
     assert [client.get(path).status_code for _ in range(3)] == [200, 200, 429]
     for probe in ("/health", "/health/live", "/v2/health/ready", "/ping"):
         assert client.get(probe).status_code == 200, probe
+
+
+@pytest.mark.parametrize("keys", [{}, {"api_keys": KEYS}])
+@pytest.mark.parametrize(
+    "path", ["/web/page.js", "/web/icon.svg", "/docs/docs.js", "/docs/swagger-ui/swagger-ui.css"]
+)
+def test_the_files_of_pages_do_not_count(serve: Serve, keys: dict[str, str], path: str) -> None:
+    """A page has many files, so reading them needs no key and has no limit; the page itself has."""
+    client = serve(rate_limit="1/minute", **keys)
+    assert [client.get(path).status_code for _ in range(3)] == [200, 200, 200]
+    assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+    assert [client.get(path).status_code, client.head(path).status_code] == [200, 200]
+    assert client.post(path).status_code == (401 if keys else 429)
 
 
 @pytest.mark.parametrize(

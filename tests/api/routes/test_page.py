@@ -251,6 +251,21 @@ def test_a_busy_server(start: Start, visits: Visits) -> None:
     expect(page.get_by_role("alert")).to_contain_text("HTTP 429")
 
 
+def test_a_visit_is_five_requests(start: Start, visits: Visits) -> None:
+    """The files of the page do not count for the rate limit, so that a low one leaves a page.
+
+    Beyond the limit, the page still loads its scripts, and says when to try again.
+    """
+    process = start("--rate-limit", "6/minute")
+    visits.open(process.url)
+    page = visits.open(process.url, example=False)
+    expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
+    assert [url for url in visits.requests if "/web/" not in url] == [
+        *(f"{process.url}/{path}" for path in ("", "info", "models", "classify", "explain")),
+        *(f"{process.url}/{path}" for path in ("", "info", "models")),
+    ]
+
+
 def test_a_slow_answer(start: Start, visits: Visits) -> None:
     """The page is busy and shows its progress until all texts are answered."""
     process = start(command=SLOW_COMMAND)
@@ -400,6 +415,24 @@ def test_colours_and_widths(
         assert tops == sorted(tops)
 
 
+@pytest.mark.parametrize("width", [320, 360, 1200])
+def test_each_heading_is_over_its_column(page: Page, width: int) -> None:
+    """Also on a phone, where the text and its heading have lines of their own."""
+    page.set_viewport_size({"width": width, "height": 740})
+    classify(page, "love", "worst", "so so")
+    assert len(rows(page)) == 3
+    headings, *others = page.locator("table tr").evaluate_all(
+        """rows => rows.map(row => [...row.cells].map((cell) => {
+          const { left, right } = cell.getBoundingClientRect();
+          return { left, right };
+        }))"""
+    )
+    for label, score, text in others:
+        assert headings[0]["left"] == pytest.approx(label["left"], abs=1)
+        assert headings[1]["right"] == pytest.approx(score["right"], abs=1)  # as it is aligned
+        assert headings[2] == pytest.approx(text, abs=1)
+
+
 def test_words_are_coloured(page: Page) -> None:
     """Words for and against the label have signs; offsets count code points, not UTF-16."""
     classify(page, "😀😀 love, love is not so very much")
@@ -536,16 +569,22 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
 
 
 def test_an_api_key(start: Start, visits: Visits) -> None:
-    """If the server needs a key, a field asks for it; it is stored in the tab, not on disk."""
+    """If the server needs a key, a field asks for it; it is stored in the tab, not on disk.
+
+    The page says whether there is no key yet, or a wrong one.
+    """
     process = start("--api-keys", KEY)
     page = visits.open(process.url, example=False)
     field = page.get_by_label("API key")
     expect(field).to_be_focused()
-    expect(page.get_by_role("alert")).to_contain_text("HTTP 401")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("HTTP 401")
+    expect(alert).to_contain_text("Enter an API key for this service, below the text.")
     page.keyboard.type("of another door")
     with page.expect_response("**/models") as response:
         page.keyboard.press("Enter")
     assert response.value.status == 401
+    expect(alert).to_contain_text("This API key is not accepted. Enter another, below the text.")
     expect(field).to_be_focused()
     field.fill(KEY)
     page.keyboard.press("Enter")

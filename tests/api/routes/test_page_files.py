@@ -329,6 +329,30 @@ def test_a_busy_service(page: Page) -> None:
     assert not refusals
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "No answer"),
+        ({"status": 502, "body": ""}, "The service is busy"),
+        ({"status": 429, "headers": {"retry-after": "9"}, "body": "{}"}, "The service is busy"),
+    ],
+    ids=["none", "proxy", "rate"],
+)
+def test_why_the_page_waits(page: Page, answer: dict[str, Any] | None, why: str) -> None:
+    """Between two tries, the page says whether the service is busy or nothing has answered."""
+    page.route(
+        "**/classify/stream**",
+        lambda route: route.fulfill(**answer) if answer else route.abort("connectionrefused"),
+    )
+    choose(page, "a.txt", b"love\nworst")
+    page.get_by_role("button", name="Classify").click()
+    words = re.compile(rf"^{why}, next try in \d+ seconds$")
+    expect(page.locator("#done")).to_have_text(words)
+    expect(page.get_by_role("status")).to_have_text(words)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("status")).to_have_text("Cancelled")
+
+
 def test_another_model_in_between(page: Page) -> None:
     """A file is of one model: if the service loads another, the page stops and says so."""
     asked: list[str] = []
