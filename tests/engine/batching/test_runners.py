@@ -231,11 +231,7 @@ async def test_time_in_which_the_process_stood_still_is_not_the_batchs(
 async def test_a_pause_of_the_process_is_not_learnt_as_its_speed() -> None:
     """After SIGCONT, requests are not refused because of the time in which nothing moved."""
     clock = Clock()
-    gate = Gate()
-    async with batching(gate, clock=clock, watch=QUICK) as batcher:
-        gate.open(1)
-        await ask(batcher, "x")
-        await gate.entered()
+    async with measured(clock, watch=QUICK) as (batcher, gate):
         task = await begun(batcher, gate, "x")
         clock.now += 1000
         gate.open(1)

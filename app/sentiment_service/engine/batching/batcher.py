@@ -235,10 +235,11 @@ class MicroBatcher(Generic[Item, Result]):
             runner.idle, self.runners.failures = True, 0
             some_answered = report.failed < report.items
             self._failed_in_a_row = 0 if some_answered else self._failed_in_a_row + 1
-            # A batch with retries, or of a runner that hung, says nothing about the normal speed.
-            if not (report.failed or report.raised or runner.stuck):
-                seconds = self.runners.counted_s(runner, report.seconds)
-                self._admission.learn(tokens=report.tokens, seconds=seconds)
+            # A batch with retries, of a runner that hung, or in which the process stood still, says
+            # nothing about the normal speed.
+            standstill = runner.stuck or self.runners.stood_still(runner, report.seconds)
+            if not (report.failed or report.raised or standstill):
+                self._admission.learn(tokens=report.tokens, seconds=report.seconds)
 
     def _lose_device(self, error: DeviceLost) -> None:
         with self._condition:

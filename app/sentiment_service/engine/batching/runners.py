@@ -123,13 +123,15 @@ class Runners:
         """Whether no runner can answer: all hang, or fail again before a batch is done."""
         return self.all_stuck or self.failures >= HOPELESS_AFTER * len(self.all)
 
-    def counted_s(self, runner: Runner, seconds: float) -> float:
-        """The ``seconds`` of the runner's batch, less those in which the process stood still.
+    def stood_still(self, runner: Runner, seconds: float) -> bool:
+        """Whether the runner's batch took so long that a look would have found that it hangs.
 
-        Between them, there were no looks. Called on the runner's thread.
+        Nobody looked: the whole process was stopped, or the machine slept.
         """
-        looks = runner.looks if runner.batch is runner.watched else -1
-        return min(seconds, (looks + 2) * self._watch.look_s)
+        return runner.expected_s > 0 and seconds > self._limit_s(runner)
+
+    def _limit_s(self, runner: Runner) -> float:
+        return max(self._watch.stuck_s, self._watch.stuck_factor * runner.expected_s)
 
     def start(self) -> None:
         """Start the threads and look at them regularly. Called on the event loop."""
@@ -205,8 +207,7 @@ class Runners:
         # count for the batch.
         runner.looks += 1
         seconds = runner.looks * self._watch.look_s
-        limit = max(self._watch.stuck_s, self._watch.stuck_factor * runner.expected_s)
-        if not runner.stuck and seconds > limit:
+        if not runner.stuck and seconds > self._limit_s(runner):
             runner.stuck = True
             self._count_stuck(1)
             logger.error(
