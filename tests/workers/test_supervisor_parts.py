@@ -136,6 +136,7 @@ class FakeWorker:
 
     def __init__(self, phase: WorkerPhase) -> None:
         self.phase = phase
+        self.silent = False
         self.fault = ""
         self.messages: list[Any] = []
         self.promoted: tuple[str, bool] | None = None
@@ -231,6 +232,18 @@ async def test_a_worker_that_hangs_at_a_reload_is_replaced() -> None:
         await reloads.end(hangs)
         await reloads.ask()
         assert first.kinds == ["prepare", "switch", "prepare"]
+
+
+async def test_a_reload_does_not_wait_for_a_worker_that_is_silent() -> None:
+    """It may be stopped; a service of one hung worker and others takes the new model at once."""
+    async with reloading() as reloads:
+        first, stopped = reloads.workers
+        stopped.silent = True
+        await reloads.ask()
+        await reloads.done(first)
+        await reloads.done(first)
+        assert (first.kinds, stopped.kinds) == (["prepare", "switch"], [])
+        assert reloads.asker.messages == [Reloaded("first", None)]
 
 
 async def test_workers_that_all_hang_at_a_reload_go_on() -> None:

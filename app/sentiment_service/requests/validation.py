@@ -261,7 +261,8 @@ def _text(value: Any, place: int | None = None) -> Text:
     if place is not None:
         raise PydanticCustomError(
             "texts",
-            "must hold strings or objects {accepted}; the item at place {place}, from 0, is neither",
+            "must hold strings or objects {accepted}; "
+            "the item at place {place}, from 0, is neither",
             {"accepted": PAIR, "place": place},
         )
     raise PydanticCustomError(

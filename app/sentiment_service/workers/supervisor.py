@@ -339,11 +339,17 @@ class GroupReload:
             requester.send(channels.Reloaded(asked.request, fault))
 
     async def _reload(self, model: str, *, promote: bool) -> channels.Fault | None:
-        """Have all workers that answer load the model again; why that failed, or None."""
+        """Have all workers that answer load the model again; why that failed, or None.
+
+        One that is silent is left out: it ends, or serves another model than the others and then
+        ``check_models`` sees to it.
+        """
         self._number += 1
         self._ended.clear()
         answering = (WorkerPhase.READY, WorkerPhase.NOT_READY)
-        workers = [worker for worker in self._workers if worker.phase in answering]
+        workers = [
+            worker for worker in self._workers if worker.phase in answering and not worker.silent
+        ]
         faults = await self._have_done(
             channels.Prepare(self._number, model, promote), workers, self._loading_s
         )

@@ -225,9 +225,13 @@ class WorkerProcess:
         return self._takes_connections and self.phase is not WorkerPhase.STARTING
 
     @property
+    def silent(self) -> bool:
+        return self.silent_s > SILENT_S
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """Workers that answer come first, then those that are ready."""
-        return self.silent_s > SILENT_S, self.phase
+        return self.silent, self.phase
 
     def start(self) -> None:
         """Start a process: the command of this process once more."""
@@ -285,7 +289,7 @@ class WorkerProcess:
         else:
             self.silent_s += min(now - self._looked_at, MOST_ELAPSED_S)
         self._looked_at = now
-        if self.silent_s > SILENT_S:
+        if self.silent:
             self._take_back()
 
     def end(self, by: float) -> None:
