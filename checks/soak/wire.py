@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self, TypeAlias
@@ -148,3 +148,30 @@ class Connection:
             body += (await self._reader.readexactly(size + 2))[:-2]
         await self._reader.readexactly(2)
         return body
+
+
+class Kept:
+    """A connection for many requests; another one after an answer that says that it ends."""
+
+    def __init__(self, open_: Callable[[], Awaitable[Connection]]) -> None:
+        self._open = open_
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._close()
+
+    async def ask(self, data: bytes) -> Answer:
+        """Send a request and wait for its answer; raises ``Lost``."""
+        self._connection = self._connection or await self._open()
+        answer = await self._connection.ask(data)
+        if answer.closes:
+            self._close()
+        return answer
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

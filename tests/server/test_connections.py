@@ -32,7 +32,7 @@ from tests.support.raw_http import (
     read_answer,
     statuses,
 )
-from tests.support.serving import Gate, Process, eventually, metric
+from tests.support.serving import Gate, Process, eventually, metric, patched
 
 KEY = "a-key-of-a-client"
 CLOSING = post(BODY, b"connection: close")
@@ -111,6 +111,26 @@ def test_pipelined_requests_have_all_their_answers(url: str) -> None:
     kinds = re.findall(rb'"status":"live"|"label":"[a-z]+"', answers)
     expected = [b'"status":"live"', b'"label":"positive"', b'"label":"negative"']
     assert kinds == expected * 200 + [b'"label":"positive"']
+
+
+CROWDED = """
+from sentiment_service.requests.service import Service
+Service.leave_connection = lambda self: True
+"""
+
+
+def test_a_connection_that_should_be_at_another_worker_ends_with_its_last_answer(
+    start: Start,
+) -> None:
+    """The answer says so; requests that were sent ahead are answered before."""
+    process = start(command=patched(CROWDED))
+    for sent in (HEALTH, post(), HEALTH + post() + HEALTH, post() + post()):
+        with connect(process.port, sent) as client:
+            answers = read_all(client)
+        *before, last = answers.split(b"HTTP/1.1 200 OK")[1:]
+        assert len(before) == sent.count(b" HTTP/1.1") - 1
+        assert b"connection: close" in last
+        assert not any(b"connection: close" in answer for answer in before)
 
 
 @pytest.mark.parametrize("megabytes", [3, 50])

@@ -140,7 +140,11 @@ class HttpExchange(Exchange):
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
             self.arrival.refused = refused = self.status >= errors.BadRequest.status
-            if (refused and self.arrival.endless) or self.service.leave_connection():
+            if (
+                self.service.lifecycle.stopping
+                or (refused and self.arrival.endless)
+                or (not self.arrival.followed and self.service.leave_connection())
+            ):
                 # The client must not send its next request on this connection.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)

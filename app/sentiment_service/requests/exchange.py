@@ -38,13 +38,15 @@ class Arrival:
 
     ``at`` is when the head arrived, on the event loop's clock; under load it waits before it is
     read. ``complete`` says whether the whole body has arrived with it, ``endless`` whether nobody
-    knows yet where it ends. When the client has closed the connection, the server sets ``departed``
-    and calls ``on_departure``. The answer sets ``refused``.
+    knows yet where it ends, ``followed`` whether the next request has arrived. When the client has
+    closed the connection, the server sets ``departed`` and calls ``on_departure``. The answer sets
+    ``refused``.
     """
 
     at: float
     complete: bool = False
     endless: bool = False
+    followed: bool = False
     refused: bool = False
     departed: bool = False
     on_departure: Callable[[], object] | None = None

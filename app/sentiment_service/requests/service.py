@@ -180,10 +180,8 @@ class Service:
 
     def leave_connection(self) -> bool:
         """Whether an answer should end its connection, so that the client opens another one."""
-        if self._surplus > 0:
-            self._surplus -= 1
-            return True
-        return self.lifecycle.stopping
+        self._surplus -= 1
+        return self._surplus >= 0
 
     def _phase(self) -> WorkerPhase:
         if self.lifecycle.stopping:

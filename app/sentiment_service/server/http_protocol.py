@@ -167,6 +167,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._received += data
             if self._state is ConnectionState.HEAD:
                 self._take_head()
+            elif self._arrival is not None:
+                self._arrival.followed = True
             self._read_on()
 
     def _read_on(self) -> None:
@@ -264,6 +266,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._take_body(body)
         self._arrival.complete = self._state is ConnectionState.ANSWER
         self._arrival.endless = self._body_left == ENDLESS and not self._arrival.complete
+        self._arrival.followed = bool(self._received)
 
     def _take_body(self, data: bytes) -> None:
         """Give the parser what belongs to the body. What is behind it begins the next request."""

@@ -17,7 +17,7 @@ from checks.soak.calls.http import COMPRESS, JSON, NDJSON
 from checks.soak.faults.outcomes import CLOSED, CORRECT, DISCONNECTED, DONE, WRONG, Fault
 from checks.soak.grpc_wire import STATUSES
 from checks.soak.traffic import Traffic
-from checks.soak.wire import Connection, Lost, request
+from checks.soak.wire import Connection, Kept, Lost, request
 
 CROWD = 100
 READERS, PAGES = 50, 6  # clients, and pages that each reads
@@ -199,10 +199,10 @@ class _Clients:
 
     async def many_forms(self) -> str:
         """Ask for ever new versions of a format."""
-        async with await self._open() as connection:
+        async with Kept(self._open) as kept:
             for number in range(100):
                 accept = f"application/openmetrics-text; version={number}.0"
-                if (await connection.ask(request("GET", "/metrics", accept=accept))).status != 200:
+                if (await kept.ask(request("GET", "/metrics", accept=accept))).status != 200:
                     return WRONG
         return DONE
 

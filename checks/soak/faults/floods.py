@@ -11,7 +11,7 @@ from functools import partial
 from checks.soak.calls.http import JSON
 from checks.soak.faults.outcomes import DONE, WRONG, Fault
 from checks.soak.traffic import Traffic
-from checks.soak.wire import Connection, Lost, request
+from checks.soak.wire import Connection, Kept, Lost, request
 from checks.support.tls import CONTEXT, Client, KeyUpdater
 
 SECONDS = 4.0
@@ -140,21 +140,30 @@ async def _endless(head: bytes, rest: bytes, open_: Open, until: float) -> set[s
 
 async def _ahead(open_: Open, until: float) -> set[str]:
     """Send many requests before reading, then read what has been answered."""
-    seen = set()
-    async with await open_() as connection:
-        sending = asyncio.create_task(connection.send(request("GET", "/health/live") * AHEAD))
-        while time.monotonic() < until:
-            seen.add(str((await connection.answer()).status))
-        sending.cancel()
+    seen, sent = set(), request("GET", "/health/live") * AHEAD
+    while time.monotonic() < until:
+        async with await open_() as connection:
+            sending = asyncio.create_task(_send(connection, sent))
+            closes = False
+            while not closes and time.monotonic() < until:
+                answer = await connection.answer()
+                seen.add(str(answer.status))
+                closes = answer.closes
+            sending.cancel()
     return seen
+
+
+async def _send(connection: Connection, sent: bytes) -> None:
+    with suppress(Lost):  # it was closed by the server, which had said so
+        await connection.send(sent)
 
 
 async def _again(sent: bytes, open_: Open, until: float) -> set[str]:
     """Send a request again as soon as it is answered."""
     seen = set()
-    async with await open_() as connection:
+    async with Kept(open_) as kept:
         while time.monotonic() < until:
-            seen.add(str((await connection.ask(sent)).status))
+            seen.add(str((await kept.ask(sent)).status))
     return seen
 
 

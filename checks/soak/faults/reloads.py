@@ -101,10 +101,9 @@ class Reloads:
                 await stack.enter_async_context(connection)
                 info = json.loads((await connection.ask(request("GET", "/info"))).body)
                 pids = {worker["pid"] for worker in info["workers"]}
-                (asked,) = (
-                    pid for pid in pids if connection.client in clients_of(pid, self._traffic.port)
-                )
-                seen[asked] = info["calibration"]["temperature"]
+                for pid in pids:  # of none, if the worker has ended the connection with its answer
+                    if connection.client in clients_of(pid, self._traffic.port):
+                        seen[pid] = info["calibration"]["temperature"]
                 if seen.keys() >= pids:
                     return set(seen.values())
         return set()
