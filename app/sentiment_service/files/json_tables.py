@@ -45,6 +45,10 @@ ESCAPE = re.compile(
     rb"(\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})"
     rb"|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}|(\\.)"
 )
+NOT_A_LIST = (
+    "is not a JSON list of texts or objects ({}); a file with an object in each line must end in "
+    ".jsonl"
+)
 # A line, and the object in it; None if there is none.
 JsonRow = tuple[str, dict[str, Any] | None]
 
@@ -57,6 +61,10 @@ class JsonlTable(Table):
 
     grows = True
     kind = "line"  # what errors call a row
+    not_this = (
+        "is not JSON lines, which have an object in each line; a JSON list must be in a file that "
+        "ends in .json"
+    )
 
     def __init__(self, path: Path, column: str, file_options: FileOptions = PLAIN) -> None:
         self._path, self._column, self._options = path, column, file_options
@@ -72,10 +80,7 @@ class JsonlTable(Table):
         self._chunks = chain([first], self._chunks)
         line, record = first.rows[0]
         if line.lstrip().startswith("[") or (record is None and not self._names):
-            raise UserError(
-                f"{path} is not JSON lines, which have an object in each line; a JSON list must be "
-                "in a file that ends in .json"
-            )
+            raise UserError(f"{path} {self.not_this}")
         if self._names:
             check_names(self._names, path)
             column_index(column, self._names, path)
@@ -137,16 +142,14 @@ class JsonListTable(JsonlTable):
     """
 
     kind = "item"
+    not_this = NOT_A_LIST.format("none of its first items can be read")
 
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
         content = TextFile(path, self._options.encoding).content()
         try:
             items = _items(content)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise UserError(
-                f"{path} is not a JSON list of texts or objects ({error}); a file with an object "
-                "in each line must end in .jsonl"
-            ) from None
+            raise UserError(f"{path} {NOT_A_LIST.format(error)}") from None
         self._count = len(items)
         return enumerate(map(_json_line, items), start=1)
 
