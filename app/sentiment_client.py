@@ -571,10 +571,9 @@ class Client(_BaseClient):
         Raises:
             SentimentError: a request failed.
         """
-        if not are_several(texts):
-            raise TypeError("classify_iter takes several texts; classify takes a single one")
+        batches = _batches(several(texts), self._batch_size)
         models = map(_OneModel, repeat(options.get("model")))
-        return self._classified(_batches(texts, self._batch_size), models, _members(**options))
+        return self._classified(batches, models, _members(**options))
 
     def _classified(
         self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
@@ -675,10 +674,9 @@ class AsyncClient(_BaseClient):
         self, texts: Iterable[Any], **options: Unpack[_Options]
     ) -> AsyncGenerator[Outcome, None]:
         """Like ``Client.classify_iter``."""
-        if not are_several(texts):
-            raise TypeError("classify_iter takes several texts; classify takes a single one")
+        batches = _batches(several(texts), self._batch_size)
         models = map(_OneModel, repeat(options.get("model")))
-        return self._classified(_batches(texts, self._batch_size), models, _members(**options))
+        return self._classified(batches, models, _members(**options))
 
     async def _classified(
         self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
@@ -844,6 +842,13 @@ def are_several(texts: Any) -> bool:
             "this is a table; give one column of it, such as table['text'], or use add_columns"
         )
     return isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping)
+
+
+def several(texts: Iterable[Any]) -> Iterable[Any]:
+    """The same texts; TypeError if they are a single one or a table."""
+    if not are_several(texts):
+        raise TypeError("classify_iter takes several texts; classify takes a single one")
+    return texts
 
 
 def _checked(value: Any) -> Text | ItemError:

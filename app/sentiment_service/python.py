@@ -22,6 +22,7 @@ from sentiment_client import (
     column_of,
     outcome_of,
     results_of,
+    several,
     whole_table,
     with_results,
 )
@@ -176,9 +177,7 @@ class Classifier:
         used, the texts of two more are read and computed; no more are in memory. The options and
         the errors are those of ``classify``.
         """
-        if not are_several(texts):
-            raise TypeError("classify_iter takes several texts; classify takes a single one")
-        return self._chunks(texts, _options(**options))
+        return self._chunks(several(texts), _options(**options))
 
     @overload
     async def aclassify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...

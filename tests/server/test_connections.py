@@ -115,7 +115,7 @@ def test_pipelined_requests_have_all_their_answers(url: str) -> None:
 
 CROWDED = """
 from sentiment_service.requests.service import Service
-Service.leave_connection = lambda self: True
+Service.surplus = property(lambda self: 1, lambda self, value: None)
 """
 
 

@@ -140,11 +140,9 @@ class HttpExchange(Exchange):
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
             self.arrival.refused = refused = self.status >= errors.BadRequest.status
-            if (
-                self.service.lifecycle.stopping
-                or (refused and self.arrival.endless)
-                or (not self.arrival.followed and self.service.leave_connection())
-            ):
+            moves = self.service.surplus > 0 and not self.arrival.followed
+            self.service.surplus -= moves
+            if moves or self.service.lifecycle.stopping or (refused and self.arrival.endless):
                 # The client must not send its next request on this connection.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)

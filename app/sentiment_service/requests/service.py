@@ -87,7 +87,7 @@ class Service:
         self.version = importlib.metadata.version("sentiment-service")
         self.started_at = int(time.time())  # Unix seconds
         self.connections = 0  # that are open
-        self._surplus = 0  # of them, which another worker should have
+        self.surplus = 0  # of them: that many answers should end theirs, for another worker
         self._counts_at = 0.0
         self.metrics = Metrics(board)
         self.metrics.certificate_expires.watch(lambda: self.access.credentials.certificate_expires)
@@ -176,12 +176,7 @@ class Service:
         self._counts_at = now + COUNTS_S
         ready = [worker.open for worker in self.workers if worker.phase is WorkerPhase.READY]
         mean = sum(ready) / max(1, len(ready))
-        self._surplus = int(self.status.open - mean * (1 + MOST_ABOVE) - 1)
-
-    def leave_connection(self) -> bool:
-        """Whether an answer should end its connection, so that the client opens another one."""
-        self._surplus -= 1
-        return self._surplus >= 0
+        self.surplus = int(self.status.open - mean * (1 + MOST_ABOVE) - 1)
 
     def _phase(self) -> WorkerPhase:
         if self.lifecycle.stopping:

@@ -215,7 +215,9 @@ class MicroBatcher(Generic[Item, Result]):
     def _compute(self, runner: Runner) -> None:
         batch = runner.batch
         tokens = sum(queued.tokens for queued in batch)
+        watch = self.runners.watch
         runner.expected_s = tokens * self._admission.seconds_per_token
+        runner.limit_s = max(watch.stuck_s, watch.stuck_factor * runner.expected_s)
         results, report = compute(self._infer, batch, self._budget, self._now)
         self._finish(runner, report)
         try:
@@ -235,10 +237,10 @@ class MicroBatcher(Generic[Item, Result]):
             runner.idle, self.runners.failures = True, 0
             some_answered = report.failed < report.items
             self._failed_in_a_row = 0 if some_answered else self._failed_in_a_row + 1
-            # A batch with retries, of a runner that hung, or in which the process stood still, says
-            # nothing about the normal speed.
-            standstill = runner.stuck or self.runners.stood_still(runner, report.seconds)
-            if not (report.failed or report.raised or standstill):
+            # A batch with retries, or of a runner that hung, tells nothing of the normal speed, nor
+            # does one that would have hung, had the process not stood still.
+            stood_still = runner.expected_s > 0 and report.seconds > runner.limit_s
+            if not (report.failed or report.raised or runner.stuck or stood_still):
                 self._admission.learn(tokens=report.tokens, seconds=report.seconds)
 
     def _lose_device(self, error: DeviceLost) -> None:

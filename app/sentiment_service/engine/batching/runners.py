@@ -6,6 +6,7 @@ The event loop reads them when a thread tells it to, and regularly.
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -67,7 +68,8 @@ class Runner:
     end: asyncio.Future[None]  # done when its thread has ended
     # Written by its thread:
     batch: Batch = ()  # the items that it has taken, until their results are sent
-    expected_s: float = 0.0  # the seconds that the batch should take
+    expected_s: float = 0.0  # the seconds that the batch should take ...
+    limit_s: float = math.inf  # ... and those after which it counts as hung
     idle: bool = True  # it can take a batch
     running: bool = False  # the thread has not ended
     # Set by its thread, and cleared by the event loop:
@@ -96,7 +98,7 @@ class Runners:
         watch: Watch | None = None,
     ) -> None:
         self._serve = serve
-        self._watch = watch or WATCH
+        self.watch = watch or WATCH
         self._on_failure = on_failure
         self._observer = observer
         self._loop = asyncio.get_running_loop()
@@ -123,19 +125,9 @@ class Runners:
         """Whether no runner can answer: all hang, or fail again before a batch is done."""
         return self.all_stuck or self.failures >= HOPELESS_AFTER * len(self.all)
 
-    def stood_still(self, runner: Runner, seconds: float) -> bool:
-        """Whether the runner's batch took so long that a look would have found that it hangs.
-
-        Nobody looked: the whole process was stopped, or the machine slept.
-        """
-        return runner.expected_s > 0 and seconds > self._limit_s(runner)
-
-    def _limit_s(self, runner: Runner) -> float:
-        return max(self._watch.stuck_s, self._watch.stuck_factor * runner.expected_s)
-
     def start(self) -> None:
         """Start the threads and look at them regularly. Called on the event loop."""
-        self._look_again = self._loop.call_later(self._watch.look_s, self._look)
+        self._look_again = self._loop.call_later(self.watch.look_s, self._look)
         self._start_threads()
 
     async def join(self, timeout_s: float) -> None:
@@ -161,7 +153,7 @@ class Runners:
 
     def _look(self) -> None:
         """Find out which runners hang, have failed or have recovered."""
-        self._look_again = self._loop.call_later(self._watch.look_s, self._look)
+        self._look_again = self._loop.call_later(self.watch.look_s, self._look)
         for runner in self.all:
             self._look_at(runner)
             self._note_failure(runner)  # if there was no memory to tell the event loop
@@ -176,12 +168,12 @@ class Runners:
             except BaseException:  # even SystemExit: the thread must go on
                 runner.idle, runner.failed = False, True
                 with suppress(BaseException):  # perhaps out of memory
-                    pause_s = self._watch.pause_s
+                    pause_s = self.watch.pause_s
                     logger.exception("%s failed; it goes on in %g s", runner.name, pause_s)
                     self._loop.call_soon_threadsafe(self._note_failure, runner)
-                time.sleep(self._watch.pause_s)
+                time.sleep(self.watch.pause_s)
                 while runner.failed:  # until the event loop has noticed it
-                    time.sleep(self._watch.pause_s)
+                    time.sleep(self.watch.pause_s)
                 runner.idle = True
         runner.idle = False
         with suppress(RuntimeError):  # the loop is closed
@@ -206,8 +198,8 @@ class Runners:
         # Looks are counted, not seconds: time in which the whole process stood still does not
         # count for the batch.
         runner.looks += 1
-        seconds = runner.looks * self._watch.look_s
-        if not runner.stuck and seconds > self._limit_s(runner):
+        seconds = runner.looks * self.watch.look_s
+        if not runner.stuck and seconds > runner.limit_s:
             runner.stuck = True
             self._count_stuck(1)
             logger.error(
