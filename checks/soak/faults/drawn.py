@@ -56,15 +56,16 @@ class Faults:
     async def inflict(self, kind: str) -> None:
         """Run a fault once and count what its client saw."""
         fault, began, why = self._faults[kind], time.monotonic(), ""
-        deaths = self._traffic.deaths
+        deaths, late = self._traffic.deaths, self._traffic.explains_lateness()
         try:
             outcome = await fault.inflict()
         except (Lost, OSError) as error:
             outcome, why = KILLED if deaths.explain(error) else LOST, repr(error)
         if "gRPC" in kind and outcome in {LOST, "499", "503"} and deaths.explain_grpc(began):
             outcome = KILLED
-        late = {"504"} if self._traffic.explains_lateness() else set[str]()
-        self._traffic.tally.fault(kind, outcome, fault.expected | late | {KILLED}, why)
+        late |= self._traffic.explains_lateness()
+        allowed = {KILLED, "504"} if late else {KILLED}
+        self._traffic.tally.fault(kind, outcome, fault.expected | allowed, why)
 
     async def _stop_for_a_second(self) -> str:
         self._traffic.may_be_late()
