@@ -64,15 +64,20 @@ _HEADERS = {
 async def page(request: HttpRequest) -> Response:
     """A web page for trying the service. Who accepts no HTML gets the status in JSON."""
     name = request.path_params.get("name", "index.html")
-    if name == "index.html" and "html" not in request.headers.get("accept", "html"):
-        request.exchange.service.check_live()
-        return JsonAnswer({"status": "alive"})  # as KServe's protocol V1 has it
-    if name == "index.html" and request.exchange.service.settings.docs == "off":
+    if name != "index.html":
+        return await _file(request, _FILES, name)
+    service = request.exchange.service
+    response: Response
+    if "html" not in request.headers.get("accept", "html"):
+        service.check_live()
+        response = JsonAnswer({"status": "alive"})  # as KServe's protocol V1 has it
+    elif service.settings.docs == "off":
         text = (_DIRECTORY / name).read_text(encoding="utf-8")
-        response: Response = HTMLResponse(text.replace(_DOCS_LINK, ""))
-        response.headers.update(_HEADERS)
-        return response
-    return await _file(request, _FILES, name)
+        response = HTMLResponse(text.replace(_DOCS_LINK, ""), headers=_HEADERS)
+    else:
+        response = await _file(request, _FILES, name)
+    response.headers["vary"] = "Accept"
+    return response
 
 
 @docs_router.get("/docs")

@@ -252,7 +252,8 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     body = await read_bytes(request)
     main, _, sub = media_type(request, b"content-type").partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
-        return checked(text_body(_header(request, b"content-type"), body, schema), schema)
+        text = text_body(_header(request, b"content-type"), body, schema)
+        return checked(text | _model_of_query(request), schema)
     try:
         return await validated(request, body, schema)
     except errors.UnknownField as error:
@@ -262,6 +263,12 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
             raise
         parsed = error.body
     raise OtherForm(known[0], parsed)
+
+
+def _model_of_query(request: HttpRequest) -> dict[str, str]:
+    """The model in the query, as the field of a body: a body that is a text has no place for it."""
+    query = request.query_params
+    return {"model": query["model"]} if "model" in query else {}
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:
