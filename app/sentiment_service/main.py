@@ -68,10 +68,7 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 
 
 def create_app(
-    settings: Settings,
-    credentials: Credentials | None = None,
-    *,
-    worker: Worker | None = None,
+    settings: Settings, credentials: Credentials | None = None, *, worker: Worker | None = None
 ) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 

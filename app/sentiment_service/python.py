@@ -111,9 +111,7 @@ class Classifier:
         columns = self._model.columns
         self.labels = columns.labels
         self._info = ModelInfo(
-            labels=tuple(columns.labels),
-            multi_label=columns.multi_label,
-            **self._model.version,
+            labels=tuple(columns.labels), multi_label=columns.multi_label, **self._model.version
         )
 
     def __enter__(self) -> Self:

@@ -35,10 +35,7 @@ from sentiment_service.settings.formats import SHARE
 from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
 
 # Settings that apply only when the command loads a model itself, and what differs in their use.
-LOCAL = (
-    *("model", "device", "precision", "cache_dir", "refresh"),
-    *CheckpointOptions.model_fields,
-)
+LOCAL = (*("model", "device", "precision", "cache_dir", "refresh"), *CheckpointOptions.model_fields)
 DESCRIPTIONS = {
     "model": "model to use: a bundle, a checkpoint directory or a hub id, as for serve [default: "
     "what a platform has mounted, such as /mnt/models, else the embedded model]",
@@ -210,11 +207,7 @@ class Source:
 
 
 def _to_file(
-    output: OutputFile,
-    source: Source | None,
-    table: Table,
-    options: Namespace,
-    settings: Settings,
+    output: OutputFile, source: Source | None, table: Table, options: Namespace, settings: Settings
 ) -> None:
     target = output.target
     complete = target.exists() and not (output.saved or options.overwrite)

@@ -138,10 +138,7 @@ TEXT = "text/plain"
 # and kept apart.
 FORMS: dict[str, tuple[Callable[[CollectorRegistry], bytes], str]] = {
     TEXT: (exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4),
-    "application/openmetrics-text": (
-        openmetrics.generate_latest,
-        openmetrics.CONTENT_TYPE_LATEST,
-    ),
+    "application/openmetrics-text": (openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST),
 }
 
 

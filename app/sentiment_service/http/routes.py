@@ -65,12 +65,7 @@ class HttpExchange(Exchange):
     """
 
     def __init__(
-        self,
-        service: Service,
-        router: APIRouter,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        self, service: Service, router: APIRouter, scope: Scope, receive: Receive, send: Send
     ) -> None:
         headers = dict(scope["headers"])  # of several with one name, the last ...
         if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it

@@ -61,10 +61,7 @@ class Tracer:
         }
         parent = self._propagator.extract(carrier)
         span = self._tracer.start_span(
-            method,
-            parent,
-            kind=trace.SpanKind.SERVER,
-            attributes={"http.request.method": method},
+            method, parent, kind=trace.SpanKind.SERVER, attributes={"http.request.method": method}
         )
         context.attach(trace.set_span_in_context(span))
         return span
