@@ -79,8 +79,6 @@ def with_reason(text: object, result: ResultItem) -> ResultItem:
 
 @dataclass
 class Tally:
-    """Counts of rows, labels, errors and truncated texts."""
-
     rows: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     errors: int = 0

@@ -8,6 +8,7 @@ one text (``benchmarks/cpu_time/``). And its errors would have to be rewritten t
 """
 
 import asyncio
+import gzip
 import re
 from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any, ClassVar
@@ -165,6 +166,17 @@ class JsonAnswer(Response):
         ]
         if timing:
             self.raw_headers.append((b"server-timing", timing.encode()))
+
+
+def packed_answer(request: HttpRequest, packed: bytes, headers: Mapping[str, str]) -> Response:
+    """Answer with the content of a gzip file, unpacked for clients that do not accept gzip.
+
+    What floods may ask for is compressed beforehand.
+    """
+    headers = {**headers, "vary": "Accept-Encoding"}  # so a Route does not compress it again
+    if "gzip" in request.headers.get("accept-encoding", "").lower():
+        return Response(packed, headers={**headers, "content-encoding": "gzip"})
+    return Response(gzip.decompress(packed), headers=headers)
 
 
 class Route(APIRoute):
