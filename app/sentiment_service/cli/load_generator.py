@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -181,6 +181,16 @@ def run(load: Load, command: Sequence[str] = COMMAND) -> Outcome:
         return generator.outcome()
 
 
+class Driver(Protocol):
+    """What a connection calls."""
+
+    def answered(self, connection: "Connection", status: int, *, reusable: bool) -> None:
+        """The request that was sent last has its answer."""
+
+    def lost(self, connection: "Connection") -> None:
+        """The connection is closed."""
+
+
 def prebuilt(url: str, bodies: Sequence[str], headers: Sequence[str] = ()) -> Iterator[bytes]:
     """The requests that send the bodies to this URL, again and again."""
     to = urlsplit(url)
@@ -193,7 +203,7 @@ def prebuilt(url: str, bodies: Sequence[str], headers: Sequence[str] = ()) -> It
 class Connection(asyncio.Protocol):
     """One keep-alive connection; its answers go to the driver."""
 
-    def __init__(self, driver: "_Driver") -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._parser = httptools.HttpResponseParser(self)
         self.due = 0.0

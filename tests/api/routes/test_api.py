@@ -5,7 +5,7 @@ import math
 import platform
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
@@ -135,7 +135,7 @@ def test_the_query_names_the_model_for_a_plain_text(
 ) -> None:
     """A body that is a text has no field for the model; JSON has one, and its query is ignored."""
     client = serve(model=(bundle, make_bundle(tmp_path / "other")), served_name=("a", "b"))
-    plain = {"content": "I love this!", "headers": {"content-type": "text/plain"}}
+    plain: dict[str, Any] = {"content": "I love this!", "headers": {"content-type": "text/plain"}}
     assert client.post("/classify?model=b", **plain).json()["model"]["name"] == "b"
     assert client.post("/explain?model=b", **plain).json()["model"]["name"] == "b"
     assert client.post("/classify", **plain).json()["model"]["name"] == "a"
