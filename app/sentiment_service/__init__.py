@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from sentiment_service.python import Classifier as Classifier
     from sentiment_service.settings.settings import Settings as Settings
 
-__all__ = (
-    "Classifier",
-    "ItemError",
-    "Prediction",
-    "Results",
-    "ServiceError",
-    "Settings",
-    "UserError",
-    "classify_frame",
-    "create_app",
-)
-
 # ONNX Runtime reads this when it is imported. Otherwise it writes telemetry to the home directory.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -44,6 +32,7 @@ _MODULES = {
     "create_app": "sentiment_service.main",  # a FastAPI application, for Ray Serve
     "classify_frame": "sentiment_service.files.spark",  # a DataFrame of Spark
 }
+__all__ = (*_MODULES,)
 
 
 def __getattr__(name: str) -> Any:

@@ -277,10 +277,8 @@ class ShuttingDown(ServiceError):
     rejection = code
     retry_after_s = RETRY_AFTER_S
 
-    def __init__(
-        self, detail: str = "the service is shutting down", *, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(detail, retry_after_s=retry_after_s)
+    def __init__(self, detail: str = "the service is shutting down") -> None:
+        super().__init__(detail)
 
 
 class DeadlineExceeded(ServiceError):
@@ -292,10 +290,8 @@ class DeadlineExceeded(ServiceError):
 
     status, code, title = 504, "deadline_exceeded", "Deadline exceeded"
 
-    def __init__(
-        self, detail: str, *, of_client: bool = False, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(detail, retry_after_s=retry_after_s)
+    def __init__(self, detail: str, *, of_client: bool = False) -> None:
+        super().__init__(detail)
         self.of_client = of_client
 
     @property

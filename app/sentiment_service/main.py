@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sentiment_service import errors
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
-from sentiment_service.http import operations, pages
+from sentiment_service.http import operations, pages, scrapes
 from sentiment_service.http import routes as own_routes
+from sentiment_service.http.not_found import no_route
 from sentiment_service.http.openapi import with_components
 from sentiment_service.http.routes import HttpRequest, Route, TextRoute, application
 from sentiment_service.observability.metrics import Metrics
@@ -68,10 +69,7 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 
 
 def create_app(
-    settings: Settings,
-    credentials: Credentials | None = None,
-    *,
-    worker: Worker | None = None,
+    settings: Settings, credentials: Credentials | None = None, *, worker: Worker | None = None
 ) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
@@ -104,7 +102,7 @@ def create_app(
 
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
-    return Application(service, pages.metrics_router.routes)
+    return Application(service, scrapes.router.routes)
 
 
 class Application(FastAPI):
@@ -123,9 +121,9 @@ class Application(FastAPI):
             **options,
         )
         self.state.service = service
-        self.state.scrapes = pages.Scrapes(service.metrics)
+        self.state.scrapes = scrapes.Scrapes(service.metrics)
         self.router.routes.extend(routes)
-        self.router.default = pages.no_route
+        self.router.default = no_route
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, which is made at the first request for it."""
@@ -177,7 +175,7 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
     """
     own = [*own_routes.router.routes, *operations.router.routes, *pages.router.routes]
     if not service.settings.metrics_port:
-        own += pages.metrics_router.routes
+        own += scrapes.router.routes
     if service.settings.docs == "on":
         own += pages.docs_router.routes
     if prefix := service.settings.root_path:

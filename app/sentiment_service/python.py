@@ -32,8 +32,7 @@ from sentiment_service.engine.text.text_tokenizer import TextPair
 from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
 from sentiment_service.exported_models import with_bundles
 from sentiment_service.files.local import LocalClassifier
-from sentiment_service.files.results import Advance, is_text, progress_bar, with_reason
-from sentiment_service.files.results import texts as texts_of_arrow
+from sentiment_service.files.results import Advance, progress_bar, with_reason
 from sentiment_service.files.table import split_into_chunks
 from sentiment_service.requests.validation import ClassifyRequest, checked, text_of
 from sentiment_service.results import Outcome as AnsweredOutcome
@@ -111,9 +110,7 @@ class Classifier:
         columns = self._model.columns
         self.labels = columns.labels
         self._info = ModelInfo(
-            labels=tuple(columns.labels),
-            multi_label=columns.multi_label,
-            **self._model.version,
+            labels=tuple(columns.labels), multi_label=columns.multi_label, **self._model.version
         )
 
     def __enter__(self) -> Self:
@@ -271,11 +268,12 @@ def _options(**given: Any) -> TextOptions:
 
 def _values(column: Any) -> Iterable[Any]:
     """What a column holds. In one of Arrow, an error stands for a row without a text."""
-    values: Iterable[Any] = column
-    if hasattr(column, "to_pylist"):
-        # pyarrow cannot decode a column in which one text is not UTF-8.
-        text = hasattr(column, "type") and is_text(column.type)
-        values = texts_of_arrow(column) if text else column.to_pylist()
+    if hasattr(column, "to_pylist") and hasattr(column, "type"):
+        from sentiment_service.files.parquet import is_text, texts
+
+        if is_text(column.type):  # pyarrow cannot decode it if one text is not UTF-8
+            return texts(column)
+    values: Iterable[Any] = column.to_pylist() if hasattr(column, "to_pylist") else column
     return values
 
 

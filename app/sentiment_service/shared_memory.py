@@ -53,7 +53,6 @@ class Board:
 
     @classmethod
     def alone(cls) -> "Board":
-        """The board of a service that is one process."""
         return cls(1, mmap.mmap(-1, _PART), 0)
 
     @classmethod

@@ -16,12 +16,12 @@ from sentiment_service.shared_memory import Board, WorkerPhase
 from sentiment_service.workers.channels import (
     DECODER,
     Control,
+    Decided,
     Done,
     Fault,
     Message,
     Reload,
     Reloaded,
-    Switch,
 )
 from sentiment_service.workers.member import Member
 from sentiment_service.workers.supervisor import LATE, GroupReload
@@ -60,10 +60,10 @@ async def test_messages_to_one_that_hangs_or_has_ended_are_given_up(pair: Pair) 
     ended = asyncio.Event()
     sender = Control(own_end, lambda *_: None, ended.set)
     for number in range(MESSAGES):
-        sender.send(Switch(number))
+        sender.send(Decided(number, switch=True))
     other_end.close()
     await ended.wait()
-    sender.send(Switch(0))
+    sender.send(Decided(0, switch=True))
 
 
 async def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) -> None:
@@ -152,7 +152,12 @@ class FakeWorker:
     @property
     def kinds(self) -> list[str]:
         """What it was told to do."""
-        return [type(message).__name__.lower() for message in self.messages]
+        return [
+            ("switch" if message.switch else "drop")
+            if isinstance(message, Decided)
+            else type(message).__name__.lower()
+            for message in self.messages
+        ]
 
 
 class Reloads:

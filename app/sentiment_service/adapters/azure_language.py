@@ -62,8 +62,6 @@ class AnalyzeText(BaseModel):
 
 
 class AzureRoute(shared.CloudRoute):
-    """A route whose errors have the member that Azure's clients read."""
-
     key = "Ocp-Apim-Subscription-Key"
 
     @staticmethod

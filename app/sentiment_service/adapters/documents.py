@@ -113,12 +113,7 @@ class UnsupportedLanguageCode(errors.InvalidRequest):
 # What may become of a sentence of a text that has a result, by its code.
 SENTENCE_ERRORS: dict[str, type[errors.ServiceError]] = {
     kind.code: kind
-    for kind in (
-        errors.DeadlineExceeded,
-        errors.NotReady,
-        errors.OutOfMemory,
-        errors.ShuttingDown,
-    )
+    for kind in (errors.DeadlineExceeded, errors.NotReady, errors.OutOfMemory, errors.ShuttingDown)
 }
 NOT_READ = errors.InferenceFailed("the document was not read")
 

@@ -132,7 +132,6 @@ class Explanation(Classification):
 
 
 async def explain_text(classifier: Classifier, text: str, *, deadline: float) -> Explanation:
-    """Classify one text, and compute what each of its words contributes."""
     words = words_of(text)
     try:
         done = await classifier.classify([text, *map(without, words)], deadline=deadline)
@@ -148,7 +147,6 @@ async def explain_text(classifier: Classifier, text: str, *, deadline: float) ->
 
 
 def words_of(text: str) -> list[re.Match[str]]:
-    """The words of a text, which are separated by white space."""
     if len(text) > MAX_CHARS:
         raise TextTooLong(f"the text has {len(text)} characters; at most {MAX_CHARS} are explained")
     words = [*WORD.finditer(text)]

@@ -59,8 +59,6 @@ class Unavailable(errors.Overloaded):
 
 
 class GoogleRoute(shared.CloudRoute):
-    """A route whose errors have the member that Google's clients read."""
-
     key = "x-goog-api-key or ?key="
     answered: ClassVar[shared.Kinds] = {
         **shared.CloudRoute.answered,

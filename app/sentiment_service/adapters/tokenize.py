@@ -12,13 +12,7 @@ from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT
 from sentiment_service.engine.text.text_tokenizer import Offset, PairTokenizer, Text, TextPair
 from sentiment_service.errors import CLASSIFY_ERRORS, ServiceError, TooManyTexts
-from sentiment_service.http.openapi import (
-    EMPTY,
-    VERSION,
-    documented,
-    documented_body,
-    example,
-)
+from sentiment_service.http.openapi import EMPTY, VERSION, documented, documented_body, example
 from sentiment_service.http.routes import Answered, HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import RequestBody, Texts, as_list

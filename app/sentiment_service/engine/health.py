@@ -84,8 +84,6 @@ PROBE_TIMEOUT_S = 1.0
 
 
 class Health:
-    """The health of a model and of the batcher in front of it."""
-
     def __init__(self, model: Model, batcher: MicroBatcher[Encoding, Scored]) -> None:
         self._model = model
         self._batcher = batcher

@@ -125,7 +125,6 @@ class ModelRegistry:
             classifier.health.check_live()
 
     async def check_ready(self) -> None:
-        """Return if every model answers."""
         self._lifecycle.check()
         self._lifecycle.check_recovers()
         for classifier in self.classifiers.values():

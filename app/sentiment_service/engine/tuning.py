@@ -28,12 +28,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAd
 
 from sentiment_service.atomic_files import FileLock, write_text_atomically
 from sentiment_service.engine.batching.fair_queue import MAX_PADDING, TokenBudget
-from sentiment_service.engine.host import (
-    available_memory,
-    cpu_flags,
-    cpu_name,
-    ways_to_share,
-)
+from sentiment_service.engine.host import available_memory, cpu_flags, cpu_name, ways_to_share
 from sentiment_service.engine.model.device import CPU, CUDA
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.sessions import device_error

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,7 @@ from sentiment_service.settings.formats import SHARE
 from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
 
 # Settings that apply only when the command loads a model itself, and what differs in their use.
-LOCAL = (
-    *("model", "device", "precision", "cache_dir", "refresh"),
-    *CheckpointOptions.model_fields,
-)
+LOCAL = (*("model", "device", "precision", "cache_dir", "refresh"), *CheckpointOptions.model_fields)
 DESCRIPTIONS = {
     "model": "model to use: a bundle, a checkpoint directory or a hub id, as for serve [default: "
     "what a platform has mounted, such as /mnt/models, else the embedded model]",
@@ -210,11 +207,7 @@ class Source:
 
 
 def _to_file(
-    output: OutputFile,
-    source: Source | None,
-    table: Table,
-    options: Namespace,
-    settings: Settings,
+    output: OutputFile, source: Source | None, table: Table, options: Namespace, settings: Settings
 ) -> None:
     target = output.target
     complete = target.exists() and not (output.saved or options.overwrite)
@@ -281,13 +274,12 @@ def _fill(
 ) -> None:
     """Classify the chunks that are not saved yet, and add their results to the file."""
     with progress_bar(shown=sys.stderr.isatty(), done=total.rows) as advance:
-        chunks = _read(table, advance)
+        chunks = _read(table, advance, source)
         for saved, chunk in zip(output.saved, chunks, strict=False):
             if len(chunk.texts) != saved.tally["rows"]:
                 raise CannotContinue("the input has other rows than before")
-        results = classifier.classify(
-            _unchanged(chunks, source), read_ahead=_read_ahead(source is not None), advance=advance
-        )
+        read_ahead = _read_ahead(source is not None)
+        results = classifier.classify(chunks, read_ahead=read_ahead, advance=advance)
         with closing(results):
             for chunk, items in results:
                 tally = Tally.of(items)
@@ -317,17 +309,15 @@ def _to_standard_output(table: Table, classifier: TableClassifier, options: Name
         print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
 
 
-def _read(table: Table, advance: Advance) -> Iterator[Chunk]:
-    """The chunks; the progress bar learns how many rows there are, about."""
+def _read(table: Table, advance: Advance, source: Source | None = None) -> Iterator[Chunk]:
+    """The chunks, while their ``source`` stays the same.
+
+    The progress bar learns how many rows there are, about.
+    """
     rows = 0
     for chunk in table.chunks():
         rows += len(chunk.texts)
         advance(0, table.expected_rows(rows))
-        yield chunk
-
-
-def _unchanged(chunks: Iterable[Chunk], source: Source | None) -> Iterator[Chunk]:
-    for chunk in chunks:
         if source:
             source.check_is_unchanged()
         yield chunk

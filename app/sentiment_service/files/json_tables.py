@@ -30,12 +30,7 @@ from sentiment_service.files.table import (
     json_text,
     split_into_chunks,
 )
-from sentiment_service.files.text_files import (
-    PLAIN,
-    FileOptions,
-    TextFile,
-    check_expansion,
-)
+from sentiment_service.files.text_files import PLAIN, FileOptions, TextFile, check_expansion
 
 INT64_MAX = 2**63 - 1
 FLOAT_INT_MAX = 2**53  # up to here, each whole number has a float

@@ -118,7 +118,10 @@ class OutputFile:
         self._begun = True
         if not self.saved:
             self._write(output.header)
-        return Tally.total(Tally(**chunk.tally) for chunk in self.saved)
+        total = Tally()
+        for chunk in self.saved:
+            total.add(Tally(**chunk.tally))
+        return total
 
     @property
     def saved_rows(self) -> int:

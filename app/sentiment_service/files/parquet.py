@@ -1,4 +1,4 @@
-"""Parquet files. They need pyarrow, from the extra ``files``."""
+"""Parquet files, and what is in columns of Arrow. They need pyarrow, from the extra ``files``."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sentiment_service.errors import CannotContinue, UserError, first_line
-from sentiment_service.files.results import ResultColumns, ResultItem, column_index, is_text, texts
+from sentiment_service.errors import CannotContinue, EmptyText, ServiceError, UserError, first_line
+from sentiment_service.files.results import ResultColumns, ResultItem, column_index
 from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,
@@ -21,6 +21,43 @@ from sentiment_service.files.table import (
 from sentiment_service.files.text_files import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+RESULT_TYPES = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
+
+
+def result_schema(columns: ResultColumns, taken: Sequence[str]) -> pa.Schema:
+    """The columns of results beside a table of Arrow with the columns ``taken``."""
+    kinds = [RESULT_TYPES[kind] for kind in columns.types.values()]
+    return pa.schema(zip(columns.names(taken), kinds, strict=True))
+
+
+def result_arrays(
+    columns: ResultColumns, results: Iterable[ResultItem], schema: pa.Schema
+) -> list[pa.Array]:
+    """The results as columns of ``schema``, which ``result_schema`` made."""
+    rows = [*map(columns.values, results)]
+    return [
+        pa.array([row[index] for row in rows], field.type) for index, field in enumerate(schema)
+    ]
+
+
+def texts(column: Any) -> list[str | ServiceError]:
+    """The texts of a column of strings; an error for a row without a text.
+
+    Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
+    return [
+        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
+        for raw in column.cast(pa.large_binary()).to_pylist()
+    ]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts, or nothing at all."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
 class ParquetTable(Table):
@@ -82,7 +119,7 @@ class ParquetOutput(Output):
         self._table = table
         self._columns = columns
         names = [*map(well_formed, table.columns)]
-        self._result_schema = columns.arrow_schema(names)
+        self._result_schema = result_schema(columns, names)
         if isinstance(table, ParquetTable):
             self._table_schema = table.schema
         else:
@@ -113,7 +150,7 @@ class ParquetOutput(Output):
                 whole.write_batch(self._batch(chunk, results))
 
     def _batch(self, chunk: Chunk, results: Sequence[ResultItem]) -> pa.RecordBatch:
-        arrays = self._columns.arrow_arrays(results, self._result_schema)
+        arrays = result_arrays(self._columns, results, self._result_schema)
         return pa.record_batch([*self._table_arrays(chunk), *arrays], schema=self.schema)
 
     def _table_arrays(self, chunk: Chunk) -> list[pa.Array]:

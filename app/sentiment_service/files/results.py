@@ -9,14 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from sentiment_service.engine.model.bundle import is_sentiment
-from sentiment_service.errors import EmptyText, InvalidRequest, ServiceError, UserError
+from sentiment_service.errors import InvalidRequest, UserError
 from sentiment_service.files.text_files import NOT_UTF8
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # The result of one text, as in the HTTP answer's ``results``: a prediction with ``label``,
 # ``score``, ``scores`` and more, or only ``error`` with ``code`` and ``message``.
@@ -52,31 +49,6 @@ class ResultColumns:
             error_text(result),
         ]
 
-    def arrow_schema(self, taken: Sequence[str]) -> "pa.Schema":
-        """The columns beside a table of Arrow with the columns ``taken``."""
-        import pyarrow as pa
-
-        types = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
-        kinds = [types[kind] for kind in self.types.values()]
-        return pa.schema(zip(self.names(taken), kinds, strict=True))
-
-    def arrow_arrays(self, results: Iterable[ResultItem], schema: "pa.Schema") -> "list[pa.Array]":
-        """The results as columns of ``schema``, which ``arrow_schema`` made."""
-        import pyarrow as pa
-
-        rows = [*map(self.values, results)]
-        return [
-            pa.array([row[index] for row in rows], field.type) for index, field in enumerate(schema)
-        ]
-
-    def with_arrow(self, table: Any, results: Iterable[ResultItem], schema: "pa.Schema") -> Any:
-        """A Table or RecordBatch of Arrow with its rows' results as columns of ``schema``."""
-        import pyarrow as pa
-
-        arrays = [*table.columns, *self.arrow_arrays(results, schema)]
-        whole = pa.schema([*table.schema, *schema], metadata=table.schema.metadata)
-        return type(table).from_arrays(arrays, schema=whole)
-
 
 def error_text(result: ResultItem) -> str | None:
     """What the column ``error`` says; None of a prediction."""
@@ -107,8 +79,6 @@ def with_reason(text: object, result: ResultItem) -> ResultItem:
 
 @dataclass
 class Tally:
-    """Counts of rows, labels, errors and truncated texts."""
-
     rows: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     errors: int = 0
@@ -123,13 +93,6 @@ class Tally:
             errors=len(results) - len(predictions),
             truncated=sum(prediction["truncated"] for prediction in predictions),
         )
-
-    @classmethod
-    def total(cls, tallies: Iterable[Self]) -> Self:
-        total = cls()
-        for tally in tallies:
-            total.add(tally)
-        return total
 
     def add(self, other: "Tally") -> None:
         self.rows += other.rows
@@ -204,27 +167,3 @@ def column_index(
         names = ", ".join(map(repr, columns))
         raise UserError(f"{table} has no column {column!r}; {option} accepts one of: {names}")
     return columns.index(column)
-
-
-def texts(column: Any) -> list[str | ServiceError]:
-    """The texts of a column of strings; an error for a row without a text.
-
-    Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
-    """
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
-    return [
-        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
-        for raw in column.cast(pa.large_binary()).to_pylist()
-    ]
-
-
-def is_text(kind: Any) -> bool:
-    """Whether a column of this type holds texts, or nothing at all."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())

@@ -21,7 +21,8 @@ from sentiment_service.engine.model.bundle import (
 )
 from sentiment_service.errors import UserError
 from sentiment_service.files.local import LocalClassifier
-from sentiment_service.files.results import ResultColumns, column_index, texts
+from sentiment_service.files.parquet import result_arrays, result_schema, texts
+from sentiment_service.files.results import ResultColumns, column_index
 from sentiment_service.files.table import CHUNK_ROWS, Chunk
 from sentiment_service.settings.settings import Settings
 
@@ -49,7 +50,9 @@ class PartitionClassifier:
         task: TaskContext = TaskContext.get()  # never None in a task
         classifier = _classifier(self.bundle, self.digest, self.settings, task.cpus())
         for chunk, results in classifier.classify(self._chunks(batches)):
-            yield self.columns.with_arrow(chunk.rows, results, self.results)
+            rows, arrays = chunk.rows, result_arrays(self.columns, results, self.results)
+            schema = pa.schema([*rows.schema, *self.results], metadata=rows.schema.metadata)
+            yield pa.RecordBatch.from_arrays([*rows.columns, *arrays], schema=schema)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
         for batch in batches:
@@ -79,7 +82,7 @@ def classify_frame(
     digest = sha256(path / MANIFEST)
     # Spark does not distinguish the cases of letters in the names of columns.
     taken = [*frame.columns, *map(str.lower, frame.columns)]
-    results = columns.arrow_schema(taken)
+    results = result_schema(columns, taken)
     classify_partition = PartitionClassifier(
         bundle=_shipped(frame, path, digest) if settings.model else None,
         digest=digest,

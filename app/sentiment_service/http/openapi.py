@@ -82,13 +82,16 @@ class Problem(TypedDict):
 def documented_body(schema: type[BaseModel]) -> dict[str, Any]:
     """The ``openapi_extra`` of a route that reads a body with this schema."""
     body = schema.model_json_schema(ref_template=REFERENCE)
-    content = {"schema": body, "example": encoded(body.pop("examples")[0])}
+    content = {"schema": body, "example": json.dumps(body.pop("examples")[0])}
     return {"requestBody": {"required": True, "content": {JSON: content}}}
 
 
 def example(value: Any) -> dict[int | str, Any]:
-    """The ``responses`` of a route, with ``value`` as an example of its answer."""
-    return {200: {"content": {JSON: {"example": encoded(value)}}}}
+    """The ``responses`` of a route, with ``value`` as an example of its answer.
+
+    It is encoded until ``with_components``: from a value, FastAPI would remove what is null.
+    """
+    return {200: {"content": {JSON: {"example": json.dumps(value)}}}}
 
 
 def text_example(text: str, media_type: str) -> dict[int | str, Any]:
@@ -105,7 +108,7 @@ def documented(*refusals: type[errors.ServiceError]) -> dict[int | str, Any]:
         by_status.setdefault(error.status, []).append(error)
     responses: dict[int | str, Any] = {}
     for status, kinds in by_status.items():
-        examples = {kind.code: {"value": encoded(kind.document(_DETAIL, _ID))} for kind in kinds}
+        examples = {kind.code: {"value": json.dumps(kind.document(_DETAIL, _ID))} for kind in kinds}
         responses[status] = {
             "description": ", ".join(kind.code for kind in kinds),
             "content": {errors.PROBLEM: {"schema": schema, "examples": examples}},
@@ -144,11 +147,6 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
     document["paths"] = _plain(document["paths"])
     components["schemas"] = dict(sorted(_plain(schemas).items()))
     return document
-
-
-def encoded(value: Any) -> str:
-    """An example of JSON, for a route. From a value, FastAPI would remove what is null."""
-    return json.dumps(value)
 
 
 def _decode_examples(content: dict[str, Any]) -> None:

@@ -13,12 +13,7 @@ from sentiment_service.engine.host import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
 from sentiment_service.engine.options import Preprocessing
-from sentiment_service.http.openapi import (
-    DIGEST,
-    NAME_IN_PATH,
-    documented,
-    example,
-)
+from sentiment_service.http.openapi import DIGEST, NAME_IN_PATH, documented, example
 from sentiment_service.http.routes import HttpRequest, Route
 from sentiment_service.requests.service import Service
 

@@ -8,6 +8,7 @@ one text (``benchmarks/cpu_time/``). And its errors would have to be rewritten t
 """
 
 import asyncio
+import gzip
 import re
 from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any, ClassVar
@@ -65,12 +66,7 @@ class HttpExchange(Exchange):
     """
 
     def __init__(
-        self,
-        service: Service,
-        router: APIRouter,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        self, service: Service, router: APIRouter, scope: Scope, receive: Receive, send: Send
     ) -> None:
         headers = dict(scope["headers"])  # of several with one name, the last ...
         if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
@@ -172,6 +168,17 @@ class JsonAnswer(Response):
             self.raw_headers.append((b"server-timing", timing.encode()))
 
 
+def packed_answer(request: HttpRequest, packed: bytes, headers: Mapping[str, str]) -> Response:
+    """Answer with the content of a gzip file, unpacked for clients that do not accept gzip.
+
+    What floods may ask for is compressed beforehand.
+    """
+    headers = {**headers, "vary": "Accept-Encoding"}  # so a Route does not compress it again
+    if "gzip" in request.headers.get("accept-encoding", "").lower():
+        return Response(packed, headers={**headers, "content-encoding": "gzip"})
+    return Response(gzip.decompress(packed), headers=headers)
+
+
 class Route(APIRoute):
     """A route whose endpoint takes only the request and returns the response."""
 
@@ -252,7 +259,8 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     body = await read_bytes(request)
     main, _, sub = media_type(request, b"content-type").partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
-        return checked(text_body(_header(request, b"content-type"), body, schema), schema)
+        text = text_body(_header(request, b"content-type"), body, schema)
+        return checked(text | _model_of_query(request), schema)
     try:
         return await validated(request, body, schema)
     except errors.UnknownField as error:
@@ -262,6 +270,12 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
             raise
         parsed = error.body
     raise OtherForm(known[0], parsed)
+
+
+def _model_of_query(request: HttpRequest) -> dict[str, str]:
+    """The model in the query, as the field of a body: a body that is a text has no place for it."""
+    query = request.query_params
+    return {"model": query["model"]} if "model" in query else {}
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:

@@ -232,10 +232,7 @@ class Metrics:
             merge=max,
         )
         self.reference_unknown_tokens = self._gauge(
-            "reference_unknown_tokens",
-            "Unknown tokens of evaluated texts.",
-            "model",
-            max,
+            "reference_unknown_tokens", "Unknown tokens of evaluated texts.", "model", max
         )
         self.stage_seconds = self._histogram(
             "stage_duration_seconds",

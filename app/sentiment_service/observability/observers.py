@@ -61,10 +61,7 @@ class Tracer:
         }
         parent = self._propagator.extract(carrier)
         span = self._tracer.start_span(
-            method,
-            parent,
-            kind=trace.SpanKind.SERVER,
-            attributes={"http.request.method": method},
+            method, parent, kind=trace.SpanKind.SERVER, attributes={"http.request.method": method}
         )
         context.attach(trace.set_span_in_context(span))
         return span
@@ -197,13 +194,8 @@ class ModelObserver:
             metrics.reference_share.labels(name, label).value = share
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
-        metrics.queue_texts.watch(gauges.queue_texts, name)
-        metrics.queue_tokens.watch(gauges.queue_tokens, name)
-        metrics.queue_wait_seconds.watch(gauges.queue_wait_seconds, name)
-        metrics.runners_stuck.watch(gauges.runners_stuck, name)
-        metrics.device_lost.watch(gauges.device_lost, name)
-        metrics.cache_bytes.watch(gauges.cache_bytes, name)
-        metrics.model_ready.watch(gauges.model_ready, name)
+        for metric, gauge in gauges.items():
+            getattr(metrics, metric).watch(gauge, name)
 
     def answered(self, done: Classification, texts: int) -> None:
         stages, (tokenize, queue, inference) = done.stages, STAGES

@@ -141,7 +141,6 @@ class SharedRegistry(CollectorRegistry):
     """The metrics of one application, with the numbers of all workers of its service."""
 
     def __init__(self, board: Board) -> None:
-        """This worker counts in its part of the ``board``."""
         super().__init__()
         self.store = SeriesStore(board)
         self.families: list[_Family[Any]] = []
@@ -246,7 +245,6 @@ class _Family(ABC, Collector, Generic[Series]):
         return {names: self._over(memoryview(array("d", cells))) for names, cells in merged.items()}
 
     def collect(self) -> Iterator[Metric]:
-        """The metric, with the numbers of all workers at this moment."""
         metric = self.shown(self._name, self._text, labels=self._labels)
         for names, series in self.totals().items():
             self._show(metric, names, series)
@@ -276,8 +274,6 @@ class _Counts(_Family[Count]):
 
 
 class Counter(_Counts):
-    """A counter: the number of events by label values."""
-
     shown = CounterMetricFamily
 
     def watch(self, total: Callable[[], float]) -> None:

@@ -183,10 +183,7 @@ class Exchange(ABC):
         return self.counted(classifier, texts, self.while_connected(work))
 
     async def counted(
-        self,
-        classifier: Classifier,
-        texts: Sequence[object],
-        work: Awaitable[Done],
+        self, classifier: Classifier, texts: Sequence[object], work: Awaitable[Done]
     ) -> Done:
         """What ``work`` returns. Its first outcomes are those of the request's ``texts``.
 

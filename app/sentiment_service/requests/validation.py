@@ -201,8 +201,7 @@ NonEmpty = Annotated[list[Item], Field(min_length=1)]
 # A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
 # checks each text, so that each bad text gets its own error.
 SingleText = Annotated[
-    str,
-    WithJsonSchema({"type": "string", "pattern": rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$"}),
+    str, WithJsonSchema({"type": "string", "pattern": rf"^[^\x00]*{VISIBLE.pattern}[^\x00]*$"})
 ]
 
 
@@ -273,8 +272,7 @@ def _text(value: Any, place: int | None = None) -> Text:
 Texts = Annotated[
     Text | list[Text],
     PlainValidator(
-        parse_texts,
-        json_schema_input_type=SingleText | NonEmpty[str] | NonEmpty[PairObject],
+        parse_texts, json_schema_input_type=SingleText | NonEmpty[str] | NonEmpty[PairObject]
     ),
 ]
 

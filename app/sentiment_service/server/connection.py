@@ -67,7 +67,6 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     most = READ_BYTES
-    _flushing: asyncio.Handle  # of the data that waits
 
     def __init__(
         self,

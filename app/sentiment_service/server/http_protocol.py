@@ -218,7 +218,6 @@ class HttpProtocol(HttpToolsProtocol):
     # One request
 
     def _take_head(self) -> None:
-        """Begin a request if its head is complete."""
         # Some clients send the end of a line after a body, perhaps in two packets.
         if not self._line_ended and self._received.startswith(LINE_END):
             del self._received[: len(LINE_END)]

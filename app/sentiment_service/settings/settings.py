@@ -160,8 +160,7 @@ class Settings(CheckpointOptions, BaseSettings):
         description="variant of the model; auto means: the fastest one for the device",
     )
     runners: formats.Count = Field(
-        default=0,
-        description="batches computed at the same time; 0 means: measured at start",
+        default=0, description="batches computed at the same time; 0 means: measured at start"
     )
     threads: formats.Count = Field(
         default=0, description="threads that compute one batch; 0 means: measured at start"
@@ -221,8 +220,7 @@ class Settings(CheckpointOptions, BaseSettings):
         "for less with the header x-request-timeout-ms",
     )
     drain_ms: formats.Count = Field(
-        default=10_000,
-        description="milliseconds that requests in flight get to finish at shutdown",
+        default=10_000, description="milliseconds that requests in flight get to finish at shutdown"
     )
     api_keys: formats.KeyDigests = Field(
         default=(),
@@ -273,8 +271,7 @@ class Settings(CheckpointOptions, BaseSettings):
         "service's ports; a port of the metrics stays without; SIGHUP reads it again",
     )
     tls_key: formats.SecretFile = Field(
-        default=None,
-        description="file with the certificate's private key (PEM), not encrypted",
+        default=None, description="file with the certificate's private key (PEM), not encrypted"
     )
     docs: Literal["on", "off"] = Field(default="on", description="serve /docs and /openapi.json")
     metrics_port: formats.Port = Field(

@@ -64,16 +64,11 @@ class Prepare(Struct, frozen=True, tag=True):
     promote: bool
 
 
-class Switch(Struct, frozen=True, tag=True):
-    """All can: the worker lets its new model answer."""
+class Decided(Struct, frozen=True, tag=True):
+    """Whether all can: then the worker lets its new model answer, else it keeps the old one."""
 
     reload: int
-
-
-class Drop(Struct, frozen=True, tag=True):
-    """Not all can: the worker keeps its old model."""
-
-    reload: int
+    switch: bool
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -91,7 +86,7 @@ class NewCredentials(Struct, frozen=True, tag=True):
     """Keys and certificate that are in force from now on; their file comes with the message."""
 
 
-Message = Reload | Reloaded | Prepare | Switch | Drop | Done | HangUp | NewCredentials
+Message = Reload | Reloaded | Prepare | Decided | Done | HangUp | NewCredentials
 DECODER = msgspec.json.Decoder(Message)
 
 

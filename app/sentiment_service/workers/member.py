@@ -120,10 +120,10 @@ class Member(Worker):
                 task = asyncio.create_task(self._prepare(model, number, promote=promote))
                 self._preparing.add(task)
                 task.add_done_callback(self._preparing.discard)
-            case channels.Switch(number) | channels.Drop(number):
+            case channels.Decided(number, switch):
                 decision = self._decisions.get(number)
                 if decision is not None and not decision.done():
-                    decision.set_result(isinstance(message, channels.Switch))
+                    decision.set_result(switch)
 
     async def _prepare(self, name: str, number: int, *, promote: bool) -> None:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""

@@ -356,19 +356,18 @@ class GroupReload:
         fault = _common(faults.values())
         if fault is not None:
             for worker in workers:
-                worker.send(channels.Drop(self._number))
+                worker.send(channels.Decided(self._number, switch=False))
             return fault
         prepared = [worker for worker in workers if faults[worker] is None]
         if promote:
             for worker in self._workers:
                 worker.promote(model, loads=worker not in prepared)
-        return _common(
-            (await self._have_done(channels.Switch(self._number), prepared, None)).values()
-        )
+        switch = channels.Decided(self._number, switch=True)
+        return _common((await self._have_done(switch, prepared, None)).values())
 
     async def _have_done(
         self,
-        order: channels.Prepare | channels.Switch,
+        order: channels.Prepare | channels.Decided,
         workers: Sequence[WorkerProcess],
         limit_s: float | None,
     ) -> dict[WorkerProcess, channels.Fault | None]:

@@ -121,11 +121,7 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
 
 
 def take_share(
-    settings: Settings,
-    number: int,
-    workers: int,
-    *,
-    cpus: float | None = None,
+    settings: Settings, number: int, workers: int, *, cpus: float | None = None
 ) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 

@@ -5,7 +5,7 @@ import math
 import platform
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
@@ -128,6 +128,20 @@ def test_models_of_one_name_can_be_served_under_two(
     other = make_bundle(tmp_path / "other")
     client = serve(model=(bundle, other), served_name=("a", "b"))
     assert [one["name"] for one in client.get("/models").json()["models"]] == ["a", "b"]
+
+
+def test_the_query_names_the_model_for_a_plain_text(
+    serve: Serve, bundle: Path, tmp_path: Path
+) -> None:
+    """A body that is a text has no field for the model; JSON has one, and its query is ignored."""
+    client = serve(model=(bundle, make_bundle(tmp_path / "other")), served_name=("a", "b"))
+    plain: dict[str, Any] = {"content": "I love this!", "headers": {"content-type": "text/plain"}}
+    assert client.post("/classify?model=b", **plain).json()["model"]["name"] == "b"
+    assert client.post("/explain?model=b", **plain).json()["model"]["name"] == "b"
+    assert client.post("/classify", **plain).json()["model"]["name"] == "a"
+    assert client.post("/classify?model=c", **plain).json()["code"] == "model_not_found"
+    answer = client.post("/classify?model=b", json={"inputs": "I love this!"})
+    assert answer.json()["model"]["name"] == "a"
 
 
 def test_info_says_what_runs(serve: Serve) -> None:

@@ -13,9 +13,10 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sentiment_service.http.pages import Scrapes
+from sentiment_service.http.scrapes import Scrapes
 from starlette.websockets import WebSocketDisconnect
 
+from tests.conftest import Serve
 from tests.support.virtual_time import Simulation
 
 
@@ -49,6 +50,16 @@ def test_head_has_the_headers_of_get(client: TestClient, url: str) -> None:
     assert asked.headers["content-length"] == got.headers["content-length"]
     again = client.get(url, headers={**headers, "if-none-match": etag})
     assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize("accept", ["text/html", "*/*"])
+@pytest.mark.parametrize("docs", ["on", "off"])
+def test_the_page_varies_with_what_is_accepted(serve: Serve, docs: str, accept: str) -> None:
+    """A cache keeps the page and the status in JSON apart; other files are the same for all."""
+    client = serve(docs=docs)
+    assert client.get("/", headers={"accept": accept}).headers["vary"] == "Accept"
+    other = client.get("/web/page.js", headers={"accept": accept}).headers
+    assert other["vary"] == "Accept-Encoding"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,6 @@ class Door:
             ) from error
 
     async def open(self) -> None:
-        """Begin to accept."""
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Client(self), sock=self._site, backlog=BACKLOG
         )

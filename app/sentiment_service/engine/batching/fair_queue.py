@@ -226,7 +226,6 @@ class FairQueue:
         return self.tokens - _tokens_of(islice(order, ahead, None))
 
     def add(self, request: Iterable[QueuedItem]) -> None:
-        """Queue the items of one request, in their order."""
         start = self._virtual_time
         order = self._order
         for item in request:
