@@ -178,9 +178,14 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
         own += scrapes.router.routes
     if service.settings.docs == "on":
         own += pages.docs_router.routes
-    if prefix := service.settings.root_path:
-        own.append(_to_page(prefix))
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]
+    if prefix := service.settings.root_path:
+        paths = [route.path for route in routes if isinstance(route, Route)]
+        if hidden := [path for path in paths if f"{path}/".startswith(f"{prefix}/")]:
+            raise errors.UserError(
+                f"--root-path: {hidden[0]} is a path of this service; choose another than {prefix}"
+            )
+        routes.append(_to_page(prefix))
     forms: dict[str, dict[str, Route]] = {}
     for adapter in adapters:
         for (path, field), form in adapter.forms.items():

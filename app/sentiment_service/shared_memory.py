@@ -15,6 +15,7 @@ import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import TypeAlias
@@ -36,8 +37,9 @@ PRESENT = ("bodies", "streams", "gauges")
 _PART = sum(SECTIONS.values())
 _NUMBERS = 10  # of the section status, which WorkerStatus names
 HIT = Struct("=d16s")  # seconds of time.monotonic, which is one clock for all processes; the key
-# A key's hits are stored, unless so many others were accepted after it. They take 20 MB.
-KEYS = 20_000
+# A key's hits are stored, unless so many others were accepted after it. A key has at most so many
+# bunches. All take 20 MB if each has one bunch, and 200 MB if each has all.
+KEYS, BUNCHES = 20_000, 60
 
 
 class Board:
@@ -151,8 +153,20 @@ def statuses(board: Board) -> list[WorkerStatus]:
     return [WorkerStatus(board, number) for number in range(board.workers)]
 
 
+@dataclass(slots=True)
+class Bunch:
+    """Hits that came soon after the first. All count until the last one no longer does."""
+
+    began: float
+    last: float
+    count: int = 1
+
+
 class MovingWindow:
     """Allows at most ``most`` hits of each key in any ``seconds``, by a monotonic clock.
+
+    Hits within a 60th of that time are kept together, so however many are allowed, they take little
+    memory; the first of them count longer by that time at most.
 
     Each worker writes the hits that it accepts into a ring in its part of the shared memory, and
     reads those of the others; ``parts`` are all of them, with this one's first. Nobody waits for
@@ -173,9 +187,9 @@ class MovingWindow:
         self._most, self._seconds = most, seconds
         self._keys, self._clock = keys, clock
         self._shared = SharedHits(parts)
-        # The times of accepted hits, in order, by the digest of the key. The key that was accepted
-        # last is at the end.
-        self._hits: OrderedDict[bytes, deque[float]] = OrderedDict()
+        # Accepted hits, in order, by the digest of the key. The key that was accepted last is at
+        # the end.
+        self._hits: OrderedDict[bytes, deque[Bunch]] = OrderedDict()
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -194,20 +208,32 @@ class MovingWindow:
         return wait_s
 
     def _count(self, key: bytes, at: float) -> None:
-        hits = self._hits.setdefault(key, deque(maxlen=self._most))
-        # A worker that was stopped between a hit and its report reports it late.
-        hits.append(max(at, hits[-1]) if hits else at)
+        hits = self._hits.setdefault(key, deque(maxlen=BUNCHES + 2))
+        newest = hits[-1] if hits else None
+        if newest and at - newest.began < self._seconds / BUNCHES:
+            # A worker that was stopped between a hit and its report reports it late.
+            newest.last = max(at, newest.last)
+            newest.count += 1
+        else:
+            hits.append(Bunch(at, at))
         self._hits.move_to_end(key)
         if len(self._hits) > self._keys:
             self._hits.popitem(last=False)
 
     def _wait_s(self, key: bytes, now: float) -> float:
-        while self._hits and next(iter(self._hits.values()))[-1] + self._seconds <= now:
+        ended = now - self._seconds
+        while self._hits and next(iter(self._hits.values()))[-1].last <= ended:
             self._hits.popitem(last=False)
-        hits = self._hits.get(key)
-        if hits is None or len(hits) < self._most:
-            return 0.0
-        return max(0.0, hits[0] + self._seconds - now)
+        hits = self._hits.get(key, deque())
+        while hits and hits[0].last <= ended:
+            hits.popleft()
+        count, wait_s = sum(bunch.count for bunch in hits), 0.0
+        for bunch in hits:
+            if count < self._most:
+                break
+            count -= bunch.count
+            wait_s = bunch.last - ended
+        return wait_s
 
 
 class SharedHits:

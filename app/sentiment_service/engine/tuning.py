@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from threading import Barrier
@@ -27,14 +28,14 @@ import onnxruntime
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
 from sentiment_service.atomic_files import FileLock, write_text_atomically
-from sentiment_service.engine.batching.fair_queue import MAX_PADDING, TokenBudget
+from sentiment_service.engine.batching.fair_queue import MAX_PADDING, REQUEST_SHARE, TokenBudget
 from sentiment_service.engine.host import available_memory, cpu_flags, cpu_name, ways_to_share
 from sentiment_service.engine.model.device import CPU, CUDA
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.sessions import device_error
 from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.text.text_tokenizer import Encoding
-from sentiment_service.errors import OutOfMemory
+from sentiment_service.errors import OutOfMemory, UserError
 
 TEXT_TOKENS = 32  # per measured text; a tweet has 26
 # The measured batch sizes, in texts. A few texts keep a CPU busy, and twice the largest size is
@@ -236,7 +237,17 @@ _COSTS = TypeAdapter(list[Cost])
 def tune(
     model: Model, config: EngineConfig, cpus: float, measure: Measure = measure
 ) -> ServingPlan:
-    """The plan with the config's runners, threads and budget. What is not set is measured."""
+    """The plan with the config's runners, threads and budget. What is not set is measured.
+
+    Raises:
+        UserError: the longest text of the model would be refused.
+    """
+    least = ceil(model.max_tokens / REQUEST_SHARE)
+    if 0 < config.max_queue_tokens < least:
+        raise UserError(
+            f"--max-queue-tokens: give at least {least}, not {config.max_queue_tokens}: a text of "
+            f"{model.name} may have {model.max_tokens} tokens, and one request gets half of them"
+        )
     if model.provider == CUDA:
         runners = config.runners or RUNNERS_PER_GPU * model.device.copies
         ways = [(runners, config.threads or 1)]

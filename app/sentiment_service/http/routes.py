@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette_compress import CompressMiddleware, add_compress_type
+from starlette_compress._utils import parse_accept_encoding
 from typing_extensions import TypedDict
 
 from sentiment_service import errors
@@ -174,7 +175,7 @@ def packed_answer(request: HttpRequest, packed: bytes, headers: Mapping[str, str
     What floods may ask for is compressed beforehand.
     """
     headers = {**headers, "vary": "Accept-Encoding"}  # so a Route does not compress it again
-    if "gzip" in request.headers.get("accept-encoding", "").lower():
+    if "gzip" in parse_accept_encoding(request.headers.get("accept-encoding", "")):
         return Response(packed, headers={**headers, "content-encoding": "gzip"})
     return Response(gzip.decompress(packed), headers=headers)
 

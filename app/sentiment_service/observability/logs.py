@@ -48,6 +48,8 @@ def configure(level: str, log_format: Format, *, worker: int | None = None) -> N
     logging.basicConfig(level=level.upper(), handlers=[_lines])
     for client in ("httpx", "httpx2"):  # what the hub is asked with, which logs each request
         logging.getLogger(client).setLevel(logging.WARNING)
+    # It warns of a wrong header tracestate in the client's words.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
     logging.captureWarnings(True)  # by default, they bypass the log
     # Without this, logging walks the stack for each line to find the caller, which no line shows.
     logging._srcfile = None  # noqa: SLF001 - as the logging documentation says

@@ -189,9 +189,7 @@ class ModelObserver:
         facts = (model.revision or "", model.precision, model.digest, model.provider)
         metrics.show_model(name, *facts, self._version)
         seen, lengths = model.evaluation, metrics.reference_text_tokens.labels(name)
-        for label in self._scores:
-            share = seen.shares.get(label, 0.0)
-            metrics.reference_share.labels(name, label).value = share
+        metrics.show_shares(name, {label: seen.shares.get(label, 0.0) for label in self._scores})
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
         for metric, gauge in gauges.items():

@@ -298,12 +298,13 @@ class Turns:
 class Starts:
     """Begins requests: probes at once, others in turns, and those that repeat at a limited rate.
 
-    ``often_asked`` are the paths of probes. What reads them is short and does not wait, unless it
-    is such reads that are repeated.
+    ``often_asked`` are the paths of probes, also below ``root_path``. What reads them is short and
+    does not wait, unless it is such reads that are repeated.
     """
 
-    def __init__(self, often_asked: PathSet) -> None:
+    def __init__(self, often_asked: PathSet, root_path: str = "") -> None:
         self._often_asked = often_asked
+        self._root_path = root_path
         self._requests = Turns()
         self._repeated = Turns(PACED_AT_ONCE, PERIOD_S)
         self._repeated_probes = Turns(PACED_AT_ONCE, PERIOD_S)
@@ -336,7 +337,8 @@ class Starts:
 
         ``repeats`` says that its client asks again and again, and brings no texts.
         """
-        is_probe = not head.startswith(b"POST") and _path(head) in self._often_asked
+        path = _path(head).removeprefix(self._root_path)
+        is_probe = not head.startswith(b"POST") and path in self._often_asked
         if repeats:
             (self._repeated_probes if is_probe else self._repeated).take(start)
         elif is_probe:

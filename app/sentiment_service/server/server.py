@@ -143,7 +143,7 @@ class Server(uvicorn.Server):
         announce(models, [*self._configs], self._service.settings)
 
     def _listen(self) -> None:
-        starts = Starts(self._service.often_asked)
+        starts = Starts(self._service.often_asked, self._service.settings.root_path)
         unread = UnreadAnswers(self._service.inflight.limit)
         tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
