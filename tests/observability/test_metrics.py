@@ -1,5 +1,6 @@
 """GET /metrics: what is there from the first scrape, and what is counted."""
 
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -153,7 +154,8 @@ def test_the_reference_is_what_the_evaluation_predicted_and_read(
 ) -> None:
     """The shares of the columns of its confusion matrix, and lengths like those of live texts.
 
-    A reload adds nothing to them. Without an evaluation, there are no shares, and lengths are 0.
+    A reload adds nothing to them. Without an evaluation, there are no shares, and lengths are 0;
+    those of an earlier model's labels end with it.
     """
     bundle = make_bundle(tmp_path / "tiny")
     client = serve(model=(bundle,), admin_keys="admin-key-1")
@@ -163,9 +165,13 @@ def test_the_reference_is_what_the_evaluation_predicted_and_read(
     lengths = Evaluation().lengths | {"8": 2, "64": 1, "more": 1}
     confusion = [[2, 1, 1], [0, 1, 1], [0, 0, 4]]
     evaluate(bundle, confusion, lengths=lengths, tokens=700, unknown_tokens=7)
-    for _ in range(2):
+
+    def reload() -> None:
         admin = {"authorization": "Bearer admin-key-1"}
         client.post("/models/tiny/reload", headers=admin).raise_for_status()
+
+    for _ in range(2):
+        reload()
     for label, share in zip(LABELS, (0.2, 0.2, 0.6), strict=True):
         found = metric(client, "sentiment_reference_share", model="tiny", label=label)
         assert found == pytest.approx(share)
@@ -173,6 +179,10 @@ def test_the_reference_is_what_the_evaluation_predicted_and_read(
         assert metric(client, buckets, model="tiny", le=bound) == texts, bound
     assert metric(client, "sentiment_reference_text_tokens_sum", model="tiny") == 700
     assert metric(client, "sentiment_reference_unknown_tokens", model="tiny") == 7
+    shutil.rmtree(bundle)
+    make_bundle(bundle, outputs=2, labels=("bad", "good"))
+    reload()
+    assert "sentiment_reference_share{" not in client.get("/metrics").text
 
 
 def test_unknown_tokens_are_counted_once(serve: Serve) -> None:

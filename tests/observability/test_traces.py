@@ -108,8 +108,10 @@ def test_failures_and_probes_are_spans_too_and_no_text_is_in_any(
     process = _served(start, collector)
     process.client.post(f"/classify?text={TEXT}", json={"inputs": f"{TEXT} nan"})
     process.client.get(f"/{TEXT}?{TEXT}", headers={"tracestate": "a=b"})
-    process.client.get("/health")
+    wrong = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": f"{TEXT}, a=b, a={TEXT}"}
+    process.client.get("/health", headers=wrong)
     log = process.terminate()
+    assert TEXT not in log
     (failed,) = collector.named("POST /classify")
     assert failed.status.code == failed.status.STATUS_CODE_ERROR
     (unmatched,) = collector.named("GET unmatched")

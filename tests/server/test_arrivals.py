@@ -150,13 +150,15 @@ async def test_requests_that_are_late_do_not_make_all_others_late(
         (b"GET /web/page.js HTTP/1.1", False),
         (b"POST /health/live HTTP/1.1", True),
         (b"GET /health/live/x HTTP/1.1", True),
+        (b"GET /below/health/live HTTP/1.1", False),
+        (b"GET /belowhealth/live HTTP/1.1", True),
         (b"GET /openapi.json HTTP/1.1", True),
         (b"GET", True),
     ],
 )
 async def test_a_probe_does_not_wait_for_a_turn(line: bytes, waits: bool) -> None:
-    """However many requests wait, what reads one of the paths begins at once."""
-    starts = Starts(AT_ONCE)
+    """However many wait, what reads one of the paths begins at once, also below the prefix."""
+    starts = Starts(AT_ONCE, "/below")
     begun: list[str] = []
     for _ in range(STARTS_AT_ONCE):
         starts.take(POST, lambda: None)

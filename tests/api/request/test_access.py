@@ -12,7 +12,7 @@ from sentiment_service.requests import limits as access
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import load_settings
-from sentiment_service.shared_memory import Board, MovingWindow, digest
+from sentiment_service.shared_memory import BUNCHES, Board, MovingWindow, digest
 
 from tests.conftest import Serve, Start
 from tests.support.serving import metric
@@ -211,6 +211,18 @@ def test_a_window_moves() -> None:
     times = iter([100, 106, 109, 109.5, 110, 111, 116])
     window = MovingWindow(2, 10, Board.alone().parts("hits"), clock=lambda: next(times))
     assert [window.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 5, 0]
+
+
+def test_many_hits_of_a_long_window_take_little_memory() -> None:
+    """However many are allowed, a key has a few records; each hit counts for the whole time."""
+    now = 0.0
+    window = MovingWindow(80_000, 86_400, Board.alone().parts("hits"), clock=lambda: now)
+    for second in range(80_000):
+        now = float(second)
+        assert window.hit("key") == 0
+    (bunches,) = window._hits.values()
+    assert len(bunches) <= BUNCHES
+    assert 86_400 <= now + window.hit("key") <= 86_400 * (1 + 1 / BUNCHES)
 
 
 def test_who_has_gone_is_forgotten() -> None:

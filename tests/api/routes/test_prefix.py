@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from sentiment_service.cli.command import main
 from sentiment_service.settings.sources import load_settings
 
 from benchmarks.service import free_port
@@ -109,3 +110,12 @@ def test_slashes_around_the_prefix_do_not_matter(given: str) -> None:
     assert load_settings({"root_path": given}).root_path == "/sentiment"
     with pytest.raises(ValueError, match=r"^--root-path: give a path without special characters"):
         load_settings({"root_path": f"{given}?a"})
+
+
+@pytest.mark.parametrize("prefix", ["/health", "/v1", "/classify"])
+def test_a_prefix_that_hides_routes_ends_the_start(
+    prefix: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names a path of the service that nobody would reach."""
+    assert main(["serve", "--model", str(bundle), "--root-path", prefix]) == 1
+    assert f"--root-path: {prefix}" in capsys.readouterr().err
