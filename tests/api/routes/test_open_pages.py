@@ -51,38 +51,6 @@ def test_head_has_the_headers_of_get(client: TestClient, url: str) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-@pytest.mark.parametrize(
-    ("asked", "encoding"),
-    [
-        ("gzip, deflate, br", "br"),
-        ("GZIP;q=0.5", "gzip"),
-        ("br;q=0, gzip", "gzip"),
-        ("br; q=0.0, *", "zstd"),
-        ("*;q=0", None),
-        ("", None),
-    ],
-)
-def test_the_client_chooses_among_encodings(
-    client: TestClient, asked: str, encoding: str | None
-) -> None:
-    """Qualities of 0 exclude an encoding, and * stands for all others."""
-    answer = client.get("/web/page.js", headers={"accept-encoding": asked})
-    assert answer.headers.get("content-encoding") == encoding
-
-
-@pytest.mark.parametrize("path", ["/openapi.json", "/metrics"])
-def test_what_is_compressed_beforehand_is_unpacked_for_others(
-    client: TestClient, path: str
-) -> None:
-    """A client gets gzip if it accepts it, and otherwise the text."""
-    packed = client.get(path, headers={"accept-encoding": "br, gzip"})
-    assert packed.headers["content-encoding"] == "gzip"
-    plain = client.get(path, headers={"accept-encoding": "br"})
-    assert "content-encoding" not in plain.headers
-    assert plain.headers["vary"] == "Accept-Encoding"
-    assert plain.text[:100] == packed.text[:100]
-
-
 def test_the_openapi_document_is_made_once(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
