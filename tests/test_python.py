@@ -381,15 +381,6 @@ def test_without_onnx_runtime() -> None:
     assert "which the extra 'cpu' (or 'gpu', for CUDA) installs: run" in done.stderr
 
 
-def test_a_running_event_loop(classifier: Classifier) -> None:
-    """A notebook's cells run inside of an event loop; that makes no difference."""
-
-    async def cell() -> str:
-        return classifier.classify("love").label
-
-    assert asyncio.run(cell()) == "positive"
-
-
 def test_two_models_at_once(bundle: Path, classifier: Classifier) -> None:
     """Each has its own model and options; closing one leaves the other."""
     with Classifier(bundle, max_text_chars=3, **WAYS) as other:
@@ -431,19 +422,12 @@ def test_it_is_freed_without_close(bundle: Path) -> None:
     assert threading.active_count() <= before
 
 
-def test_wrong_options_and_models(bundle: Path, tmp_path: Path) -> None:
-    """The same messages as from the command."""
-    with pytest.raises(ValueError, match="precision: must be 'auto'"):
-        Classifier(bundle, precision="int4")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="there is no directory"):
-        Classifier(tmp_path / "nothing")
-    with pytest.raises(UserError, match="no fp16"):
-        Classifier(bundle, precision="fp16")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"model": "/nothing"}, "there is no directory"),
+        ({"precision": "int4"}, "^precision: must be 'auto'"),
+        ({"precision": "fp16"}, "no fp16"),
         ({"runners": -1}, "^runners: must be at least 0, not -1$"),
         ({"max_text_chars": 0}, "^max_text_chars: must be at least 1"),
         ({"labels": "a,b"}, "is a bundle, and labels cannot change it"),

@@ -22,15 +22,14 @@ def _scores(answer: Any) -> dict[str, float]:
 
 
 def test_the_client_gets_labels_and_scores(url: str) -> None:
-    """The client gets all labels, highest score first, with the native route's scores."""
+    """The client gets all labels, highest score first, with the native route's scores.
+
+    Its top_k keeps the best labels.
+    """
     answer = InferenceClient(model=url).text_classification("love")
     native = httpx2.post(f"{url}/classify", json={"inputs": "love"}).json()["results"][0]
     assert list(_scores(answer)) == ["positive", "neutral", "negative"]
     assert _scores(answer) == native["scores"]
-
-
-def test_top_k_cuts_the_answer(url: str) -> None:
-    """The client's top_k keeps the best labels."""
     answer = InferenceClient(model=url).text_classification("love", top_k=2)
     assert list(_scores(answer)) == ["positive", "neutral"]
 

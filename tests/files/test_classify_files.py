@@ -5,7 +5,6 @@ import gzip
 import json
 import logging
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from sentiment_service.cli.command import main
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import CannotContinue
-from sentiment_service.files import command, formats
+from sentiment_service.files import command, formats, parquet
 from sentiment_service.files import table as tables
 from sentiment_service.files.csv_table import CsvTable
 from sentiment_service.files.output_file import OutputFile
@@ -528,29 +527,6 @@ def test_ctrl_c_while_reading_standard_input(bundle: Path, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("make", "suffix"), [(_parquet, ".parquet"), (_jsonl, ".jsonl")])
-def test_killed_at_random_moments(bundle: Path, tmp_path: Path, make: Any, suffix: str) -> None:
-    """A run that is killed and continued four times writes the same file, byte for byte."""
-    source, target = _made(make, tmp_path, 3_000), tmp_path / f"out{suffix}"
-    options = _files(source, target, bundle)
-    assert _classify(*options, command=SLOW_COMMAND).returncode == 0
-    whole = target.read_bytes()
-    target.unlink()
-    seen = []
-    for _ in range(4):
-        before = _chunks(target)
-        with _started(*options, "--resume") as process:
-            eventually(lambda before=before: _chunks(target) > before or process.poll() is not None)  # type: ignore[misc]
-            time.sleep(random.uniform(0, 0.1))
-            process.kill()
-        seen.append(_chunks(target))
-        assert not target.exists() or target.read_bytes() == whole
-    assert target.exists() or 0 < seen[0] < seen[1] < seen[2] < seen[3]
-    assert _classify(*options, "--resume", command=SLOW_COMMAND).returncode == 0
-    assert target.read_bytes() == whole
-    assert not list(tmp_path.glob(f"{target.name}.*"))
-
-
 class _RecordingClassifier:
     """A classifier that answers at once and records the texts."""
 
@@ -647,13 +623,21 @@ def test_damaged_chunks_are_written_again(
 
 
 @pytest.mark.parametrize(
-    ("make", "suffix"), [(_csv, ".csv"), (_csv, ".parquet"), (_jsonl, ".parquet")]
+    ("make", "suffix"),
+    [
+        *((_csv, ".csv"), (_csv, ".parquet"), (_jsonl, ".parquet")),
+        *((_parquet, ".parquet"), (_jsonl, ".jsonl")),
+    ],
 )
 def test_killed_at_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, suffix: str
 ) -> None:
-    """A run killed before or after any file operation continues after its last finished chunk."""
+    """A run killed before or after any file operation continues after its last finished chunk.
+
+    It writes the same file, byte for byte.
+    """
     monkeypatch.setattr(tables, "CHUNK_CHARS", 60)
+    monkeypatch.setattr(parquet, "CHUNK_ROWS", 10)
     source, target = _made(make, tmp_path, 30), tmp_path / f"out{suffix}"
     assert _classify_rest(source, target) == 30
     whole = target.read_bytes()

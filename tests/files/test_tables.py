@@ -486,6 +486,7 @@ def _encrypted() -> bytes:
     return bytes(content)
 
 
+PAGES = _parquet([pa.array(["x" * 50] * 10)], ["text"])
 # A file of a name with a content, and what is said of it.
 REFUSED: list[tuple[str, bytes, str]] = [
     ("a.csv", b"", "is empty"),
@@ -545,6 +546,8 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.xlsx", _workbook(["text", "x", "x"]), "several columns with the same name: 'x'"),
     ("a.parquet", b"", "cannot be read as Parquet"),
     ("a.parquet", b"text\n", "not as the ending .parquet says, but text"),
+    # Of which a page is damaged.
+    ("a.parquet", PAGES[:4] + b"\xff" * 56 + PAGES[60:], "cannot be read"),
     ("a.parquet", b"PAR1 and nothing else", "cannot be read as Parquet"),
     ("a.parquet", b"PAR1" + bytes(8) + b"\x08\0\0\0PAR1", "cannot be read as Parquet"),
     ("a.parquet", _parquet([pa.array([1])], ["text"]), "'text' has the type int64"),
@@ -655,12 +658,14 @@ def test_another_separator_is_seen_in_the_header(tmp_path: Path, name: str, sepa
 
 
 def test_jsonl_with_constants_that_json_lacks(tmp_path: Path) -> None:
-    """NaN and infinity become null, also in a row that fails; other lines stay unchanged."""
+    """NaN and infinity become null, also in a row that fails or as text; other lines stay."""
     lines = ['{"text": "love", "n": [NaN, 1]}', '{"text": 7, "n": -Infinity}', '{"n":  1.10}']
+    lines += ['{"text": NaN, "n": 2}']
     table = _Input(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
+    assert _texts(table)[3] == "empty_text: line 4 has no 'text'"
     written = _written(table, ".jsonl", tmp_path, [GOOD, FAILED, FAILED]).decode().splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in written]
-    assert [row["n"] for row in rows] == [[None, 1], None, 1.1]
+    assert [row["n"] for row in rows] == [[None, 1], None, 1.1, 2]
     assert written[2].startswith('{"n":  1.10, ')
 
 
@@ -841,17 +846,6 @@ def test_a_parquet_column_that_cannot_be_text(tmp_path: Path) -> None:
     _written(table, ".parquet", tmp_path)
 
 
-def test_a_damaged_parquet_page(tmp_path: Path) -> None:
-    """The error names the file, and does not promise that the run can be continued."""
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": ["x" * 50] * 10}), path, use_dictionary=False)
-    content = bytearray(path.read_bytes())
-    content[4:60] = b"\xff" * 56
-    path.write_bytes(content)
-    with pytest.raises(CannotContinue, match=r"a\.parquet cannot be read"):
-        _texts(_Input(path))
-
-
 def _write_sources(path: Path) -> None:
     """The same table as CSV, JSONL and Parquet."""
     rows: list[dict[str, Any]] = [
@@ -892,21 +886,6 @@ def test_every_kind_can_be_written_as_every_other(tmp_path: Path, source: str, t
     assert [float(rows[0].get("score_bad") or rows[0]["scores"]["bad"])] == [0.25]
 
 
-def test_jsonl_columns_have_types_in_parquet(tmp_path: Path) -> None:
-    """A column with one type keeps it; a column of mixed types becomes JSON text."""
-    lines = (
-        b'{"text": "x", "i": 1, "f": 1, "b": true, "m": 1, "o": {"a": "\\ud83d"}, "h": 1}\n'
-        b'{"text": "y", "i": null, "f": 2.5, "b": false, "m": "one", "h": 9999999999999999999}\n'
-    )
-    table = _Input(_file(tmp_path, "a.jsonl", lines))
-    _written(table, ".parquet", tmp_path)
-    first, second = pq.read_table(tmp_path / "whole").to_pylist()
-    assert [first[name] for name in "ifbmoh"] == [1, 1.0, True, "1", '{"a": "\ufffd"}', "1"]
-    assert [second[name] for name in "ifbmoh"] == [
-        None, 2.5, False, '"one"', None, "9999999999999999999",
-    ]  # fmt: skip
-
-
 LAST = 2**53  # up to here, each whole number has a float
 
 
@@ -925,14 +904,21 @@ LAST = 2**53  # up to here, each whole number has a float
         ([f"{2**70}", "1", "1.5"], pa.string(), [f"{2**70}", "1", "1.5"]),
         (["true", "1", f"{LAST + 1}"], pa.string(), ["true", "1", f"{LAST + 1}"]),
         (["[]", '[1, "a", [NaN]]', "{}"], pa.string(), ["[]", '[1, "a", [null]]', "{}"]),
+        (["1", "null"], pa.int64(), [1, None]),
+        (["1", "2.5"], pa.float64(), [1.0, 2.5]),
+        (["true", "false"], pa.bool_(), [True, False]),
+        (["1", '"one"'], pa.string(), ["1", '"one"']),
+        (['{"a": "\\ud83d"}', "null"], pa.string(), ['{"a": "\ufffd"}', None]),
+        (["1", "9999999999999999999"], pa.string(), ["1", "9999999999999999999"]),
     ],
 )
-def test_numbers_in_json_that_do_not_fit_one_type(
+def test_jsonl_columns_have_types_in_parquet(
     tmp_path: Path, values: list[str], kind: pa.DataType, expected: list[Any]
 ) -> None:
-    """NaN and infinity are null, whatever the type of their column in Parquet.
+    """A column with one type keeps it, and one of mixed types becomes JSON text.
 
-    A column of whole numbers and others becomes JSON text if floats would change one of them.
+    NaN and infinity are null, whatever the type of their column. Whole numbers and others become
+    JSON text if floats would change one of them.
     """
     lines = [f'{{"text": "love", "n": {value}}}' for value in values]
     source = _Input(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))

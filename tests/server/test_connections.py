@@ -147,15 +147,6 @@ def test_an_early_refusal_is_seen_by_clients_that_send_all_first(
     assert statuses(answer) == [413 if key else 401]
 
 
-def test_a_refused_body_does_not_cost_the_connection(process: Process) -> None:
-    """After a refused body, a client can send its next request on the same connection."""
-    with connect(process.port) as client:
-        client.sendall(HEAD + b"content-length: 3000000\r\n\r\n" + b"a" * 3_000_000)
-        assert read_answer(client)[0] == 401
-        client.sendall(HEALTH)
-        assert read_answer(client)[0] == 200
-
-
 @pytest.mark.parametrize("pause_s", [0.02, 0.5], ids=["it goes on", "it is silent"])
 async def test_what_is_dropped_is_not_read_for_ever(pause_s: float) -> None:
     """A closing connection ends when its time is over, or after some silence."""

@@ -185,7 +185,11 @@ def test_long_bodies_are_parsed_off_the_event_loop(
         *(",:[{" * 100_000, '",' * 300_000, '\\",' * 300_000, "\\", '[\\\\"', "\ud800"),
         *("伬," * 100_000, "\u2201," * 300_000),  # their bytes have a comma and a quotation mark
     ],
-    ids=ascii,
+    ids=[
+        *("opening signs", "commas in quotes", "commas behind backslashes"),
+        *("a backslash", "backslashes before a quote", "half of a pair"),
+        *("a byte of a comma", "a byte of a quote"),
+    ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
 def test_signs_inside_texts_are_no_json(text: str, encoding: str) -> None:

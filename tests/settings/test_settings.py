@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from sentiment_service.cli.command import main
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import check_key_variables, load_settings, unknown_variables
 
@@ -103,13 +104,14 @@ def test_without_a_home_directory_nothing_is_kept(bundle: Path, home: str | None
         *("sentiment_api_key", "SENTIMENT_SECRET_KEY_OF_OURS"),
     ],
 )
-def test_a_key_in_a_variable_that_nobody_reads_ends_the_start(variable: str) -> None:
+def test_a_key_in_a_variable_that_nobody_reads_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
     """A service that was meant to have keys is not open; the line names the right variable."""
+    monkeypatch.setenv(variable, "first-key-1")
     # Nobody has this address, so a service that does not end at once ends with exit code 1.
-    command = [*COMMAND, "serve", "--host", "192.0.2.1"]
-    done = run_program("env", f"{variable}=first-key-1", *command)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2
+    assert main(["serve", "--host", "192.0.2.1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     message = json.loads(line)["message"]
     assert message.startswith(variable.upper())
     assert "SENTIMENT_API_KEYS" in message
@@ -117,9 +119,17 @@ def test_a_key_in_a_variable_that_nobody_reads_ends_the_start(variable: str) -> 
     check_key_variables({"SENTIMENT_API_KEY": "x"}, Settings(api_keys="first-key-1"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["model", "api_keys", "admin_keys"])
-def test_an_empty_model_or_key_ends_the_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A variable that a script left empty neither opens the service nor serves another model."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model", "api_keys", "admin_keys"),
+        *("api_keys_file", "admin_keys_file", "tls_cert", "tls_key"),
+    ],
+)
+def test_an_empty_model_key_or_file_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A variable that a script left empty neither opens the service nor changes what is served."""
     monkeypatch.setenv(f"SENTIMENT_{name.upper()}", "")
     with pytest.raises(ValueError, match=f"^SENTIMENT_{name.upper()}: give .*, or leave this out"):
         load_settings({})
@@ -171,7 +181,13 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
         ({"max_texts": "many"}, "--max-texts: "),
         *(({"rate_limit": r}, RATE) for r in ("fast", "0/minute", "5/fortnight", "5 per minute")),
         ({"rate_limit": "9" * 20 + "/minute"}, RATE),
-        ({"workers": "100000"}, "--workers: must be 'auto' or .* from 1 to 1024, not '100000'$"),
+        *(
+            (
+                {"workers": workers},
+                f"--workers: must be 'auto' or .* from 1 to 1024, not '{workers}'$",
+            )
+            for workers in ("100000", "0", "-1", "two", "1.5", "")
+        ),
         *(
             ({"cors_origins": origins}, ORIGIN)
             for origins in ("example.org", "https://example.org/path", "https:// x")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sentiment_service.cli.command import main
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
@@ -25,17 +24,6 @@ from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
 from tests.support.reloads import reload
 from tests.support.serving import eventually, patched, run_program, runs
-
-
-@pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5", ""])
-def test_a_wrong_number_of_workers_is_wrong_usage(
-    workers: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line says what is accepted, and the exit code is 2."""
-    assert main(["serve", "--workers", workers]) == 2
-    said = capsys.readouterr().err
-    words = "must be 'auto' or a number of processes from 1 to 1024"
-    assert f"--workers: {words}, not '{workers}'" in said
 
 
 @pytest.mark.parametrize(

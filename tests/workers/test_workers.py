@@ -27,9 +27,6 @@ from tests.support.serving import COMMAND, Process, children_of, eventually, ins
 from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
 
 CONNECTIONS = 64
-CHANGE = {"before": 1.0, "after": 0.5}
-CALIBRATION = {"temperature": 3.0, "loss": "log", "texts": 2, "sha256": "0" * 64, "folds": 2}
-CALIBRATION |= {"ece": CHANGE, "log_loss": CHANGE}
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +72,6 @@ def _answers(two: Process) -> list[Any]:
 
 def _revisions(two: Process) -> set[str]:
     return {*map(revision_of, _answers(two))}
-
-
-def _scores(two: Process) -> set[float]:
-    return {answer["results"][0]["score"] for answer in _answers(two)}
 
 
 def _connections(client: httpx2.Client) -> list[int]:
@@ -339,21 +332,6 @@ def test_workers_never_stay_mixed(
     os.kill(before, signal.SIGKILL)
     eventually(lambda: two.are_ready(without=[before]))
     eventually(lambda: _revisions(two) == {"ccccccc"})
-
-
-def test_workers_agree_after_a_recalibration(
-    two: Process, client: httpx2.Client, changing_bundle: Path
-) -> None:
-    """A worker that was replaced has read another temperature, so all load the model again."""
-    (before,) = _scores(two)
-    path = changing_bundle / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for variant in manifest["variants"].values():
-        variant["calibration"] = CALIBRATION
-    path.write_text(json.dumps(manifest))
-    os.kill(_pids(two)[0], signal.SIGKILL)
-    eventually(lambda: len(_scores(two) | {before}) == 2 and len(_scores(two)) == 1)
-    assert _scores(two) != {before}
 
 
 def _digests(service: Process) -> set[str]:

@@ -42,7 +42,7 @@ def page(browser: Browser, tiny: str) -> Iterator[Page]:
     page = context.new_page()
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("console", lambda message: said.append(message.text))
-    page.set_default_timeout(5_000)
+    page.set_default_timeout(30_000)
     page.goto(f"{tiny}/docs")
     yield page
     context.close()
@@ -68,13 +68,20 @@ def violations(page: Page) -> list[Any]:
 
 
 def test_all_operations_are_shown(page: Page, tiny: str) -> None:
-    """Without internet, the page has each operation of the OpenAPI document."""
+    """Without internet, the page has each operation of the OpenAPI document.
+
+    Closed, and with an operation open, it breaks none of axe's rules.
+    """
     paths = httpx2.get(f"{tiny}/openapi.json").json()["paths"]
     described = {(method, path) for path, methods in paths.items() for method in methods}
     expect(page.locator(".opblock")).to_have_count(len(described))
     for method, path in described:
         shown = page.locator(f'.opblock-{method} .opblock-summary-path[data-path="{path}"]')
         expect(shown).to_have_count(1)
+    assert violations(page) == []
+    operation(page, "get", "/v1/models/{name}")
+    expect(page.locator(".opblock-body")).to_be_visible()
+    assert violations(page) == []
 
 
 def test_a_request_can_be_tried(page: Page) -> None:
@@ -92,15 +99,6 @@ def test_a_request_can_be_tried(page: Page) -> None:
     assert violations(page) == []
 
 
-def test_axe_finds_nothing(page: Page) -> None:
-    """Closed, and with an operation open, the page breaks none of axe's rules."""
-    expect(page.locator(".opblock").first).to_be_visible()
-    assert violations(page) == []
-    operation(page, "get", "/v1/models/{name}")
-    expect(page.locator(".opblock-body")).to_be_visible()
-    assert violations(page) == []
-
-
 @pytest.mark.parametrize(("name", "length"), [("-bundle.js", 1_732_839), (".css", 187_956)])
 def test_swagger_ui_is_sent_as_it_lies(tiny: str, name: str, length: int) -> None:
     """All clients get the stored file, which is gzip."""
@@ -113,13 +111,3 @@ def test_swagger_ui_is_sent_as_it_lies(tiny: str, name: str, length: int) -> Non
         assert answer.headers["content-type"].startswith("text/")
         assert raw == file.read_bytes()
     assert len(gzip.decompress(raw)) == length
-
-
-def test_only_the_files_of_the_page_are_served(tiny: str) -> None:
-    """The page's files need no key and come with its strict policy; nothing else lies there."""
-    for name in ("", "/docs.js", "/docs.css", "/swagger-ui/swagger-ui.css"):
-        answer = httpx2.get(f"{tiny}/docs{name}")
-        assert answer.status_code == 200
-        assert "script-src 'self';" in answer.headers["content-security-policy"]
-    for name in ("/", "/%2e%2e/index.html", "/swagger-ui", "/none"):
-        assert httpx2.get(f"{tiny}/docs{name}").status_code == 404

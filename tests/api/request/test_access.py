@@ -171,9 +171,11 @@ def test_several_origins_may_be_allowed(serve: Serve) -> None:
 
 
 def test_refusals_are_counted_by_route(serve: Serve) -> None:
-    """Refusals are counted under the route's template, not under the path."""
+    """By the template of the path; one with an encoded line end or NUL has no route."""
     client = serve(api_keys=KEYS)
     key = {"authorization": "Bearer first-key-1"}
+    client.get("/info%00", headers=key)
+    client.post("/classify%0a", json={"inputs": "love"}, headers=key)
     client.post("/v2/models/any/infer")
     client.get("/info")
     client.post("/v1/models/any:predict", json={"instances": ["love"]}, headers=key)
@@ -181,6 +183,8 @@ def test_refusals_are_counted_by_route(serve: Serve) -> None:
         ("/v2/models/{name}/infer", "POST", "401"),
         ("/info", "GET", "401"),
         ("/v1/models/{name}:predict", "POST", "404"),
+        ("unmatched", "GET", "404"),
+        ("unmatched", "POST", "404"),
     ):
         labels = {"route": route, "method": method, "status": status}
         assert metric(client, "sentiment_http_requests_total", **labels) == 1

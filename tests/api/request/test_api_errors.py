@@ -7,7 +7,6 @@ from sentiment_service.results import every_prediction
 
 from tests.conftest import Listen
 from tests.support.raw_http import HEAD, connect, exchange, port_of
-from tests.support.serving import metric
 from tests.support.streams import chunk
 
 
@@ -39,17 +38,6 @@ def test_the_error_of_one_text_is_not_changed_for_another() -> None:
             every_prediction([shared, shared])
         assert (raised.value.rejection, raised.value.retry_after_s) == ("queue_full", 3.0)
     assert shared.detail == str(shared) == "no room"
-
-
-@pytest.mark.parametrize(("method", "path"), [("GET", "/info%00"), ("POST", "/classify%0a")])
-def test_a_path_with_a_control_character_is_nowhere(
-    client: TestClient, method: str, path: str
-) -> None:
-    """A path with a control character, even a final line feed, gets 404 and counts as unrouted."""
-    answer = client.request(method, path, json={"inputs": "love"} if method == "POST" else None)
-    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-    labels = {"route": "unmatched", "method": method, "status": "404"}
-    assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/classify"), ("PUT", "/tokenize")])

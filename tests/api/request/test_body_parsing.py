@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 import brotli
 import pytest
-from pydantic import TypeAdapter
 from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -23,7 +22,7 @@ from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, dec
 from sentiment_service.http.routes import HttpRequest, read_body, read_bytes
 from sentiment_service.requests.exchange import Arrival, Exchange
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.requests.validation import INLINE_BYTES, RequestBody, SingleText
+from sentiment_service.requests.validation import INLINE_BYTES, RequestBody
 
 T = TypeVar("T")
 JSON = (b"content-type", b"application/json")
@@ -95,11 +94,6 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def test_the_pieces_of_a_body_are_joined() -> None:
-    """An empty piece may stand between them, and one in the end may be all that ends the body."""
-    assert _run(read_bytes(Body(b"ab", b"", b"c", b"").request)) == b"abc"
-
-
 def test_a_body_that_ends_early_or_is_empty_is_told_apart() -> None:
     """A client that leaves is no fault of the body; an empty body has the error of the caller."""
     with pytest.raises(ClientDisconnected):
@@ -140,10 +134,3 @@ def test_a_decompressed_body_is_held_and_limited(worker: StepThread, size: int) 
     body = Body(packed, headers=headers, worker=worker, max_body_bytes=size - 1)
     with pytest.raises(PayloadTooLarge, match=f"more than {size - 1} bytes"):
         _run(read_bytes(body.request))
-
-
-def test_the_pattern_of_a_text_is_only_for_openapi() -> None:
-    """A field for a text takes a blank one, which then gets the error of blank texts."""
-    text = TypeAdapter(SingleText)
-    assert text.validate_python(" ") == " "
-    assert "pattern" in text.json_schema()

@@ -13,7 +13,7 @@ from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import load_settings, read_credentials
 
 from tests.conftest import Start
-from tests.support.serving import COMMAND, Process, eventually, run_program
+from tests.support.serving import COMMAND, Process, eventually
 
 BOTH = pytest.mark.parametrize("workers", [1, 2])
 
@@ -72,7 +72,7 @@ def _keys(name: str, path: Path) -> tuple[bytes, ...]:
 
 
 def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
-    """Each file of a directory has keys, but not the hidden ones of Kubernetes."""
+    """Each file of a directory has keys, but for hidden ones, which must be named themselves."""
     version = tmp_path / "..2026_11_25"
     version.mkdir()
     for name, keys in (("one", "admin-key-1"), ("others", "admin-key-2\nadmin-key-3\n")):
@@ -80,6 +80,8 @@ def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(version / name)
     (tmp_path / ".old").write_text("admin-key-0", encoding="utf-8")
     assert _keys("admin_keys", tmp_path) == Settings(admin_keys=KEYS_OF_ADMINS).admin_keys
+    (tmp_path / ".old").write_text("first-key-1", encoding="utf-8")
+    assert _keys("api_keys", tmp_path / ".old") == Settings(api_keys=OWN_KEY).api_keys
 
 
 def test_metrics_and_log_name_keys_that_have_a_name(start: Start, tmp_path: Path) -> None:
@@ -169,23 +171,6 @@ def test_a_named_pipe_holds_up_nobody_at_a_reload(
     process.signal(signal.SIGHUP)
     process.read_until(f"stay as they are: {pipe} is a pipe")
     assert all(_status(process, "first-key-1") == 200 for _ in range(4))
-
-
-def test_a_file_may_have_a_hidden_name(tmp_path: Path) -> None:
-    """Only in a directory are such files left out."""
-    (tmp_path / ".keys").write_text("first-key-1", encoding="utf-8")
-    assert _keys("api_keys", tmp_path / ".keys") == Settings(api_keys=OWN_KEY).api_keys
-
-
-@pytest.mark.parametrize("name", ["API_KEYS_FILE", "ADMIN_KEYS_FILE", "TLS_CERT", "TLS_KEY"])
-def test_an_empty_name_of_a_file_ends_the_start(name: str) -> None:
-    """A variable that a script left empty neither opens the service nor ends its encryption."""
-    # Nobody has this address, so a service that does not end at once ends with exit code 1.
-    command = [*COMMAND, "serve", "--host", "192.0.2.1"]
-    variables = [f"SENTIMENT_{name}=", "SENTIMENT_LOG_FORMAT=human"]
-    done = run_program("env", *variables, *command)
-    assert done.stderr.startswith(f"sentiment: SENTIMENT_{name}: give a file, or leave this out")
-    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("content", ["second-key-2", None], ids=["other", "no file"])

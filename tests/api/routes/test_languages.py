@@ -1,13 +1,15 @@
 """Where several models are served, the language of a request chooses among them."""
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
+from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
-from tests.conftest import Serve
+from tests.conftest import SET_BY_HAND
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 # What each calls positive is what the others do not: so their answers tell which one answered.
@@ -15,9 +17,10 @@ ENGLISH = ["negative", "neutral", "positive"]
 OTHER = ["positive", "neutral", "negative"]
 
 
-@pytest.fixture
-def models(serve: Serve, tmp_path: Path) -> TestClient:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A model of English, which is the default, one of German and Chinese, one of Portuguese."""
+    folder, paths = tmp_path_factory.mktemp("languages"), []
     for name, labels, languages in (
         ("english", ENGLISH, {"language": "en"}),
         ("several", OTHER, {"languages": ["de", "zh"]}),
@@ -25,10 +28,10 @@ def models(serve: Serve, tmp_path: Path) -> TestClient:
         ("portugal", OTHER, {"languages": ["pt-PT"]}),
         ("unknown", ENGLISH, {}),
     ):
-        path = make_bundle(tmp_path / name, name=name, labels=labels)
-        write_manifest(path, name=name, labels=labels, **languages)
-    names = ("english", "several", "brazil", "portugal", "unknown")
-    return serve(model=tuple(tmp_path / name for name in names))
+        paths.append(make_bundle(folder / name, name=name, labels=labels))
+        write_manifest(paths[-1], name=name, labels=labels, **languages)
+    with TestClient(create_app(Settings(model=tuple(paths), **SET_BY_HAND))) as client:
+        yield client
 
 
 def _classify(client: TestClient, **body: Any) -> Any:

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx2
 import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Page, Route, expect
@@ -184,15 +183,6 @@ def test_keyboard_alone(page: Page) -> None:
     expect(page.get_by_role("button", name="love")).to_be_focused()
 
 
-def test_a_bad_line_fails_in_its_place(page: Page) -> None:
-    """A text that is too long is an error in its row; the other rows are answered."""
-    classify(page, "love", TOO_LONG, "worst")
-    labels = [row[0] for row in rows(page)]
-    assert labels == ["positive", "error", "negative"]
-    expect(page.locator("tbody tr").nth(1)).to_contain_text("at most 50000")
-    expect(page.locator(".counts")).to_contain_text("1 error")
-
-
 def test_a_request_that_fails(page: Page) -> None:
     """The page shows the problem and the id of the request; the next request works.
 
@@ -240,36 +230,39 @@ def test_the_server_is_gone(bundle: Path, visits: Visits) -> None:
     )
 
 
-def test_a_busy_server(start: Start, visits: Visits) -> None:
-    """If the server refuses a request, the page says when to try again."""
-    process = start("--rate-limit", "50/minute")
-    page = visits.open(process.url)
-    while httpx2.get(f"{process.url}/info").status_code != 429:
-        pass
-    classify(page, "love")
-    expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
-    expect(page.get_by_role("alert")).to_contain_text("HTTP 429")
-
-
 def test_a_visit_is_five_requests(start: Start, visits: Visits) -> None:
     """The files of the page do not count for the rate limit, so that a low one leaves a page.
 
-    Beyond the limit, the page still loads its scripts, and says when to try again.
+    Beyond the limit, the page still loads its scripts, and says when to try again, as it does if a
+    text is refused.
     """
     process = start("--rate-limit", "6/minute")
-    visits.open(process.url)
+    before = visits.open(process.url)
     page = visits.open(process.url, example=False)
     expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
     assert [url for url in visits.requests if "/web/" not in url] == [
         *(f"{process.url}/{path}" for path in ("", "info", "models", "classify", "explain")),
         *(f"{process.url}/{path}" for path in ("", "info", "models")),
     ]
+    classify(before, "love")
+    alert = before.get_by_role("alert")
+    expect(alert).to_contain_text(re.compile(r"Try again in \d+ seconds?"))
+    expect(alert).to_contain_text("HTTP 429")
 
 
 def test_a_slow_answer(start: Start, visits: Visits) -> None:
-    """The page is busy and shows its progress until all texts are answered."""
+    """The page is busy and shows its progress until all texts are answered.
+
+    After Cancel, the rows that were answered stay and can be opened.
+    """
     process = start(command=SLOW_COMMAND)
     page = visits.open(process.url)
+    classify(page, *["love"] * 5_000)
+    expect(page.locator("tbody tr").first).to_be_visible()
+    page.get_by_role("button", name="Cancel").click()
+    assert 200 <= len(rows(page)) < 5_000
+    page.get_by_role("cell", name="love").first.click()
+    expect(page.locator("tr.details .word.for")).to_contain_text("love")
     page.evaluate(WATCH)
     classify(page, *["love"] * 250)
     assert len(rows(page)) == 250
@@ -282,39 +275,27 @@ def test_a_slow_answer(start: Start, visits: Visits) -> None:
     ]
 
 
-@pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
-def test_cancel(start: Start, visits: Visits, texts: list[str]) -> None:
+def test_cancel(start: Start, visits: Visits) -> None:
     """Cancel ends a request without an answer, and the focus returns to the text.
 
     Before an answer, there is nothing to download.
     """
     process = start(command=STUCK_COMMAND)
     page = visits.open(process.url, example=False)
-    classify(page, *texts)
-    expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
-    expect(page.get_by_role("progressbar")).to_be_visible()
-    expect(page.locator("#keys")).to_be_hidden()
-    assert not page.get_by_role("button", name="Download CSV").is_visible()
-    with page.expect_event("requestfailed") as failed:
-        page.get_by_role("button", name="Cancel").click()
-    assert failed.value.url == f"{process.url}/classify"
-    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
-    expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
-    expect(page.get_by_role("textbox", name="Your text")).to_be_focused()
-    expect(page.get_by_role("status")).to_have_text("Cancelled")
-    expect(page.get_by_role("alert")).to_be_empty()
-
-
-def test_cancel_keeps_what_was_answered(start: Start, visits: Visits) -> None:
-    """After Cancel, the rows that were answered stay and can be opened."""
-    process = start(command=SLOW_COMMAND)
-    page = visits.open(process.url)
-    classify(page, *["love"] * 5_000)
-    expect(page.locator("tbody tr").first).to_be_visible()
-    page.get_by_role("button", name="Cancel").click()
-    assert 200 <= len(rows(page)) < 5_000
-    page.get_by_role("cell", name="love").first.click()
-    expect(page.locator("tr.details .word.for")).to_contain_text("love")
+    for texts in (["love"], ["love", "worst"]):
+        classify(page, *texts)
+        expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
+        expect(page.get_by_role("progressbar")).to_be_visible()
+        expect(page.locator("#keys")).to_be_hidden()
+        assert not page.get_by_role("button", name="Download CSV").is_visible()
+        with page.expect_event("requestfailed") as failed:
+            page.get_by_role("button", name="Cancel").click()
+        assert failed.value.url == f"{process.url}/classify"
+        expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+        expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+        expect(page.get_by_role("textbox", name="Your text")).to_be_focused()
+        expect(page.get_by_role("status")).to_have_text("Cancelled")
+        expect(page.get_by_role("alert")).to_be_empty()
 
 
 @pytest.mark.parametrize(
@@ -325,10 +306,11 @@ def test_cancel_keeps_what_was_answered(start: Start, visits: Visits) -> None:
         (("--max-queue-tokens=100",), ["worst worst worst worst", "love love love love"] * 5),
     ],
 )
-def test_many_lines(start: Start, visits: Visits, flags: tuple[str, ...], texts: list[str]) -> None:
+def test_many_lines(
+    start: Start, url: str, visits: Visits, flags: tuple[str, ...], texts: list[str]
+) -> None:
     """Texts beyond the limits of one request are sent in several, and answered in their order."""
-    process = start(*flags)
-    page = visits.open(process.url)
+    page = visits.open(start(*flags).url if flags else url)
     classify(page, *texts)
     expect(page.get_by_role("status")).to_have_text(f"{len(texts):,} texts classified")
     table = rows(page)
@@ -415,22 +397,22 @@ def test_colours_and_widths(
         assert tops == sorted(tops)
 
 
-@pytest.mark.parametrize("width", [320, 360, 1200])
-def test_each_heading_is_over_its_column(page: Page, width: int) -> None:
+def test_each_heading_is_over_its_column(page: Page) -> None:
     """Also on a phone, where the text and its heading have lines of their own."""
-    page.set_viewport_size({"width": width, "height": 740})
     classify(page, "love", "worst", "so so")
     assert len(rows(page)) == 3
-    headings, *others = page.locator("table tr").evaluate_all(
-        """rows => rows.map(row => [...row.cells].map((cell) => {
-          const { left, right } = cell.getBoundingClientRect();
-          return { left, right };
-        }))"""
-    )
-    for label, score, text in others:
-        assert headings[0]["left"] == pytest.approx(label["left"], abs=1)
-        assert headings[1]["right"] == pytest.approx(score["right"], abs=1)  # as it is aligned
-        assert headings[2] == pytest.approx(text, abs=1)
+    for width in (320, 360, 1200):
+        page.set_viewport_size({"width": width, "height": 740})
+        headings, *others = page.locator("table tr").evaluate_all(
+            """rows => rows.map(row => [...row.cells].map((cell) => {
+              const { left, right } = cell.getBoundingClientRect();
+              return { left, right };
+            }))"""
+        )
+        for label, score, text in others:
+            assert headings[0]["left"] == pytest.approx(label["left"], abs=1)
+            assert headings[1]["right"] == pytest.approx(score["right"], abs=1)  # as it is aligned
+            assert headings[2] == pytest.approx(text, abs=1)
 
 
 def test_words_are_coloured(page: Page) -> None:
@@ -482,23 +464,24 @@ def test_what_was_cut_off_is_grey(page: Page) -> None:
     ).evaluate("words => getComputedStyle(words).color")
 
 
-@pytest.mark.parametrize("width", [360, 1200])
-def test_the_grey_part_of_a_long_text_is_in_sight(page: Page, width: int) -> None:
+def test_the_grey_part_of_a_long_text_is_in_sight(page: Page) -> None:
     """The text is scrolled to where the grey part begins."""
-    page.set_viewport_size({"width": width, "height": 740})
-    classify(page, f"{'x' * 400} " * 13 + "day worst " * 100)
-    expect(page.locator("#result .words + .note")).to_contain_text("The grey part was not read.")
-    begins, top, bottom = page.locator("#result .words").evaluate(
-        """words => {
-          const { top, bottom } = words.getBoundingClientRect();
-          return [words.querySelector(".cut:last-child").getClientRects()[0].top, top, bottom];
-        }"""
-    )
-    assert top < begins < bottom - 20
+    for width in (360, 1200):
+        page.set_viewport_size({"width": width, "height": 740})
+        classify(page, f"{'x' * width} " * 13 + "day worst " * 100)
+        expect(page.locator("#result .words")).to_contain_text("x" * width)
+        expect(page.locator("#result .words + .note")).to_contain_text("grey part was not read.")
+        begins, top, bottom = page.locator("#result .words").evaluate(
+            """words => {
+              const { top, bottom } = words.getBoundingClientRect();
+              return [words.querySelector(".cut:last-child").getClientRects()[0].top, top, bottom];
+            }"""
+        )
+        assert top < begins < bottom - 20
 
 
 def test_sentences(page: Page) -> None:
-    """All lines can be one text, and each sentence can have a label of its own."""
+    """All lines can be one text, and each sentence has a label of its own, or its error."""
     page.get_by_label("Each line is a text").uncheck()
     page.get_by_label("Classify each sentence").check()
     classify(page, "😀 love it.", "worst day.")
@@ -507,22 +490,15 @@ def test_sentences(page: Page) -> None:
         [re.compile(r"^positive \d+\.\d%😀 love it\.$"), re.compile(r"^negative .*worst day\.$")]
     )
     expect(page.locator("table")).to_have_count(0)
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-def test_a_sentence_that_fails(page: Page, width: int) -> None:
-    """It has its error in its place, and the other sentences have their labels."""
-    page.set_viewport_size({"width": width, "height": 740})
-    page.get_by_label("Each line is a text").uncheck()
-    page.get_by_label("Classify each sentence").check()
     classify(page, "I love this!", "", "\u200b", "", "Good day.")
-    sentences = page.get_by_role("list", name="Sentences").get_by_role("listitem")
     expect(sentences).to_have_count(3)
     expect(sentences.nth(0)).to_contain_text("I love this!")
     expect(sentences.nth(1)).to_contain_text("errorThe text is empty or blank")
     expect(sentences.nth(2)).to_contain_text("Good day.")
     expect(page.get_by_role("alert")).to_be_empty()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (360, 1200):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_sentence_that_fails_in_a_row(page: Page) -> None:
@@ -538,9 +514,14 @@ def test_a_sentence_that_fails_in_a_row(page: Page) -> None:
 
 
 def test_rows_are_sorted_and_filtered(page: Page) -> None:
-    """A column's title sorts, reverses and restores; a label or a word chooses; CSV saves it."""
+    """A column's title sorts, reverses and restores; a label or a word chooses; CSV saves it.
+
+    A text that is too long is an error in its row.
+    """
     classify(page, "love", 'worst , " day "', "so so", TOO_LONG)
     assert [row[0] for row in rows(page)] == ["positive", "negative", "neutral", "error"]
+    expect(page.locator("tbody tr").last).to_contain_text("at most 50000")
+    expect(page.locator(".counts")).to_contain_text("1 error")
     column = page.get_by_role("columnheader", name="Label")
     sorts = ["ascending", "descending", "none"]
     labels = ["error", "negative", "neutral", "positive"]
@@ -613,22 +594,16 @@ def test_the_curl_command(page: Page, texts: list[str]) -> None:
     assert json.loads(body[-1]) == {"inputs": texts[0] if len(texts) == 1 else texts}
 
 
-def test_the_python_code(page: Page) -> None:
-    """The code for Python runs, needs no package, and prints the result of the same text."""
-    paste(page, "love '\"\\ 😀")
+def test_the_code_for_python_and_javascript(page: Page) -> None:
+    """Each runs and prints the result of the same text; that for Python needs no package."""
+    paste(page, "love '\"\\ `${x}` 😀")
     page.get_by_text("The same request with curl").click()
     page.get_by_label("Python").check()
     code = page.locator("#code").text_content() or ""
     shell = run_program(sys.executable, "-I", "-c", code)
     assert "'label': 'positive'" in shell.stdout, shell.stderr
-
-
-def test_the_javascript_code(page: Page, url: str) -> None:
-    """The code for JavaScript runs and prints the result of the same text."""
-    paste(page, "love '\"\\ `${x}` 😀")
-    page.get_by_text("The same request with curl").click()
     page.get_by_label("JavaScript").check()
-    code = page.locator("#code").text_content()
+    code = page.locator("#code").text_content() or ""
     printed = page.evaluate(
         """async (code) => {
           const printed = [];
@@ -774,79 +749,88 @@ def test_without_javascript(client: TestClient) -> None:
     assert re.search(r"<noscript>.*This page needs JavaScript.*</noscript>", page)
 
 
-def test_several_models(bundle: Path, tmp_path: Path, visits: Visits) -> None:
+@pytest.fixture(scope="module")
+def several(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server of models with other labels."""
+    folder = tmp_path_factory.mktemp("several")
+    kinds: dict[str, dict[str, Any]] = {
+        "moods": {"labels": ["1 star", "calm", LONG_LABEL]},
+        "many": {"labels": [f"mood {number}" for number in range(19)], "outputs": 19},
+        "multi": {
+            "labels": ["anger", "joy", "love"],
+            "problem_type": "multi_label_classification",
+        },
+    }
+    models = [make_bundle(folder / name, name=name, **kind) for name, kind in kinds.items()]
+    flags = [word for path in (bundle, *models) for word in ("--model", str(path))]
+    with Process(*flags, *FLAGS) as process:
+        yield process.url
+
+
+def test_several_models(several: str, visits: Visits) -> None:
     """The user chooses a model by name; its labels are shown as text, in different colours.
 
     A label that does not fit into a phone's width is wrapped, in the table beside its dot.
     """
-    moods = make_bundle(tmp_path / "moods", name="moods", labels=["1 star", "calm", LONG_LABEL])
-    with Process("--model", str(bundle), "--model", str(moods), *FLAGS) as process:
-        page = visits.open(process.url)
-        page.get_by_label("Model").select_option("moods")
-        expect(page.locator("#served")).to_have_text(
-            f"moods, fp32 · 1 star, calm, {LONG_LABEL} · up to 16 tokens"
-        )
-        classify(page, "love")
-        expect(page.get_by_role("heading", name=LONG_LABEL)).to_be_visible()
-        colours = page.locator(".bar i").evaluate_all(
-            "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
-        )
-        assert len(set(colours)) == 3
-        expect(page.locator("#code")).to_contain_text('"model":"moods"')
-        page.set_viewport_size({"width": 360, "height": 740})
-        fits = "document.scrollingElement.scrollWidth <= innerWidth"
-        assert page.evaluate(fits)
-        classify(page, "love", "love love")
-        assert lines(page, LONG_LABEL) > 1
-        assert page.evaluate(fits)
-        text_below_top = page.locator("tbody td").first.evaluate(
-            "cell => { const text = document.createRange(); text.selectNodeContents(cell); "
-            "return text.getClientRects()[0].top - cell.getBoundingClientRect().top }"
-        )
-        assert text_below_top < 15  # beside the dot, whose line is 20 pixels high
-
-
-def test_many_labels_are_sorted_by_score(tmp_path: Path, visits: Visits) -> None:
-    """Of 19 labels the likely ones come first, in the colours that they have everywhere."""
-    labels = [f"mood {number}" for number in range(19)]
-    bundle = make_bundle(tmp_path / "moods", outputs=19, labels=labels)
-    with Process("--model", str(bundle), *FLAGS) as process:
-        page = visits.open(process.url)
-        classify(page, "love")
-        bars = page.get_by_role("list", name="Scores").get_by_role("listitem")
-        expect(bars).to_have_count(19)
-        shown = [float(text.removesuffix("%")) for text in bars.locator(".score").all_inner_texts()]
-        assert shown == sorted(shown, reverse=True)
-        assert len({*shown}) > 1
-        expect(bars.first).to_have_class("best")
-        tones = bars.evaluate_all("bars => bars.map(bar => [bar.innerText, bar.dataset.tone])")
-        assert all(int(text.split()[1]) % 8 == int(tone) for text, tone in tones)
-
-
-def test_a_multi_label_model(tmp_path: Path, visits: Visits) -> None:
-    """All labels that apply are the title, and the page says that the bars are independent."""
-    path = make_bundle(
-        tmp_path / "moods",
-        labels=["anger", "joy", "love"],
-        problem_type="multi_label_classification",
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("moods")
+    expect(page.locator("#served")).to_have_text(
+        f"moods, fp32 · 1 star, calm, {LONG_LABEL} · up to 16 tokens"
     )
-    with Process("--model", str(path), *FLAGS) as process:
-        page = visits.open(process.url)
-        classify(page, "love")
-        answer = page.get_by_role("region", name="Answer")
-        expect(answer.get_by_role("heading", name="joy, love")).to_be_visible()
-        bars = page.get_by_role("list", name="Scores").get_by_role("listitem")
-        expect(bars).to_have_class(["", "best", "best"])
-        expect(bars.locator(".score")).to_have_text(["26.9%", "50.0%", "98.2%"])
-        expect(answer).to_contain_text("Each label has a score of its own")
-        classify(page, "love", "worst")
-        with page.expect_download() as download:
-            page.get_by_role("button", name="Download CSV").click()
-        with download.value.path().open(encoding="utf-8-sig", newline="") as file:
-            assert [row["labels"] for row in csv.DictReader(file)] == [
-                '["joy","love"]',
-                '["anger","joy"]',
-            ]
+    classify(page, "love")
+    expect(page.get_by_role("heading", name=LONG_LABEL)).to_be_visible()
+    colours = page.locator(".bar i").evaluate_all(
+        "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
+    )
+    assert len(set(colours)) == 3
+    expect(page.locator("#code")).to_contain_text('"model":"moods"')
+    page.set_viewport_size({"width": 360, "height": 740})
+    fits = "document.scrollingElement.scrollWidth <= innerWidth"
+    assert page.evaluate(fits)
+    classify(page, "love", "love love")
+    assert lines(page, LONG_LABEL) > 1
+    assert page.evaluate(fits)
+    text_below_top = page.locator("tbody td").first.evaluate(
+        "cell => { const text = document.createRange(); text.selectNodeContents(cell); "
+        "return text.getClientRects()[0].top - cell.getBoundingClientRect().top }"
+    )
+    assert text_below_top < 15  # beside the dot, whose line is 20 pixels high
+
+
+def test_many_labels_are_sorted_by_score(several: str, visits: Visits) -> None:
+    """Of 19 labels the likely ones come first, in the colours that they have everywhere."""
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("many")
+    classify(page, "love")
+    bars = page.get_by_role("list", name="Scores").get_by_role("listitem")
+    expect(bars).to_have_count(19)
+    shown = [float(text.removesuffix("%")) for text in bars.locator(".score").all_inner_texts()]
+    assert shown == sorted(shown, reverse=True)
+    assert len({*shown}) > 1
+    expect(bars.first).to_have_class("best")
+    tones = bars.evaluate_all("bars => bars.map(bar => [bar.innerText, bar.dataset.tone])")
+    assert all(int(text.split()[1]) % 8 == int(tone) for text, tone in tones)
+
+
+def test_a_multi_label_model(several: str, visits: Visits) -> None:
+    """All labels that apply are the title, and the page says that the bars are independent."""
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("multi")
+    classify(page, "love")
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer.get_by_role("heading", name="joy, love")).to_be_visible()
+    bars = page.get_by_role("list", name="Scores").get_by_role("listitem")
+    expect(bars).to_have_class(["", "best", "best"])
+    expect(bars.locator(".score")).to_have_text(["26.9%", "50.0%", "98.2%"])
+    expect(answer).to_contain_text("Each label has a score of its own")
+    classify(page, "love", "worst")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    with download.value.path().open(encoding="utf-8-sig", newline="") as file:
+        assert [row["labels"] for row in csv.DictReader(file)] == [
+            '["joy","love"]',
+            '["anger","joy"]',
+        ]
 
 
 def answer_with(page: Page, **answer: Any) -> None:

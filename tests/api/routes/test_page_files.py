@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Download, FilePayload, Locator, Page, Route, expect
+from sentiment_service.cli.command import main
 from sentiment_service.errors import UserError
 from sentiment_service.files.formats import open_table
 
 from tests.api.conftest import AXE, Visits
 from tests.conftest import Start
-from tests.support.serving import COMMAND, SLOW_COMMAND, run_program
+from tests.support.serving import SLOW_COMMAND
 
 # Ten rows: good ones, an empty one, one whose quotes break the rule, one with a cell too many, and
 # one that is not UTF-8.
@@ -159,8 +160,7 @@ def test_the_labelled_file_is_that_of_the_command(
     source.write_bytes(FILES[name])
     column = [] if ending == ".txt" else ["--column", "comment"]
     files = ["--model", str(bundle), "--input", str(source), "--output", str(target)]
-    done = run_program(*COMMAND, "classify", *files, *column)
-    assert done.returncode == 0, done.stderr
+    assert main(["classify", *files, *column]) == 0
     ours, theirs = read(download.path(), ending), read(target, ending)
     assert len(ours) == len(theirs)
     for mine, other in zip(ours, theirs, strict=True):
@@ -255,29 +255,23 @@ def test_a_long_file(page: Page) -> None:
     assert [line.split("\t")[0] for line in lines] == ["negative", "positive"] * 10_000
 
 
-@pytest.mark.parametrize(("name", "content", "message"), REFUSED)
-def test_what_is_not_a_file_of_texts(
-    page: Page, visits: Visits, name: str, content: bytes, message: str
-) -> None:
+def test_what_is_not_a_file_of_texts(page: Page, visits: Visits) -> None:
     """One line says what is wrong and what to do; nothing is sent, and the text box is back."""
     before = len(visits.requests)
-    page.locator("#file").set_input_files(payload(name, content))
-    alert = page.get_by_role("alert")
-    expect(alert).to_contain_text(f"{name} cannot be read")
-    expect(alert).to_contain_text(message)
-    expect(page.get_by_role("textbox", name="Your text")).to_be_visible()
+    for name, content, message in REFUSED:
+        page.locator("#file").set_input_files(payload(name, content))
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text(message)
+        expect(alert).to_contain_text(f"{name} cannot be read")
+        expect(page.get_by_role("textbox", name="Your text")).to_be_visible()
     assert len(visits.requests) == before
 
 
-def test_a_file_without_rows(page: Page) -> None:
-    """The page says so instead of showing an empty table."""
-    choose(page, "a.csv", b"id,text\n")
+def test_what_is_odd_in_a_file(page: Page) -> None:
+    """The page says if there are no rows, and names a cell whose lines could be rows."""
+    choose(page, "empty.csv", b"id,text\n")
     classify(page)
     expect(page.get_by_role("alert")).to_contain_text("The file has no rows")
-
-
-def test_a_quote_that_may_be_wrong(page: Page) -> None:
-    """If a cell has lines that could be rows, the page names it."""
     choose(page, "a.csv", b'id,text\n1,"love\n2,worst\n3,so so"\n')
     classify(page)
     expect(page.get_by_text("Line 2: a cell in quotes has 3 lines")).to_be_visible()
@@ -329,28 +323,25 @@ def test_a_busy_service(page: Page) -> None:
     assert not refusals
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (None, "No answer"),
-        ({"status": 502, "body": ""}, "The service is busy"),
-        ({"status": 429, "headers": {"retry-after": "9"}, "body": "{}"}, "The service is busy"),
-    ],
-    ids=["none", "proxy", "rate"],
-)
-def test_why_the_page_waits(page: Page, answer: dict[str, Any] | None, why: str) -> None:
+def test_why_the_page_waits(page: Page) -> None:
     """Between two tries, the page says whether the service is busy or nothing has answered."""
-    page.route(
-        "**/classify/stream**",
-        lambda route: route.fulfill(**answer) if answer else route.abort("connectionrefused"),
-    )
     choose(page, "a.txt", b"love\nworst")
-    page.get_by_role("button", name="Classify").click()
-    words = re.compile(rf"^{why}, next try in \d+ seconds$")
-    expect(page.locator("#done")).to_have_text(words)
-    expect(page.get_by_role("status")).to_have_text(words)
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_role("status")).to_have_text("Cancelled")
+    for answer, why in (
+        (partial(Route.abort, error_code="connectionrefused"), "No answer"),
+        (partial(Route.fulfill, status=502, body=""), "The service is busy"),
+        (
+            partial(Route.fulfill, status=429, headers={"retry-after": "9"}, body="{}"),
+            "The service is busy",
+        ),
+    ):
+        page.unroute("**/classify/stream**")
+        page.route("**/classify/stream**", answer)
+        page.get_by_role("button", name="Classify").click()
+        words = re.compile(rf"^{why}, next try in \d+ seconds$")
+        expect(page.locator("#done")).to_have_text(words)
+        expect(page.get_by_role("status")).to_have_text(words)
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("status")).to_have_text("Cancelled")
 
 
 def test_another_model_in_between(page: Page) -> None:

@@ -1,13 +1,15 @@
 """Pairs of texts over HTTP, in the forms of the native API, Hugging Face and TEI."""
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sentiment_service.main import create_app
+from sentiment_service.settings.settings import Settings
 
-from tests.conftest import Serve
+from tests.conftest import SET_BY_HAND
 from tests.support.tiny_bundle import MAX_TOKENS, make_bundle, write_manifest
 
 PAIR = {"text": "love it", "text_pair": "worst"}
@@ -16,12 +18,13 @@ LOGITS = {"negative": 3.0, "neutral": 0.5, "positive": 3.0}
 LONG = "love " * 20
 
 
-@pytest.fixture
-def client(serve: Serve, tmp_path: Path) -> TestClient:
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """The tiny model, as if it was trained on pairs."""
-    path = make_bundle(tmp_path / "pairs")
+    path = make_bundle(tmp_path_factory.mktemp("pairs") / "pairs")
     write_manifest(path, text_pairs=True)
-    return serve(model=(path,))
+    with TestClient(create_app(Settings(model=(path,), **SET_BY_HAND))) as client:
+        yield client
 
 
 def _classify(client: TestClient, inputs: Any, **options: str) -> Any:
@@ -31,11 +34,15 @@ def _classify(client: TestClient, inputs: Any, **options: str) -> Any:
 
 
 def test_a_pair_gets_one_prediction(client: TestClient) -> None:
-    """Both texts are computed together; ``tokens`` counts those of both, with special tokens."""
+    """Both texts are computed together; ``tokens`` counts those of both, with special tokens.
+
+    A list of two strings is never a pair.
+    """
     (result,) = _classify(client, PAIR)
     assert result["logits"] == LOGITS
     assert (result["tokens"], result["truncated"]) == (6, False)
     assert client.get("/models").json()["models"][0]["text_pairs"] is True
+    assert len(_classify(client, ["love it", "worst"])) == 2
 
 
 def test_texts_and_pairs_share_a_list(client: TestClient) -> None:
@@ -48,11 +55,6 @@ def test_texts_and_pairs_share_a_list(client: TestClient) -> None:
     assert blank["error"]["code"] == "empty_text"
     assert blank["error"]["message"].startswith("text_pair is empty")
     assert long["error"]["message"] == "the text has 50004 characters; at most 50000 are accepted"
-
-
-def test_two_strings_are_two_texts(client: TestClient) -> None:
-    """A list of two strings is never a pair, even for a model that takes pairs."""
-    assert len(_classify(client, ["love it", "worst"])) == 2
 
 
 def test_a_long_pair_is_truncated_or_refused(client: TestClient) -> None:
