@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 from sentiment_service.atomic_files import atomic_directory, full_disk_named, write_text_atomically
@@ -34,7 +34,7 @@ from sentiment_service.files.text_files import PLAIN, FileOptions
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.source import commit_date, origin
 from sentiment_export.graph.builder import external_data
-from sentiment_export.graph.variants import Graphs, SourceGraphs, graphs_of
+from sentiment_export.graph.variants import SourceGraphs, Write, graphs_of
 from sentiment_export.output import ONNX_FILES, calibration_section, check_bundle_output, model_card
 from sentiment_export.quality.evaluation import (
     AccuracyGate,
@@ -58,7 +58,6 @@ from sentiment_export.quality.verification import (
     verify,
 )
 
-File = TypeVar("File", bound=DataFile)
 MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
 
 
@@ -76,7 +75,7 @@ def export(
     judge: Callable[[Bundle], Manifest] | None = None,
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
-    graphs_of: Callable[[Checkpoint, Path], Graphs] = graphs_of,
+    graphs_of: Callable[[Checkpoint, Path], Write] = graphs_of,
     say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
@@ -90,10 +89,6 @@ def export(
     may add to the manifest, or refuse the bundle.
 
     Raises:
-        UserError: the architecture is not supported, PyTorch is needed and not installed, fp32 or
-            fp16 differs from the reference by more than its tolerance, ``output`` holds something
-            other than a bundle, a labelled text cannot be classified, no temperature fits, or the
-            disk is full.
         LeftOut: the other variants were written.
     """
     output = check_bundle_output(output)
@@ -108,14 +103,15 @@ def export(
         with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
             say("writing the graphs")
             if checkpoint.graph is None:
-                source, graphs = None, graphs_of(checkpoint, Path(work))
+                source, write = None, graphs_of(checkpoint, Path(work))
             else:
-                source = graphs = SourceGraphs(checkpoint, checkpoint.graph, Path(work))
+                source = SourceGraphs(checkpoint, checkpoint.graph, Path(work))
+                write = source.write
                 made = dict.fromkeys(source.possible((*made,)))
                 precisions = source.possible(precisions)
                 if source.kept:
                     say(f"{checkpoint.graph.path.name}: {source.kept}")
-            passes = {p: graphs.write(p, directory / ONNX_FILES[p]) for p in made}
+            passes = {p: write(p, directory / ONNX_FILES[p]) for p in made}
         checkpoint.weights.release()
         manifest = _manifest(checkpoint, directory, output.name, passes, kind)
         checks = _Checks(checkpoint, directory, gate, say, kind, source)
@@ -159,13 +155,6 @@ def _compared_with(
     return reference or ("pytorch" if has_pytorch else "fp32")
 
 
-class _Written(Bundle):
-    """A bundle whose files were written a moment ago, and have no digests yet."""
-
-    def variant_path(self, precision: Precision) -> Path:
-        return self.path / self.manifest.variants[precision].file
-
-
 @dataclass(slots=True)
 class _Checks:
     """Compares the variants with one reference, and scores them."""
@@ -184,7 +173,7 @@ class _Checks:
         The gate refuses an int8 that differs from the reference by more than its tolerance.
         """
         variant = manifest.variants[precision]
-        bundle = _Written(self.directory, manifest, dict(self.checkpoint.config))
+        bundle = Bundle(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         parity = invariant = None
         if self.kind == "fp32" and precision == "fp32":
@@ -240,21 +229,12 @@ def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> st
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
-    """The manifest with only the ``kept`` variants and their digests; deletes the other files."""
+    """The manifest with only the ``kept`` variants; deletes the files of the others."""
     for precision in manifest.variants.keys() - set(kept):
         file = directory / ONNX_FILES[precision]
         file.unlink()
         external_data(file).unlink(missing_ok=True)
-    variants = {}
-    for precision in kept:
-        variant = _with_digest(manifest.variants[precision], directory)
-        data = variant.data and _with_digest(variant.data, directory)
-        variants[precision] = variant.model_copy(update={"data": data})
-    return manifest.model_copy(update={"variants": variants})
-
-
-def _with_digest(file: File, directory: Path) -> File:
-    return file.model_copy(update={"sha256": sha256(directory / file.file)})
+    return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
 
 
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
@@ -316,8 +296,8 @@ def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
 
 
 def _data_file(directory: Path, name: str) -> dict[str, Any]:
-    """What is known of a file before it is known whether it is kept: all but its digest."""
-    return {"file": name, "sha256": "", "bytes": (directory / name).stat().st_size}
+    file = directory / name
+    return {"file": name, "sha256": sha256(file), "bytes": file.stat().st_size}
 
 
 def calibrated(

@@ -36,7 +36,7 @@ def test_a_sound_export_departs_nowhere(
     checkpoint = load_checkpoint(made.source)
     target = tmp_path / "model.onnx"
     if precision == "fp16":
-        graphs_of(checkpoint, tmp_path).write("fp16", target)
+        graphs_of(checkpoint, tmp_path)("fp16", target)
     report = layer_parity(
         checkpoint, target if precision == "fp16" else _variant(made, precision), precision, IDS
     )
