@@ -26,9 +26,14 @@ from sentiment_service.settings.sources import (
     local_path,
 )
 
-from sentiment_export.export_command import SOURCE, export_command, source
+from sentiment_export.commands import (
+    SOURCE,
+    distil_command,
+    export_command,
+    finetune_command,
+    source,
+)
 from sentiment_export.quality.labelled import LABELLED, Columns, read_examples
-from sentiment_export.training_commands import distil_command, finetune_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ Really Need to be Deep?").
 
 import json
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -34,18 +35,16 @@ from sentiment_export.checkpoint.source import find_checkpoint, origin
 from sentiment_export.export import LeftOut, calibrated, export
 from sentiment_export.finetune import fingerprint
 from sentiment_export.output import check_bundle_output, distilled_section, is_bundle
-from sentiment_export.quality.evaluation import batches, logits_of_examples
-from sentiment_export.quality.labelled import Columns, Example, read_examples, read_texts
-from sentiment_export.quality.student import HeldOut, compared, speed, too_bad
-from sentiment_export.training import (
-    SAVE_EVERY_S,
-    Plan,
-    Tokenised,
-    decayed,
-    digest,
-    resumable,
-    train,
+from sentiment_export.quality.evaluation import (
+    HeldOut,
+    batches,
+    compared,
+    logits_of_examples,
+    speed,
+    too_bad,
 )
+from sentiment_export.quality.labelled import Columns, Example, read_examples, read_texts
+from sentiment_export.training import Plan, Tokenised, decayed, digest, resumable, train
 
 LEAST_TEXTS, ENOUGH_TEXTS = 500, 20_000
 HELD_OUT = 0.1
@@ -73,7 +72,6 @@ class Distillation:
     columns: Columns | None = None  # of the labelled file
     file_options: FileOptions = PLAIN
     options: CheckpointOptions = AS_IT_SAYS
-    save_every_s: float = SAVE_EVERY_S
 
     def identity(self, teacher: "Teacher", layers: Sequence[int]) -> dict[str, Any]:
         """What the student's weights depend on."""
@@ -93,10 +91,6 @@ def distil(recipe: Distillation, output: Path, say: Callable[[str], None] = prin
 
     After an interruption, the same call goes on, and gives the same bundle as an uninterrupted run.
     What it needs for that is in ``<output>.training`` until then.
-
-    Raises:
-        UserError: there are too few texts, the student is worse than allowed, or it was written
-            without int8.
     """
     output = check_bundle_output(output)
     teacher = Teacher.find(recipe)
@@ -146,11 +140,7 @@ class Teacher:
 
     @classmethod
     def find(cls, recipe: Distillation) -> "Teacher":
-        """The teacher; the weights of a bundle are read back.
-
-        Raises:
-            UserError: there is none, it is an ONNX graph, or it takes pairs of texts.
-        """
+        """The teacher; the weights of a bundle are read back."""
         path = Path(recipe.source)
         if is_bundle(path):
             recipe.options.refuse_bundle(recipe.source)
@@ -178,12 +168,7 @@ class Teacher:
 
 
 def chosen_layers(wanted: int | Sequence[int] | None, teacher: Teacher) -> list[int]:
-    """The layers that the student has, counted from 0: evenly chosen unless they are named.
-
-    Raises:
-        UserError: the teacher has not these layers, none to drop, or none that can do without the
-            others.
-    """
+    """The layers that the student has, counted from 0: evenly chosen unless they are named."""
     depth, kind = teacher.described["layers"], teacher.checkpoint.config["model_type"]
     name = teacher.described["name"]
     if kind in ("albert", "modernbert"):
@@ -326,13 +311,14 @@ def _train(
 
     def trained(model: Any, steps: int, work: Path) -> float:
         plan = Plan(recipe.seed, steps, recipe.batch_size, recipe.learning_rate, dropout=False)
-        parameters, every = decayed(model), recipe.save_every_s
-        return train(model, parameters, data, plan, loss, lambda *_: {}, work, say, every)[1]
+        return train(model, decayed(model), data, plan, loss, lambda *_: {}, work, say)[1]
 
     steps = ceil(len(data.ids) / recipe.batch_size) * recipe.epochs
     if recipe.minutes is not None:
         counted = work / "steps"
         if not counted.exists():
+            for left in work.glob("trial-*"):  # by a run that was killed in it
+                shutil.rmtree(left)
             for count in (1, TRIAL_STEPS):  # the first step of a process takes longer
                 with tempfile.TemporaryDirectory(prefix="trial-", dir=work) as trial:
                     pace = count / trained(deepcopy(model), count, Path(trial))

@@ -63,7 +63,6 @@ def train(
     judge: Callable[[Any, str], dict[str, Any]],
     work: Path,
     say: Callable[[str], None],
-    save_every_s: float = SAVE_EVERY_S,
 ) -> tuple[list[dict[str, Any]], float]:
     """Train the groups of ``parameters``; what ``judge`` said after each epoch, and the seconds.
 
@@ -113,7 +112,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
             done += 1
-            if time.monotonic() - saved >= save_every_s:
+            if time.monotonic() - saved >= SAVE_EVERY_S:
                 save()
                 saved = time.monotonic()
         history.append(judge(model, title))
@@ -157,9 +156,6 @@ def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """The directory ``<output>.training``, in which an interrupted training is kept for the next.
 
     It is removed at the end, with all that it holds.
-
-    Raises:
-        UserError: it is of a training that depends on something else, or the disk is full.
     """
     directory = output.with_name(output.name + ".training")
     directory.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from openpyxl import Workbook
+from sentiment_export import training
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.cli import main
 from sentiment_export.distil import Distillation, Teacher, chosen_layers, distil
@@ -137,7 +138,7 @@ KILLED = """
 import os, sys, torch
 from dataclasses import replace
 from pathlib import Path
-from sentiment_export import distil as module
+from sentiment_export import distil as module, training
 from sentiment_service import atomic_files
 directory, output, where, last = *map(Path, sys.argv[1:3]), *sys.argv[3:]
 place, name = {"step": (torch.nn.utils, "clip_grad_norm_"), "write": (atomic_files, "sync"),
@@ -149,8 +150,9 @@ def call(*arguments, **keywords):
     return whole(*arguments, **keywords)
 setattr(place, name, call)
 torch.set_num_threads(1)
+training.SAVE_EVERY_S = 0
 texts = directory / "texts.txt", directory / "more.tsv"
-module.distil(module.Distillation(str(directory / "teacher"), texts, epochs=1, save_every_s=0,
+module.distil(module.Distillation(str(directory / "teacher"), texts, epochs=1,
     labelled=directory / "labelled.tsv", learning_rate=1e-3, most_loss=1.0), output)
 """
 
@@ -177,12 +179,22 @@ def test_killed_and_continued_gives_the_same_bytes(
 
 
 def test_some_minutes_are_as_many_steps_after_an_interruption(
-    recipe: Distillation, tmp_path: Path
+    recipe: Distillation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first steps say how many fit; a continued run keeps that number."""
-    short = replace(recipe, minutes=0.02, save_every_s=0)
+    """The first steps say how many fit; a continued run keeps that number.
+
+    What a run leaves that is killed in these steps goes when they are taken again.
+    """
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
+    short = replace(recipe, minutes=0.02)
+    with interrupted_in_step(1):
+        distil(short, tmp_path / "out", say=silent)
+    left = tmp_path / "out.training/trial-killed"
+    left.mkdir()
+    (left / "seed-0.pt").touch()
     with interrupted_in_step(1 + 12 + 2):
         distil(short, tmp_path / "out", say=silent)
+    assert not left.exists()
     steps = int((tmp_path / "out.training/steps").read_text())
     said: list[str] = []
     with interrupted_in_step(1):

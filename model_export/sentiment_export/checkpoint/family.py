@@ -225,7 +225,6 @@ class Encoder:
 
         Raises:
             NotRecognised: it is of another architecture, or computes in another way.
-            UserError: an entry is no usable number.
         """
         kind = config.get("model_type")
         family = FAMILY.get(str(kind))

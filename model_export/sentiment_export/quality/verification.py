@@ -102,7 +102,6 @@ def verify(model: Model, reference: Reference, *, coarse: bool = False) -> tuple
 
     Raises:
         DiffersTooMuch: the variant differs from the reference by more than its tolerance.
-        UserError: it fails on a text.
     """
     encodings = reference.encodings
     alone = [_logits(result) for one in encodings for result in model.infer([one])]
