@@ -130,7 +130,13 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         parser.error(f"there is no command {words[0]!r}{misspelt}")
     options, reading = parsed(parser, words)
     check_bundle_output(options.output)
-    if not _fetched(options, reading):
+    fetched = False
+    if not Path(options.source).exists():  # otherwise nothing of the hub is needed
+        from sentiment_export.hub_bundle import fetch_bundle
+
+        wanted = (options.source, options.output, options.revision, options.precision)
+        fetched = fetch_bundle(*wanted, options=reading)
+    if not fetched:
         _export_checkpoint(options, reading)
     print(f"wrote {options.output}")
 
@@ -243,8 +249,7 @@ def distil_command(words: list[str]) -> None:
 
     names = Distillation.__dataclass_fields__
     given: dict[str, Any] = {name: value for name, value in vars(options).items() if name in names}
-    given |= {"columns": Columns.of(options), "file_options": FileOptions.of(options)}
-    distil(Distillation(**given, options=reading), options.output)
+    distil(Distillation(**given, columns=Columns.of(options), options=reading), options.output)
     print(f"wrote {options.output}")
 
 
@@ -255,16 +260,6 @@ def parsed(parser: CommandParser, words: list[str]) -> tuple[argparse.Namespace,
         return options, read_options(options)
     except ValueError as error:
         parser.error(str(error))
-
-
-def _fetched(options: argparse.Namespace, reading: CheckpointOptions) -> bool:
-    """Whether the source was a bundle on the hub, which needs no torch."""
-    if Path(options.source).exists():  # needs nothing of the hub
-        return False
-    from sentiment_export.hub_bundle import fetch_bundle
-
-    fetched = (options.source, options.output, options.revision, options.precision)
-    return fetch_bundle(*fetched, options=reading)
 
 
 def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) -> None:
@@ -280,13 +275,17 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
     )
     for note in checkpoint.notes:
         print(note)
-    labels, columns = checkpoint.labels, Columns.of(options)
-    how: Any = {"multi_label": checkpoint.multi_label, "file_options": FileOptions.of(options)}
+    read = partial(
+        read_examples,
+        labels=checkpoint.labels,
+        columns=Columns.of(options),
+        multi_label=checkpoint.multi_label,
+    )
     examples, judge = [], None
     if options.evaluate:
-        examples = read_examples(options.evaluate, labels, columns, **how)
+        examples = read(options.evaluate)
     if file := options.calibrate:
-        texts = read_examples(file, labels, columns, least=LEAST_TEXTS, **how)
+        texts = read(file, least=LEAST_TEXTS)
         judge = partial(calibrated, examples=texts, digest=sha256(file))
     export(
         checkpoint,

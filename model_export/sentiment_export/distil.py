@@ -25,7 +25,6 @@ from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.text_files import PLAIN, FileOptions
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 from sentiment_export.checkpoint.bundle_weights import options_of, write_checkpoint
@@ -43,7 +42,13 @@ from sentiment_export.quality.evaluation import (
     speed,
     too_bad,
 )
-from sentiment_export.quality.labelled import Columns, Example, read_examples, read_texts
+from sentiment_export.quality.labelled import (
+    BY_DEFAULT,
+    Columns,
+    Example,
+    read_examples,
+    read_texts,
+)
 from sentiment_export.training import Plan, Tokenised, decayed, digest, resumable, train
 
 LEAST_TEXTS, ENOUGH_TEXTS = 500, 20_000
@@ -68,20 +73,19 @@ class Distillation:
     least_agreement: float = 0.0
     most_loss: float | None = None
     revision: str | None = None
-    column: str | None = None
-    columns: Columns | None = None  # of the labelled file
-    file_options: FileOptions = PLAIN
+    columns: Columns = BY_DEFAULT  # of texts and the labelled file
     options: CheckpointOptions = AS_IT_SAYS
 
     def identity(self, teacher: "Teacher", layers: Sequence[int]) -> dict[str, Any]:
         """What the student's weights depend on."""
-        names = ("column", "epochs", "minutes", "learning_rate", "batch_size", "seed")
+        names = ("epochs", "minutes", "learning_rate", "batch_size", "seed")
         return {
             "the teacher": f"sha256 {teacher.key[:16]}",
             "the content of --texts": digest(self.texts),
             "the content of --labelled": digest([self.labelled] if self.labelled else []),
             "layers": list(layers),
-            **asdict(self.file_options),
+            **asdict(self.columns.file),
+            "column": self.columns.text,
             **{name: getattr(self, name) for name in names},
         }
 
@@ -203,7 +207,7 @@ def _texts(
     found: dict[str, str] = {}
     count = 0
     for path in recipe.texts:
-        texts, refused, has_labels = read_texts(path, recipe.column, recipe.file_options)
+        texts, refused, has_labels = read_texts(path, recipe.columns.text, recipe.columns.file)
         count += len(texts)
         found |= {fingerprint(text): text for text in texts}
         if has_labels:
@@ -233,10 +237,10 @@ def _examples(recipe: Distillation, checkpoint: Checkpoint) -> list[Example]:
     if (labelled := recipe.labelled) is None:
         return []
     columns = recipe.columns
-    if labelled.suffix == ".tsv" and columns == Columns(recipe.column or "text"):
-        columns = None  # --column alone is that of --texts
-    how: Any = {"multi_label": checkpoint.multi_label, "file_options": recipe.file_options}
-    return read_examples(labelled, checkpoint.labels, columns, **how)
+    if labelled.suffix == ".tsv" and columns.label in (None, "label") and columns.group is None:
+        columns = Columns(file=columns.file)  # --column alone is that of --texts
+    multi_label = checkpoint.multi_label
+    return read_examples(labelled, checkpoint.labels, columns, multi_label=multi_label)
 
 
 @dataclass(frozen=True, slots=True)

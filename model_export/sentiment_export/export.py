@@ -29,7 +29,6 @@ from sentiment_service.engine.model.bundle import (
 )
 from sentiment_service.engine.model.model import TEXTS, Model
 from sentiment_service.errors import UserError
-from sentiment_service.files.text_files import PLAIN, FileOptions
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.source import commit_date, origin
@@ -43,6 +42,7 @@ from sentiment_export.quality.evaluation import (
     logits_of_examples,
 )
 from sentiment_export.quality.labelled import (
+    BY_DEFAULT,
     LEAST_TEXTS,
     MAX_ACCURACY_LOSS,
     Columns,
@@ -336,8 +336,7 @@ def calibrate_bundle(
     path: Path,
     file: Path,
     loss: CalibrationLoss,
-    columns: Columns | None = None,
-    file_options: FileOptions = PLAIN,
+    columns: Columns = BY_DEFAULT,
     say: Callable[[str], None] = print,
 ) -> None:
     """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
@@ -350,14 +349,8 @@ def calibrate_bundle(
             changed.
     """
     bundle = Bundle.open(path)
-    examples = read_examples(
-        file,
-        bundle.manifest.labels,
-        columns,
-        multi_label=bundle.multi_label,
-        file_options=file_options,
-        least=LEAST_TEXTS,
-    )
+    labels, multi_label = bundle.manifest.labels, bundle.multi_label
+    examples = read_examples(file, labels, columns, multi_label=multi_label, least=LEAST_TEXTS)
     manifest = calibrated(bundle, examples, sha256(file), loss, say)
     # The manifest may hold entries of a newer version; they stay.
     document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -235,11 +235,13 @@ def test_a_training_on_other_texts_is_not_continued(recipe: Distillation, tmp_pa
             page.append([text])
     workbook.save(tmp_path / "texts.xlsx")
     first = replace(recipe, texts=[tmp_path / "texts.xlsx"], labelled=None, most_loss=None)
-    first = replace(first, file_options=FileOptions(sheet="A"))
+    first = replace(first, columns=Columns(file=FileOptions(sheet="A")))
     with pytest.raises(UserError, match="keeps this student"):
         distil(replace(first, least_agreement=1.0), tmp_path / "out", silent)
     with pytest.raises(UserError, match="sheet was A then and is B now"):
-        distil(replace(first, file_options=FileOptions(sheet="B")), tmp_path / "out", silent)
+        distil(
+            replace(first, columns=Columns(file=FileOptions(sheet="B"))), tmp_path / "out", silent
+        )
 
 
 def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Pa
     columns = Columns("tweet", "mood")
     with pytest.raises(UserError, match="few"):
         distil(
-            replace(recipe, texts=[labelled], labelled=labelled, column="tweet", columns=columns),
+            replace(recipe, texts=[labelled], labelled=labelled, columns=columns),
             tmp_path / "out",
             silent,
         )
@@ -270,7 +272,7 @@ def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Pa
         ({"texts": ("few.txt",)}, r"40 different texts are too few .* least 500 .* 20,000 or more"),
         ({"texts": ("none.txt",)}, r"there is no file .*none\.txt"),
         ({"texts": ("texts.doc",)}, r"texts\.doc holds texts only if its name ends in \.txt"),
-        ({"column": "tweet"}, "tweet"),
+        ({"columns": Columns("tweet")}, "tweet"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(

@@ -122,9 +122,8 @@ def passes(model_type: str) -> str:
 
 
 def _changed_weights(fitted: Fit, dtypes: Mapping[str, str]) -> Iterator[str]:
-    if fitted.renamed:
-        key, name = next(iter(fitted.renamed.items()))
-        yield f"{len(fitted.renamed)} weights are renamed, such as {key} to {name}"
+    if renamed := [(key, name) for name, key in fitted.names.items() if key != name]:
+        yield f"{len(renamed)} weights are renamed, such as {' to '.join(renamed[0])}"
     if fitted.unused:
         yield f"{len(fitted.unused)} weights are not read: {_few(fitted.unused)}"
     other = Counter(dtypes[key] for key in fitted.names.values() if dtypes[key] != "float32")

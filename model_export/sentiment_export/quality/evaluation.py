@@ -233,8 +233,7 @@ class AccuracyGate:
     def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
         self._examples = examples
         self._max_loss = max_loss
-        self._fp32_labels: list[Labels] = []
-        self._fp32: Scores | None = None
+        self._fp32: tuple[Scores, list[Labels]] | None = None
         self.refused: dict[Precision, str] = {}
 
     def scored(self, model: Model, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -242,33 +241,29 @@ class AccuracyGate:
         if not self._examples:
             return None
         scores, labels = evaluate(model, self._examples)
-        if self._fp32 is None:
-            self._fp32, self._fp32_labels = scores, labels
-        same = marks(labels, model.labels) == marks(self._fp32_labels, model.labels)
-        agreeing = same if model.multi_label else same.all(axis=1)
-        scores = replace(scores, agreement_with_fp32=float(agreeing.mean()))
+        self._fp32 = self._fp32 or (scores, labels)
+        fp32, expected = self._fp32
+        same = marks(labels, model.labels) == marks(expected, model.labels)
+        agreement = float((same if model.multi_label else same.all(axis=1)).mean())
+        scores = replace(scores, agreement_with_fp32=agreement)
         say(f"{model.precision}: {scores.table()}")
-        self._judge(model.precision, self._fp32, scores)
-        return scores.as_dict()
-
-    def verdict(self) -> str:
-        """The variants that were left out, with the reasons, in one line."""
-        return "; ".join(f"{name} was left out because {why}" for name, why in self.refused.items())
-
-    def _judge(self, precision: Precision, fp32: Scores, scores: Scores) -> None:
-        agreement = scores.agreement_with_fp32 or 0.0
         if agreement < LEAST_AGREEMENT:
-            self.refused[precision] = (
+            self.refused[model.precision] = (
                 f"it agrees with fp32 on {agreement:.2%} of the labels (at least "
                 f"{LEAST_AGREEMENT:.0%} is required)"
             )
         for name in ("accuracy" if scores.micro_f1 is None else "micro_f1", "macro_recall"):
             loss = getattr(fp32, name) - getattr(scores, name)
             if not loss <= self._max_loss + ROUNDING:
-                self.refused[precision] = (
+                self.refused[model.precision] = (
                     f"it loses {loss:.4f} of fp32's {name.replace('_', ' ')} "
                     f"(--max-accuracy-loss {self._max_loss:g})"
                 )
+        return scores.as_dict()
+
+    def verdict(self) -> str:
+        """The variants that were left out, with the reasons, in one line."""
+        return "; ".join(f"{name} was left out because {why}" for name, why in self.refused.items())
 
 
 TIMED_TEXTS, ROUNDS = 256, 7  # of the comparison of speed

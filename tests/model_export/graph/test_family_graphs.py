@@ -26,7 +26,12 @@ from transformers import PreTrainedModel
 
 from benchmarks.random_checkpoint import random_checkpoint
 from tests.support.checkpoints import HIDDEN_SIZE, LAYERS, Exported, random_model
-from tests.support.model_export.graphs import random_encodings, run, session
+from tests.support.model_export.graphs import (
+    ExactFlatClassifier,
+    random_encodings,
+    run,
+    session,
+)
 
 KINDS = (Classifier, Int8Classifier, FlatClassifier)
 ENCODINGS = [*random_encodings(0), *random_encodings(1)]
@@ -199,7 +204,7 @@ def _magnified(path: Path, times: int) -> Checkpoint:
 def _largest_value(checkpoint: Checkpoint, path: Path) -> float:
     """The largest value between two operators, where all are computed in fp32."""
     assert checkpoint.encoder is not None
-    FlatClassifier(checkpoint.encoder, checkpoint.weights, half=False).write(path)
+    ExactFlatClassifier(checkpoint.encoder, checkpoint.weights).write(path)
     exact = ir.load(path)
     # What attention computes are means of its input.
     nodes = [node for node in exact.graph if node.op_type != ATTENTION.decode()]

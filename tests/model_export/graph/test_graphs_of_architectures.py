@@ -20,7 +20,6 @@ from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.checkpoint.describe import passes
 from sentiment_export.checkpoint.family import FAMILY
 from sentiment_export.graph.editor import as_linear
-from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.graph.variants import graphs_of
 from sentiment_export.quality.verification import layer_parity
 from sentiment_service.engine.model import model as parity
@@ -30,7 +29,13 @@ from sentiment_service.engine.model.sessions import open_session
 from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from tests.support.checkpoints import random_model, save_model
-from tests.support.model_export.graphs import name_of, random_encodings, run, session
+from tests.support.model_export.graphs import (
+    ExactFlatClassifier,
+    name_of,
+    random_encodings,
+    run,
+    session,
+)
 from tests.support.model_export.published import PUBLISHED, make_published
 
 TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
@@ -209,7 +214,7 @@ def test_fp16_is_flat_where_the_weights_are_known(
     assert not operators.keys() & {"LayerNormalization", "Softmax", "Transpose", "NonZero", "Shape"}
     assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT32}
     exact = tmp_path / "exact.onnx"
-    FlatClassifier(encoder, weights, half=False).write(exact)
+    ExactFlatClassifier(encoder, weights).write(exact)
     found = run(open_session(exact, CPU, threads=1), ENCODINGS)
     np.testing.assert_allclose(found, graphs.logits, rtol=0, atol=TOLERANCE["fp32"])
 
