@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -42,13 +42,7 @@ from sentiment_export.quality.evaluation import (
     speed,
     too_bad,
 )
-from sentiment_export.quality.labelled import (
-    BY_DEFAULT,
-    Columns,
-    Example,
-    read_examples,
-    read_texts,
-)
+from sentiment_export.quality.labelled import Columns, Example, read_examples, read_texts
 from sentiment_export.training import Plan, Tokenised, decayed, digest, resumable, train
 
 LEAST_TEXTS, ENOUGH_TEXTS = 500, 20_000
@@ -73,7 +67,7 @@ class Distillation:
     least_agreement: float = 0.0
     most_loss: float | None = None
     revision: str | None = None
-    columns: Columns = BY_DEFAULT  # of texts and the labelled file
+    columns: Columns = field(default_factory=Columns)  # of texts and the labelled file
     options: CheckpointOptions = AS_IT_SAYS
 
     def identity(self, teacher: "Teacher", layers: Sequence[int]) -> dict[str, Any]:

@@ -192,10 +192,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def find_checkpoint(source: str, revision: str | None = None, onnx: str | None = None) -> Path:
     """The directory that holds a checkpoint's files; downloads the files that are missing.
 
-    Args:
-        source: a checkpoint directory, a model's directory in a hub cache, or a hub id.
-        revision: branch, tag or commit of a model on the hub (default: ``main``).
-        onnx: which graph to download in the place of weights; see ``choose_files``.
+    ``source`` is a checkpoint directory, a model's directory in a hub cache, or a hub id. ``onnx``
+    is the graph to download in the place of weights; see ``choose_files``.
     """
     if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
         raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
