@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 from sentiment_service.atomic_files import atomic_directory, full_disk_named, write_text_atomically
@@ -58,6 +58,7 @@ from sentiment_export.quality.verification import (
     verify,
 )
 
+File = TypeVar("File", bound=DataFile)
 MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
 
 
@@ -89,6 +90,9 @@ def export(
     may add to the manifest, or refuse the bundle.
 
     Raises:
+        UserError: the architecture is not supported, PyTorch is needed and not installed, fp32 or
+            fp16 differs from the reference by more than its tolerance, ``output`` holds something
+            other than a bundle, a labelled text cannot be classified, or the disk is full.
         LeftOut: the other variants were written.
     """
     output = check_bundle_output(output)
@@ -155,6 +159,13 @@ def _compared_with(
     return reference or ("pytorch" if has_pytorch else "fp32")
 
 
+class _Written(Bundle):
+    """A bundle whose files were written a moment ago, and have no digests yet."""
+
+    def variant_path(self, precision: Precision) -> Path:
+        return self.path / self.manifest.variants[precision].file
+
+
 @dataclass(slots=True)
 class _Checks:
     """Compares the variants with one reference, and scores them."""
@@ -173,7 +184,7 @@ class _Checks:
         The gate refuses an int8 that differs from the reference by more than its tolerance.
         """
         variant = manifest.variants[precision]
-        bundle = Bundle(self.directory, manifest, dict(self.checkpoint.config))
+        bundle = _Written(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         parity = invariant = None
         if self.kind == "fp32" and precision == "fp32":
@@ -229,12 +240,21 @@ def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> st
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
-    """The manifest with only the ``kept`` variants; deletes the files of the others."""
+    """The manifest with only the ``kept`` variants and their digests; deletes the other files."""
     for precision in manifest.variants.keys() - set(kept):
         file = directory / ONNX_FILES[precision]
         file.unlink()
         external_data(file).unlink(missing_ok=True)
-    return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
+    variants = {}
+    for precision in kept:
+        variant = _with_digest(manifest.variants[precision], directory)
+        data = variant.data and _with_digest(variant.data, directory)
+        variants[precision] = variant.model_copy(update={"data": data})
+    return manifest.model_copy(update={"variants": variants})
+
+
+def _with_digest(file: File, directory: Path) -> File:
+    return file.model_copy(update={"sha256": sha256(directory / file.file)})
 
 
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
@@ -296,8 +316,8 @@ def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
 
 
 def _data_file(directory: Path, name: str) -> dict[str, Any]:
-    file = directory / name
-    return {"file": name, "sha256": sha256(file), "bytes": file.stat().st_size}
+    """What is known of a file before it is known whether it is kept: all but its digest."""
+    return {"file": name, "sha256": "", "bytes": (directory / name).stat().st_size}
 
 
 def calibrated(

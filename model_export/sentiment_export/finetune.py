@@ -99,6 +99,10 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
 
     Returns:
         The averaged model's scores on the validation texts that are not in the training data.
+
+    Raises:
+        UserError: ``base`` cannot be exported, a label has no training text, no validation text is
+            left, or no token is to be trained.
     """
     output = check_new_output(output)
     side_files, _ = choose_local_files(recipe.base)

@@ -154,6 +154,9 @@ def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """The directory ``<output>.training``, in which an interrupted training is kept for the next.
 
     It is removed at the end, with all that it holds.
+
+    Raises:
+        UserError: it is of a training that depends on something else, or the disk is full.
     """
     directory = output.with_name(output.name + ".training")
     directory.mkdir(parents=True, exist_ok=True)

@@ -111,6 +111,11 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
     """Load a local checkpoint. Pickled weights are read as plain tensors; their code never runs.
 
     ``options`` override what the checkpoint says, and what ``decide`` knows of it.
+
+    Raises:
+        UserError: a file is missing or damaged, the weights or the graph do not match config.json,
+            the model is not a sequence classifier, an output has no usable label, or the model has
+            fewer positions than ``options.max_tokens``.
     """
     side_files, weights = choose_local_files(path, options.onnx)
     of_graph = weights.endswith(GRAPH)

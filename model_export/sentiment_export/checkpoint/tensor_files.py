@@ -74,7 +74,11 @@ class Tensor:
 
 
 def read_tensors(weights: Path) -> dict[str, Tensor]:
-    """The tensors of a file, or of the shards of an index, by their names in the files."""
+    """The tensors of a file, or of the shards of an index, by their names in the files.
+
+    Raises:
+        UserError: a file is missing, damaged, or holds more than plain tensors.
+    """
     tensors: dict[str, Tensor] = {}
     for file in shards(weights):
         path = weights.with_name(file)

@@ -190,7 +190,11 @@ def as_decisions(
 
 
 def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
-    """The logits [examples, labels] of the examples, in the same order."""
+    """The logits [examples, labels] of the examples, in the same order.
+
+    Raises:
+        UserError: a text cannot be classified (the message names its row).
+    """
     encodings = []
     for row, example in enumerate(examples, start=1):
         try:
