@@ -110,9 +110,9 @@ def by_shape(
             config = {**BASE, "vocab_size": 1000, **config}
             source = random_checkpoint(base / "checkpoint", model_type, **config)
             checkpoint = load_checkpoint(source)
-            graphs, plain = graphs_of(checkpoint, base), export_graph(checkpoint, base)
-            graphs.write("fp32", base / "fp32.onnx")
-            graphs.write("int8", base / "int8.onnx")
+            write, plain = graphs_of(checkpoint, base), export_graph(checkpoint, base)
+            write("fp32", base / "fp32.onnx")
+            write("int8", base / "int8.onnx")
             measured = {
                 FP32: open_session(base / "fp32.onnx", CPU, threads=1),
                 **_stock(plain),

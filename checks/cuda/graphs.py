@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.family import FAMILY
 from sentiment_export.graph.variants import graphs_of
 from sentiment_service.engine.model.bundle import Precision
 
@@ -25,13 +25,13 @@ def make(folder: Path, model_type: str) -> dict[Precision, Path]:
     """Export the variants for GPUs of an architecture of the table."""
     shape = DISTILBERTS if model_type == "distilbert" else SHAPE
     source = random_checkpoint(folder / model_type, model_type, **shape)
-    graphs = graphs_of(load_checkpoint(source), source)
+    write = graphs_of(load_checkpoint(source), source)
     made = {precision: folder / f"{model_type}-{precision}.onnx" for precision in PRECISIONS}
     for precision, target in made.items():
-        graphs.write(precision, target)
+        write(precision, target)
     return made
 
 
 def is_flat(model_type: str, precision: Precision) -> bool:
     """Whether the graph takes the tokens of all texts one after another."""
-    return precision == "fp16" and ARCHITECTURES[model_type].layers
+    return precision == "fp16" and model_type in FAMILY

@@ -16,7 +16,6 @@ from sentiment_service.atomic_files import write_text_atomically
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
 from sentiment_service.errors import UserError, first_line, system_error
 from sentiment_service.files.command import LOCAL
-from sentiment_service.files.text_files import FileOptions
 from sentiment_service.installation import missing_extra
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import (
@@ -26,9 +25,9 @@ from sentiment_service.settings.sources import (
     local_path,
 )
 
-from sentiment_export.export_command import SOURCE, export_command, source
+from sentiment_export import commands
+from sentiment_export.commands import SOURCE, source
 from sentiment_export.quality.labelled import LABELLED, Columns, read_examples
-from sentiment_export.training_commands import distil_command, finetune_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,20 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands: dict[str, Callable[[list[str]], None]] = {
+    others: dict[str, Callable[[list[str]], None]] = {
         "describe": _describe,
-        "evaluate": evaluate_command,
-        "calibrate": calibrate_command,
-        "finetune": finetune_command,
-        "distil": distil_command,
+        "evaluate": _evaluate,
+        "calibrate": _calibrate,
+        "finetune": commands.finetune_command,
+        "distil": commands.distil_command,
     }
     # SIGTERM acts like Ctrl-C, so that the export removes its temporary files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if words and words[0] in commands:
-            commands[words[0]](words[1:])
+        if words and words[0] in others:
+            others[words[0]](words[1:])
         else:
-            export_command(words, commands)
+            commands.export_command(words, others)
     except BrokenPipeError:
         # The reader of standard output is gone; Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -114,8 +113,7 @@ PRECISION = (
 )
 
 
-def evaluate_command(words: list[str]) -> None:
-    """Run ``evaluate`` with these arguments. Wrong usage exits with code 2."""
+def _evaluate(words: list[str]) -> None:
     parser = _evaluate_parser()
     options = parser.parse_args(words)
     if options.picture and options.picture.suffix.lower() != ".svg":
@@ -131,11 +129,7 @@ def evaluate_command(words: list[str]) -> None:
     first, columns = bundles[0], Columns.of(options)
     _check_labels(first, bundles[-1])
     examples = read_examples(
-        options.file,
-        first.manifest.labels,
-        columns,
-        multi_label=first.multi_label,
-        file_options=FileOptions.of(options),
+        options.file, first.manifest.labels, columns, multi_label=first.multi_label
     )
     precisions: list[Precision | Literal["auto"]] = [settings.precision]
     if settings.precision == "auto" and not options.against:
@@ -172,8 +166,7 @@ def evaluate_command(words: list[str]) -> None:
         print(comparison(old=scored[-1][1], new=scored[0][1], found=found, texts=examples))
 
 
-def calibrate_command(words: list[str]) -> None:
-    """Run ``calibrate`` with these arguments. Wrong usage exits with code 2."""
+def _calibrate(words: list[str]) -> None:
     parser = CommandParser(
         "sentiment-export calibrate",
         description="Fit the temperature of every variant of a bundle on labelled texts that the "
@@ -197,8 +190,7 @@ def calibrate_command(words: list[str]) -> None:
 
     from sentiment_export.export import calibrate_bundle
 
-    columns, file_options = Columns.of(options), FileOptions.of(options)
-    calibrate_bundle(options.bundle, options.file, options.loss, columns, file_options)
+    calibrate_bundle(options.bundle, options.file, options.loss, Columns.of(options))
     print(f"wrote {options.bundle / MANIFEST}")
 
 

@@ -7,10 +7,11 @@ Really Need to be Deep?").
 
 import json
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -24,7 +25,6 @@ from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import ServiceError, UserError
-from sentiment_service.files.text_files import PLAIN, FileOptions
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 from sentiment_export.checkpoint.bundle_weights import options_of, write_checkpoint
@@ -34,18 +34,16 @@ from sentiment_export.checkpoint.source import find_checkpoint, origin
 from sentiment_export.export import LeftOut, calibrated, export
 from sentiment_export.finetune import fingerprint
 from sentiment_export.output import check_bundle_output, distilled_section, is_bundle
-from sentiment_export.quality.evaluation import batches, logits_of_examples
-from sentiment_export.quality.labelled import Columns, Example, read_examples, read_texts
-from sentiment_export.quality.student import HeldOut, compared, speed, too_bad
-from sentiment_export.training import (
-    SAVE_EVERY_S,
-    Plan,
-    Tokenised,
-    decayed,
-    digest,
-    resumable,
-    train,
+from sentiment_export.quality.evaluation import (
+    HeldOut,
+    batches,
+    compared,
+    logits_of_examples,
+    speed,
+    too_bad,
 )
+from sentiment_export.quality.labelled import Columns, Example, read_examples, read_texts
+from sentiment_export.training import Plan, Tokenised, decayed, digest, resumable, train
 
 LEAST_TEXTS, ENOUGH_TEXTS = 500, 20_000
 HELD_OUT = 0.1
@@ -69,21 +67,19 @@ class Distillation:
     least_agreement: float = 0.0
     most_loss: float | None = None
     revision: str | None = None
-    column: str | None = None
-    columns: Columns | None = None  # of the labelled file
-    file_options: FileOptions = PLAIN
+    columns: Columns = field(default_factory=Columns)  # of texts and the labelled file
     options: CheckpointOptions = AS_IT_SAYS
-    save_every_s: float = SAVE_EVERY_S
 
     def identity(self, teacher: "Teacher", layers: Sequence[int]) -> dict[str, Any]:
         """What the student's weights depend on."""
-        names = ("column", "epochs", "minutes", "learning_rate", "batch_size", "seed")
+        names = ("epochs", "minutes", "learning_rate", "batch_size", "seed")
         return {
             "the teacher": f"sha256 {teacher.key[:16]}",
             "the content of --texts": digest(self.texts),
             "the content of --labelled": digest([self.labelled] if self.labelled else []),
             "layers": list(layers),
-            **asdict(self.file_options),
+            **asdict(self.columns.file),
+            "column": self.columns.text,
             **{name: getattr(self, name) for name in names},
         }
 
@@ -218,7 +214,7 @@ def _texts(
     found: dict[str, str] = {}
     count = 0
     for path in recipe.texts:
-        texts, refused, has_labels = read_texts(path, recipe.column, recipe.file_options)
+        texts, refused, has_labels = read_texts(path, recipe.columns.text, recipe.columns.file)
         count += len(texts)
         found |= {fingerprint(text): text for text in texts}
         if has_labels:
@@ -248,10 +244,10 @@ def _examples(recipe: Distillation, checkpoint: Checkpoint) -> list[Example]:
     if (labelled := recipe.labelled) is None:
         return []
     columns = recipe.columns
-    if labelled.suffix == ".tsv" and columns == Columns(recipe.column or "text"):
-        columns = None  # --column alone is that of --texts
-    how: Any = {"multi_label": checkpoint.multi_label, "file_options": recipe.file_options}
-    return read_examples(labelled, checkpoint.labels, columns, **how)
+    if labelled.suffix == ".tsv" and columns.label in (None, "label") and columns.group is None:
+        columns = Columns(file=columns.file)  # --column alone is that of --texts
+    multi_label = checkpoint.multi_label
+    return read_examples(labelled, checkpoint.labels, columns, multi_label=multi_label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,13 +322,14 @@ def _train(
 
     def trained(model: Any, steps: int, work: Path) -> float:
         plan = Plan(recipe.seed, steps, recipe.batch_size, recipe.learning_rate, dropout=False)
-        parameters, every = decayed(model), recipe.save_every_s
-        return train(model, parameters, data, plan, loss, lambda *_: {}, work, say, every)[1]
+        return train(model, decayed(model), data, plan, loss, lambda *_: {}, work, say)[1]
 
     steps = ceil(len(data.ids) / recipe.batch_size) * recipe.epochs
     if recipe.minutes is not None:
         counted = work / "steps"
         if not counted.exists():
+            for left in work.glob("trial-*"):  # by a run that was killed in it
+                shutil.rmtree(left)
             for count in (1, TRIAL_STEPS):  # the first step of a process takes longer
                 with tempfile.TemporaryDirectory(prefix="trial-", dir=work) as trial:
                     pace = count / trained(deepcopy(model), count, Path(trial))

@@ -29,12 +29,11 @@ from sentiment_service.engine.model.bundle import (
 )
 from sentiment_service.engine.model.model import TEXTS, Model
 from sentiment_service.errors import UserError
-from sentiment_service.files.text_files import PLAIN, FileOptions
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.source import commit_date, origin
 from sentiment_export.graph.builder import external_data
-from sentiment_export.graph.variants import Graphs, SourceGraphs, graphs_of
+from sentiment_export.graph.variants import SourceGraphs, Write, graphs_of
 from sentiment_export.output import ONNX_FILES, calibration_section, check_bundle_output, model_card
 from sentiment_export.quality.evaluation import (
     AccuracyGate,
@@ -43,6 +42,7 @@ from sentiment_export.quality.evaluation import (
     logits_of_examples,
 )
 from sentiment_export.quality.labelled import (
+    BY_DEFAULT,
     LEAST_TEXTS,
     MAX_ACCURACY_LOSS,
     Columns,
@@ -76,7 +76,7 @@ def export(
     judge: Callable[[Bundle], Manifest] | None = None,
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
-    graphs_of: Callable[[Checkpoint, Path], Graphs] = graphs_of,
+    graphs_of: Callable[[Checkpoint, Path], Write] = graphs_of,
     say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
@@ -92,8 +92,7 @@ def export(
     Raises:
         UserError: the architecture is not supported, PyTorch is needed and not installed, fp32 or
             fp16 differs from the reference by more than its tolerance, ``output`` holds something
-            other than a bundle, a labelled text cannot be classified, no temperature fits, or the
-            disk is full.
+            other than a bundle, a labelled text cannot be classified, or the disk is full.
         LeftOut: the other variants were written.
     """
     output = check_bundle_output(output)
@@ -108,14 +107,15 @@ def export(
         with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
             say("writing the graphs")
             if checkpoint.graph is None:
-                source, graphs = None, graphs_of(checkpoint, Path(work))
+                source, write = None, graphs_of(checkpoint, Path(work))
             else:
-                source = graphs = SourceGraphs(checkpoint, checkpoint.graph, Path(work))
+                source = SourceGraphs(checkpoint, checkpoint.graph, Path(work))
+                write = source.write
                 made = dict.fromkeys(source.possible((*made,)))
                 precisions = source.possible(precisions)
                 if source.kept:
                     say(f"{checkpoint.graph.path.name}: {source.kept}")
-            passes = {p: graphs.write(p, directory / ONNX_FILES[p]) for p in made}
+            passes = {p: write(p, directory / ONNX_FILES[p]) for p in made}
         checkpoint.weights.release()
         manifest = _manifest(checkpoint, directory, output.name, passes, kind)
         checks = _Checks(checkpoint, directory, gate, say, kind, source)
@@ -356,8 +356,7 @@ def calibrate_bundle(
     path: Path,
     file: Path,
     loss: CalibrationLoss,
-    columns: Columns | None = None,
-    file_options: FileOptions = PLAIN,
+    columns: Columns = BY_DEFAULT,
     say: Callable[[str], None] = print,
 ) -> None:
     """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
@@ -370,14 +369,8 @@ def calibrate_bundle(
             changed.
     """
     bundle = Bundle.open(path)
-    examples = read_examples(
-        file,
-        bundle.manifest.labels,
-        columns,
-        multi_label=bundle.multi_label,
-        file_options=file_options,
-        least=LEAST_TEXTS,
-    )
+    labels, multi_label = bundle.manifest.labels, bundle.multi_label
+    examples = read_examples(file, labels, columns, multi_label=multi_label, least=LEAST_TEXTS)
     manifest = calibrated(bundle, examples, sha256(file), loss, say)
     # The manifest may hold entries of a newer version; they stay.
     document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ from sentiment_export.checkpoint.layout import CONFIG_FILE, choose_local_files
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.output import check_new_output
 from sentiment_export.quality.evaluation import batches
-from sentiment_export.quality.labelled import MAX_TRAINED_TOKENS, Example, read_examples
+from sentiment_export.quality.labelled import MAX_TRAINED_TOKENS, Columns, Example, read_examples
 from sentiment_export.quality.scores import Scores, score
 from sentiment_export.training import (
     WARMUP_SHARE,
@@ -175,8 +175,8 @@ def _labelled_texts(
     recipe: Recipe, say: Callable[[str], None]
 ) -> tuple[list[Example], list[Example]]:
     """The training texts, and the validation texts that are not among them."""
-    file_options = FileOptions(recipe.encoding, recipe.sheet)
-    read = partial(read_examples, labels=SENTIMENTS, file_options=file_options)
+    how = Columns(file=FileOptions(recipe.encoding, recipe.sheet))
+    read = partial(read_examples, labels=SENTIMENTS, columns=how)
     train, rows = [*chain.from_iterable(map(read, recipe.train))], read(recipe.validation)
     validation = without_leaks(rows, train)
     for label in SENTIMENTS:

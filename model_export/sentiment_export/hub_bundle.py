@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, ModelInfo, constants
+from huggingface_hub import ModelInfo, constants
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from sentiment_service.atomic_files import atomic_directory
@@ -12,14 +12,7 @@ from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, 
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
-from sentiment_export.checkpoint.source import (
-    FAILURES,
-    date_of,
-    download,
-    explain,
-    is_outage,
-    with_retries,
-)
+from sentiment_export.checkpoint.source import FAILURES, ask, date_of, download, explain, is_outage
 from sentiment_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
 
 
@@ -42,9 +35,7 @@ def fetch_bundle(
             precisions, there are ``options``, or ``output`` must not be written.
     """
     try:
-        api = HfApi()
-        info = with_retries(lambda: api.model_info(source, revision=revision, timeout=30))
-        names = {file.rfilename for file in info.siblings or ()}
+        info, names = ask(source, revision)
         if MANIFEST not in names or not is_bundle(download(source, MANIFEST, info.sha).parent):
             return False
         options.refuse_bundle(source)

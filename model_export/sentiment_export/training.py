@@ -17,6 +17,7 @@ import torch
 from sentiment_service.atomic_files import full_disk_named, write_atomically
 from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.errors import UserError
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import get_linear_schedule_with_warmup
 
@@ -63,7 +64,6 @@ def train(
     judge: Callable[[Any, str], dict[str, Any]],
     work: Path,
     say: Callable[[str], None],
-    save_every_s: float = SAVE_EVERY_S,
 ) -> tuple[list[dict[str, Any]], float]:
     """Train the groups of ``parameters``; what ``judge`` said after each epoch, and the seconds.
 
@@ -113,7 +113,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
             done += 1
-            if time.monotonic() - saved >= save_every_s:
+            if time.monotonic() - saved >= SAVE_EVERY_S:
                 save()
                 saved = time.monotonic()
         history.append(judge(model, title))
@@ -136,12 +136,9 @@ def bucketed_batches(
 
 def collate(data: Tokenised, rows: Sequence[int]) -> dict[str, torch.Tensor]:
     """Padded ``input_ids`` and ``attention_mask`` [batch, longest]."""
-    longest = max(len(data.ids[row]) for row in rows)
-    ids = torch.full((len(rows), longest), data.pad_token_id)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(data.ids[row])] = torch.tensor(data.ids[row])
-        mask[index, : len(data.ids[row])] = 1
+    texts = [torch.tensor(data.ids[row]) for row in rows]
+    ids = pad_sequence(texts, batch_first=True, padding_value=data.pad_token_id)
+    mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     return {"input_ids": ids, "attention_mask": mask}
 
 

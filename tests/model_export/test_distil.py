@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from openpyxl import Workbook
+from sentiment_export import training
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.cli import main
 from sentiment_export.distil import Distillation, Teacher, chosen_layers, distil
@@ -137,7 +138,7 @@ KILLED = """
 import os, sys, torch
 from dataclasses import replace
 from pathlib import Path
-from sentiment_export import distil as module
+from sentiment_export import distil as module, training
 from sentiment_service import atomic_files
 directory, output, where, last = *map(Path, sys.argv[1:3]), *sys.argv[3:]
 place, name = {"step": (torch.nn.utils, "clip_grad_norm_"), "write": (atomic_files, "sync"),
@@ -149,8 +150,9 @@ def call(*arguments, **keywords):
     return whole(*arguments, **keywords)
 setattr(place, name, call)
 torch.set_num_threads(1)
+training.SAVE_EVERY_S = 0
 texts = directory / "texts.txt", directory / "more.tsv"
-module.distil(module.Distillation(str(directory / "teacher"), texts, epochs=1, save_every_s=0,
+module.distil(module.Distillation(str(directory / "teacher"), texts, epochs=1,
     labelled=directory / "labelled.tsv", learning_rate=1e-3, most_loss=1.0), output)
 """
 
@@ -177,12 +179,22 @@ def test_killed_and_continued_gives_the_same_bytes(
 
 
 def test_some_minutes_are_as_many_steps_after_an_interruption(
-    recipe: Distillation, tmp_path: Path
+    recipe: Distillation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first steps say how many fit; a continued run keeps that number."""
-    short = replace(recipe, minutes=0.02, save_every_s=0)
+    """The first steps say how many fit; a continued run keeps that number.
+
+    What a run leaves that is killed in these steps goes when they are taken again.
+    """
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
+    short = replace(recipe, minutes=0.02)
+    with interrupted_in_step(1):
+        distil(short, tmp_path / "out", say=silent)
+    left = tmp_path / "out.training/trial-killed"
+    left.mkdir()
+    (left / "seed-0.pt").touch()
     with interrupted_in_step(1 + 12 + 2):
         distil(short, tmp_path / "out", say=silent)
+    assert not left.exists()
     steps = int((tmp_path / "out.training/steps").read_text())
     said: list[str] = []
     with interrupted_in_step(1):
@@ -223,11 +235,13 @@ def test_a_training_on_other_texts_is_not_continued(recipe: Distillation, tmp_pa
             page.append([text])
     workbook.save(tmp_path / "texts.xlsx")
     first = replace(recipe, texts=[tmp_path / "texts.xlsx"], labelled=None, most_loss=None)
-    first = replace(first, file_options=FileOptions(sheet="A"))
+    first = replace(first, columns=Columns(file=FileOptions(sheet="A")))
     with pytest.raises(UserError, match="keeps this student"):
         distil(replace(first, least_agreement=1.0), tmp_path / "out", silent)
     with pytest.raises(UserError, match="sheet was A then and is B now"):
-        distil(replace(first, file_options=FileOptions(sheet="B")), tmp_path / "out", silent)
+        distil(
+            replace(first, columns=Columns(file=FileOptions(sheet="B"))), tmp_path / "out", silent
+        )
 
 
 def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Path) -> None:
@@ -237,7 +251,7 @@ def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Pa
     columns = Columns("tweet", "mood")
     with pytest.raises(UserError, match="few"):
         distil(
-            replace(recipe, texts=[labelled], labelled=labelled, column="tweet", columns=columns),
+            replace(recipe, texts=[labelled], labelled=labelled, columns=columns),
             tmp_path / "out",
             silent,
         )
@@ -258,7 +272,7 @@ def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Pa
         ({"texts": ("few.txt",)}, r"40 different texts are too few .* least 500 .* 20,000 or more"),
         ({"texts": ("none.txt",)}, r"there is no file .*none\.txt"),
         ({"texts": ("texts.doc",)}, r"texts\.doc holds texts only if its name ends in \.txt"),
-        ({"column": "tweet"}, "tweet"),
+        ({"columns": Columns("tweet")}, "tweet"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(

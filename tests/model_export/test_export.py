@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +20,7 @@ from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.export import export
 from sentiment_export.graph import builder
 from sentiment_export.graph.precisions import to_half_precision
-from sentiment_export.graph.variants import Graphs, graphs_of
+from sentiment_export.graph.variants import Write, graphs_of
 from sentiment_export.output import ONNX_FILES, model_card
 from sentiment_export.quality.labelled import Example
 from sentiment_service.engine.model.bundle import (
@@ -359,32 +358,27 @@ def test_a_failure_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if replacing else [])
 
 
-@dataclass(frozen=True)
-class _Damaged:
-    """Writes graphs of which one has a wrong weight, whose name holds ``name``."""
-
-    graphs: Graphs
-    damaged: Precision
-    name: str
-
-    def write(self, precision: Precision, target: Path) -> list[str]:
-        passes = self.graphs.write(precision, target)
-        if precision == self.damaged:
-            model = ir.load(target)
-            value = next(v for key, v in model.graph.initializers.items() if self.name in key)
-            assert value.const_value is not None
-            array = np.array(value.const_value.numpy())
-            array[:] = array[::-1].copy()
-            value.const_value = ir.tensor(array, name=value.name)
-            ir.save(model, target)
-        return passes
-
-
 def _export_damaged(
     roberta: Exported, output: Path, damaged: Precision, name: str, **options: Any
 ) -> None:
-    def graphs(checkpoint: Checkpoint, work: Path) -> Graphs:
-        return _Damaged(graphs_of(checkpoint, work), damaged, name)
+    """Export with a variant that has a wrong weight, whose name holds ``name``."""
+
+    def graphs(checkpoint: Checkpoint, work: Path) -> Write:
+        whole = graphs_of(checkpoint, work)
+
+        def write(precision: Precision, target: Path) -> list[str]:
+            passes = whole(precision, target)
+            if precision == damaged:
+                model = ir.load(target)
+                value = next(v for key, v in model.graph.initializers.items() if name in key)
+                assert value.const_value is not None
+                array = np.array(value.const_value.numpy())
+                array[:] = array[::-1].copy()
+                value.const_value = ir.tensor(array, name=value.name)
+                ir.save(model, target)
+            return passes
+
+        return write
 
     export(load_checkpoint(roberta.source), output, graphs_of=graphs, say=silent, **options)
 
@@ -516,26 +510,22 @@ def test_weights_beyond_one_file_go_into_another(
         bundles[1].variant_path("fp32")
 
 
-@dataclass(frozen=True)
-class _Padded:
+def _padded(checkpoint: Checkpoint, work: Path) -> Write:
     """Writes fp16 as earlier exports did for BERT's family, with padding."""
 
-    graphs: Graphs
-
-    def write(self, precision: Precision, target: Path) -> list[str]:
-        self.graphs.write("fp32", target)
+    def write(precision: Precision, target: Path) -> list[str]:
+        graphs_of(checkpoint, work)("fp32", target)
         model = ir.load(target)
         to_half_precision(model)
         ir.save(model, target)
         return ["half precision"]
 
+    return write
+
 
 def test_an_fp16_variant_with_padding_is_served(roberta: Exported, tmp_path: Path) -> None:
     """Earlier exports wrote it for BERT's family, too. Its logits are those of the flat graph."""
-    kinds: dict[str, Callable[[Checkpoint, Path], Graphs]] = {
-        "flat": graphs_of,
-        "padded": lambda checkpoint, work: _Padded(graphs_of(checkpoint, work)),
-    }
+    kinds = {"flat": graphs_of, "padded": _padded}
     found = {}
     for kind, graphs in kinds.items():
         output, checkpoint = tmp_path / kind, load_checkpoint(roberta.source)

@@ -72,17 +72,14 @@ def full_attention(config: Entries) -> int:
 class Architecture:
     """One model type of transformers that has a sequence classifier.
 
-    ``prefix`` begins the names of its classes there. ``layers`` is true for BERT's family, whose
-    graph is written from its weights. Otherwise ``rows.py`` leaves attention as PyTorch exported
-    it. ``max_tokens`` takes the model's config and returns how many tokens have a position, special
-    ones included.
+    ``prefix`` begins the names of its classes there. ``max_tokens`` takes the model's config and
+    returns how many tokens have a position, special ones included.
     """
 
     name: str
     prefix: str
     example: str  # a public checkpoint whose file layout the tests build
     tokenizers: tuple[TokenizerFiles, ...]  # the first complete one is read
-    layers: bool = False
     max_tokens: Callable[[Entries], int] = every_row
 
     def tokenizer_files(self, present: Collection[str]) -> TokenizerFiles | None:
@@ -94,16 +91,6 @@ class Architecture:
         """The name of the classifier's class in transformers."""
         return f"{self.prefix}ForSequenceClassification"
 
-    @property
-    def passes(self) -> str:
-        """What the export does to the graph."""
-        last = (
-            "last layer for the first token only"
-            if self.layers
-            else "first token only after the last attention, unless the classifier reads others"
-        )
-        return f"padding left out, {last}, int8 with a scale per token"
-
 
 # By model_type in config.json.
 ARCHITECTURES = {
@@ -112,7 +99,6 @@ ARCHITECTURES = {
         "Roberta",
         "cardiffnlp/twitter-roberta-base-sentiment-latest",
         (BYTE_LEVEL_BPE, BERTWEET_BPE),
-        layers=True,
         max_tokens=rows_after_padding,
     ),
     "xlm-roberta": Architecture(
@@ -120,37 +106,28 @@ ARCHITECTURES = {
         "XLMRoberta",
         "cardiffnlp/twitter-xlm-roberta-base-sentiment",
         (SENTENCEPIECE_BPE,),
-        layers=True,
         max_tokens=rows_after_padding,
     ),
     "bert": Architecture(
-        "BERT",
-        "Bert",
-        "nlptown/bert-base-multilingual-uncased-sentiment",
-        (WORD_PIECE,),
-        layers=True,
+        "BERT", "Bert", "nlptown/bert-base-multilingual-uncased-sentiment", (WORD_PIECE,)
     ),
     "distilbert": Architecture(
         "DistilBERT",
         "DistilBert",
         "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
         (WORD_PIECE,),
-        layers=True,
     ),
     "camembert": Architecture(
         "CamemBERT",
         "Camembert",
         "cmarkea/distilcamembert-base-sentiment",
         (SENTENCEPIECE_BPE,),
-        layers=True,
         max_tokens=rows_after_padding,
     ),
     "electra": Architecture(
-        "ELECTRA", "Electra", "bhadresh-savani/electra-base-emotion", (WORD_PIECE,), layers=True
+        "ELECTRA", "Electra", "bhadresh-savani/electra-base-emotion", (WORD_PIECE,)
     ),
-    "albert": Architecture(
-        "ALBERT", "Albert", "textattack/albert-base-v2-SST-2", (SPIECE,), layers=True
-    ),
+    "albert": Architecture("ALBERT", "Albert", "textattack/albert-base-v2-SST-2", (SPIECE,)),
     "mpnet": Architecture(
         "MPNet", "MPNet", "microsoft/mpnet-base", (WORD_PIECE,), max_tokens=rows_after_one
     ),
@@ -166,16 +143,10 @@ ARCHITECTURES = {
         "Data2VecText",
         "facebook/data2vec-text-base",
         (BYTE_LEVEL_BPE,),
-        layers=True,
         max_tokens=rows_after_padding,
     ),
     "big_bird": Architecture(
-        "BigBird",
-        "BigBird",
-        "google/bigbird-roberta-base",
-        (SPIECE,),
-        layers=True,
-        max_tokens=full_attention,
+        "BigBird", "BigBird", "google/bigbird-roberta-base", (SPIECE,), max_tokens=full_attention
     ),
 }
 

@@ -19,12 +19,7 @@ from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
-from sentiment_export.checkpoint.config import (
-    MULTI_LABEL,
-    check_task,
-    model_config,
-    read_config,
-)
+from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import Encoder, is_known_unused
 from sentiment_export.checkpoint.graph_file import GraphFile

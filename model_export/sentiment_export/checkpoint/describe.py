@@ -15,6 +15,7 @@ from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Described, max_tokens
 from sentiment_export.checkpoint.config import check_task, output_names, read_config
 from sentiment_export.checkpoint.decisions import decide
+from sentiment_export.checkpoint.family import FAMILY
 from sentiment_export.checkpoint.layout import choose_local_files
 from sentiment_export.checkpoint.tensor_files import read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
@@ -90,7 +91,7 @@ def describe(path: Path) -> Description:
     rows = None if problems else described.rows  # vocab_size is that of the weights
     loaded = tried(lambda: load_tokenizer(path, entries, rows))
     made = type(loaded.tokenizer.model).__name__ if loaded else None
-    changes = [f"the graph: {architecture.passes}"]
+    changes = [f"the graph: {passes(entries['model_type'])}"]
     if decided is not None:
         changes += [*decided.notes, *(loaded.notes if loaded else ())]
         if decided.preprocessing != "none":
@@ -112,10 +113,17 @@ def describe(path: Path) -> Description:
     )
 
 
+def passes(model_type: str) -> str:
+    """What the export does to the graph."""
+    last = "first token only after the last attention, unless the classifier reads others"
+    if model_type in FAMILY:
+        last = "last layer for the first token only"
+    return f"padding left out, {last}, int8 with a scale per token"
+
+
 def _changed_weights(fitted: Fit, dtypes: Mapping[str, str]) -> Iterator[str]:
-    if fitted.renamed:
-        key, name = next(iter(fitted.renamed.items()))
-        yield f"{len(fitted.renamed)} weights are renamed, such as {key} to {name}"
+    if renamed := [(key, name) for name, key in fitted.names.items() if key != name]:
+        yield f"{len(renamed)} weights are renamed, such as {' to '.join(renamed[0])}"
     if fitted.unused:
         yield f"{len(fitted.unused)} weights are not read: {_few(fitted.unused)}"
     other = Counter(dtypes[key] for key in fitted.names.values() if dtypes[key] != "float32")

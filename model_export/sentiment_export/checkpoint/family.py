@@ -225,7 +225,6 @@ class Encoder:
 
         Raises:
             NotRecognised: it is of another architecture, or computes in another way.
-            UserError: an entry is no usable number.
         """
         kind = config.get("model_type")
         family = FAMILY.get(str(kind))
@@ -313,11 +312,8 @@ class Encoder:
         def norm(module: str, size: int) -> None:
             shapes[f"{module}.weight"] = shapes[f"{module}.bias"] = (size,)
 
-        embeddings, width, hidden = (
-            f"{self.family.prefix}.embeddings",
-            self.embedding_size,
-            self.hidden_size,
-        )
+        embeddings = f"{self.family.prefix}.embeddings"
+        width, hidden = self.embedding_size, self.hidden_size
         rows = {"word": self.vocabulary, "position": self.positions, "token_type": self.types}
         for table, count in rows.items():
             if count:

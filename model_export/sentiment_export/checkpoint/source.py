@@ -11,13 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import (
-    HfApi,
-    ModelInfo,
-    constants,
-    get_hf_file_metadata,
-    hf_hub_download,
-)
+from huggingface_hub import HfApi, ModelInfo, constants, get_hf_file_metadata, hf_hub_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -198,10 +192,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def find_checkpoint(source: str, revision: str | None = None, onnx: str | None = None) -> Path:
     """The directory that holds a checkpoint's files; downloads the files that are missing.
 
-    Args:
-        source: a checkpoint directory, a model's directory in a hub cache, or a hub id.
-        revision: branch, tag or commit of a model on the hub (default: ``main``).
-        onnx: which graph to download in the place of weights; see ``choose_files``.
+    ``source`` is a checkpoint directory, a model's directory in a hub cache, or a hub id. ``onnx``
+    is the graph to download in the place of weights; see ``choose_files``.
     """
     if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
         raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
@@ -240,6 +232,13 @@ def commit_date(path: Path) -> str | None:
     return note.read_text(encoding="utf-8") if note.is_file() else None
 
 
+def ask(repo_id: str, revision: str | None) -> tuple[ModelInfo, set[str]]:
+    """What the hub says of a model at a revision, and the names of its files."""
+    api = HfApi()
+    info = with_retries(lambda: api.model_info(repo_id, revision=revision, timeout=30))
+    return info, {file.rfilename for file in info.siblings or ()}
+
+
 def date_of(info: ModelInfo) -> str | None:
     """When the commit was made (ISO 8601) that the hub has described, if it says it."""
     return info.last_modified.isoformat() if info.last_modified else None
@@ -262,11 +261,9 @@ def _of_hub(repo_id: str, revision: str, onnx: str | None) -> Path:
     commit: str | None = None
 
     try:
-        api = HfApi()
-        info = with_retries(lambda: api.model_info(repo_id, revision=revision, timeout=30))
+        info, held = ask(repo_id, revision)
         if info.sha is None:
             raise TypeError("no commit")
-        held = {file.rfilename for file in info.siblings or ()}
         names, weights = choose_files(held, repo_id, onnx)
         commit = info.sha
         # What is not exported is refused before anything large is downloaded.

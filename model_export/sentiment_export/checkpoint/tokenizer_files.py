@@ -230,8 +230,8 @@ def token(written: Any, *, special: bool = True, **flags: Any) -> Any:
     """A token that is found before the text is cut, as tokenizer_config.json writes it."""
     flags = {"normalized": False, **flags}
     if isinstance(written, Mapping):
-        flags |= {k: v for k, v in written.items() if k in ("lstrip", "rstrip", "normalized")}
-        flags |= {k: v for k, v in written.items() if k == "single_word"}
+        names = ("lstrip", "rstrip", "normalized", "single_word")
+        flags |= {name: written[name] for name in names if name in written}
         special = written.get("special", special)
     return AddedToken(content(written), special=special, **flags)
 

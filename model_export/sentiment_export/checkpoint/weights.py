@@ -37,11 +37,6 @@ class Fit:
     missing: list[str]  # in the model, but not in the files
     unused: list[str]  # in the files, but not read by the model
 
-    @property
-    def renamed(self) -> dict[str, str]:
-        """Name in the files -> name in the model, where the two differ."""
-        return {key: name for name, key in self.names.items() if key != name}
-
 
 @dataclass(frozen=True, slots=True)
 class Weights(Mapping[str, NDArray[Any]]):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import pi, prod, sqrt
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -29,14 +29,8 @@ ALIGNMENT = 2**12  # of weights in that file, so that they can be mapped
 IR_VERSION = 8  # the first one with functions; older readers refuse newer ones
 
 Value = str
-
-
-class Operator(Protocol):
-    """Adds an operator whose nodes are named after a module."""
-
-    def __call__(
-        self, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any
-    ) -> Value: ...
+# Adds an operator of a module, such as ``op("Gather", table, ids, axis=0)``; see ``Graph.at``.
+Operator = Callable[..., Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +45,6 @@ class _Weight:
 
     def data(self) -> bytes | memoryview:
         array = np.asarray(self.make(), self.dtype, order="C")
-        if array.shape != self.shape:
-            raise ValueError(f"a weight of the shape {array.shape} was announced as {self.shape}")
         return array.reshape(-1).view(np.uint8).data
 
 
@@ -140,22 +132,20 @@ class Graph:
                 tensor.data_location = TensorProto.EXTERNAL
                 end += -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
             tensors.append((tensor, weight))
+        output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", labels])
+        inputs = [
+            helper.make_tensor_value_info(name, dtype, axes)
+            for name, (dtype, axes) in self._inputs.items()
+        ]
+        graph = helper.make_graph(self.nodes, "classifier", inputs, [output])
         with target.open("wb") as file:
-            _write_model(file, self._model(), self._graph(labels), tensors)
+            _write_model(file, self._model(), graph, tensors)
         if outside:
             with external_data(target).open("wb") as file:
                 for tensor, weight in tensors:
                     if tensor.external_data:
                         file.write(weight.data())
                         file.write(bytes(-file.tell() % ALIGNMENT))
-
-    def _graph(self, labels: int) -> GraphProto:
-        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", labels])
-        inputs = [
-            helper.make_tensor_value_info(name, dtype, axes)
-            for name, (dtype, axes) in self._inputs.items()
-        ]
-        return helper.make_graph(self.nodes, "classifier", inputs, [logits])
 
     def _model(self) -> ModelProto:
         model = ModelProto(ir_version=IR_VERSION, producer_name=PRODUCER)

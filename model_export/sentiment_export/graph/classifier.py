@@ -285,17 +285,11 @@ class Classifier:
 class Int8Classifier(Classifier):
     """The graph with int8 weights; every row of activations has a scale of its own.
 
-    Stock dynamic quantization uses one scale for the whole batch, so a text's result depends on
-    the other texts in its batch. Here the largest magnitude of each token sets its scale. So a
-    text's logits are the same alone and in any batch, and closer to fp32. ``precisions.py`` has
-    the formulas.
+    ``precisions.py`` says why, and has the formulas.
 
     The key's bias is left out: it adds the same number to all scores of a query, which softmax
     ignores. The value's bias passes through attention unchanged, because the attention weights sum
     to one, so it is added to the bias of the attention output.
-
-    The word embedding has one scale per row. A row becomes floats again when it is looked up,
-    which costs almost nothing.
     """
 
     def __init__(self, encoder: Encoder, weights: Weights) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 from onnx_ir.tape import Tape
 
 from sentiment_export.checkpoint.architectures import NotRecognised
@@ -102,14 +101,6 @@ def _factors(value: ir.Value) -> list[ir.Value]:
     return [v for v in node.inputs if v is not None] if node and node.op_type == "Mul" else []
 
 
-def selects_first_token(node: ir.Node) -> bool:
-    """Whether the node takes the first token of [batch, sequence, hidden]."""
-    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1:
-        return False
-    index = node.inputs[1].const_value if node.inputs[1] is not None else None
-    return index is not None and not index.numpy().any()
-
-
 def _is_constant(value: ir.Value | None, axes: int) -> bool:
     tensor = value.const_value if value is not None else None
     return tensor is not None and tensor.dtype == ir.DataType.FLOAT and len(tensor.shape) == axes
@@ -134,10 +125,6 @@ class Editor:
     def integers(self, name: str, values: object) -> ir.Value:
         """An int64 constant, from a number or nested lists."""
         return self.constant(name, np.array(values, np.int64))
-
-    def insert_at_start(self, tape: Tape, scope: str) -> None:
-        """Insert the tape's nodes before all others."""
-        self.insert_before(self._graph[0], tape, scope)
 
     def insert_after(self, value: ir.Value, tape: Tape, scope: str) -> None:
         """Insert the tape's nodes after the node that computes ``value``."""
@@ -174,50 +161,9 @@ def scope_of(value: ir.Value) -> str:
     return name.rpartition("/")[0] or name
 
 
-def hidden_states(model: ir.Model) -> dict[ir.Value, int | None]:
-    """The computed values [batch, sequence, features], with the number of features if known.
-
-    The size of the batch is unknown before the graph runs. That distinguishes these values from
-    tables with three axes, such as DeBERTa's relative positions [1, positions, features].
-    """
-    ShapeInferencePass()(model)
-    states = {
-        value: size if isinstance(size := value.shape[2], int) else None
-        for node in model.graph
-        for value in node.outputs
-        if value.shape is not None and len(value.shape) == 3 and not isinstance(value.shape[0], int)
-    }
-    forget_shapes(model)
-    return states
-
-
 def forget_shapes(model: ir.Model) -> None:
     """Clear what was inferred, because a pass makes it wrong."""
     for node in model.graph:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.shape = value.type = None
-
-
-def text_rows(graph: ir.Graph, edit: Editor, tape: Tape) -> tuple[ir.Value, ir.Value]:
-    """Record the nodes that compute row numbers from the attention mask [batch, sequence].
-
-    Returns:
-        The tokens' rows of [batch * sequence], and the rows of [tokens] for padded positions,
-        [batch, sequence].
-    """
-    mask = next((value for value in graph.inputs if value.name == "attention_mask"), None)
-    if mask is None:
-        raise NotRecognised("the graph has no attention_mask")
-    # Of the mask itself: on a GPU, the session computes NonZero on the CPU, where the input lies.
-    real = tape.op("NonZero", [mask])
-    text = tape.op("Gather", [real, edit.integers("text", 0)], {"axis": 0})
-    position = tape.op("Gather", [real, edit.integers("position", 1)], {"axis": 0})
-    width = tape.op("Shape", [mask], {"start": 1, "end": 2})
-    tokens = tape.op("Add", [tape.op("Mul", [text, width]), position])
-    flat = tape.op("Reshape", [mask, edit.integers("vector", [-1])])
-    # Padding is masked, so its values only have to be finite. It gets those of the token before
-    # it, or of the last row.
-    count = tape.op("CumSum", [flat, edit.integers("rows", 0)])
-    token = tape.op("Sub", [count, edit.integers("one", 1)])
-    return tokens, tape.op("Reshape", [token, tape.op("Shape", [mask])])

@@ -19,9 +19,8 @@ import onnx
 from onnx import TensorProto
 from sentiment_service.engine.model.sessions import ATTENTION, POSITION_PADDING, REFERENCE
 
-from sentiment_export.checkpoint.family import Encoder
 from sentiment_export.graph.builder import CONTRIB, EXACT_GELU, GELU_BY_TANH, Value, halved
-from sentiment_export.graph.classifier import Classifier, Weights
+from sentiment_export.graph.classifier import Classifier
 
 # The inputs that every graph has besides ids and token types, all int32, with their axes.
 PLACES = {
@@ -35,11 +34,7 @@ FUSED = dict.fromkeys(EXACT_GELU, "BiasGelu") | dict.fromkeys(GELU_BY_TANH, "Fas
 
 
 class FlatClassifier(Classifier):
-    """The graph in fp16, with float32 logits; without ``half``, all in fp32."""
-
-    def __init__(self, encoder: Encoder, weights: Weights, *, half: bool = True) -> None:
-        super().__init__(encoder, weights)
-        self._half = half
+    """The graph in fp16, with float32 logits."""
 
     def embed(self) -> Value:
         """The first hidden state of all tokens, [tokens, hidden]."""
@@ -99,12 +94,10 @@ class FlatClassifier(Classifier):
 
     def write(self, target: Path) -> None:
         """Write the graph, with the function that takes attention's place on CPUs."""
-        self.graph.functions.append(reference_attention())
+        self.graph.functions.append(onnx.parser.parse_function(FUNCTION))
         super().write(target)
 
     def made(self, name: str, shape: Sequence[int], make: Callable[[], np.ndarray]) -> Value:
-        if not self._half:
-            return super().made(name, shape, make)
         return self.graph.weight(name, shape, np.float16, lambda: halved(make()))
 
     def number(self, value: float) -> Value:
@@ -202,8 +195,3 @@ FUNCTION = f"""
   context = Gather (all_rows, real_places)
 }}
 """
-
-
-def reference_attention() -> onnx.FunctionProto:
-    """The function, for a model that has the operator."""
-    return onnx.parser.parse_function(FUNCTION)

@@ -18,9 +18,8 @@ Only uint8 activations with int8 weights have a fast kernel on x86; therefore th
 
     scale [tokens]      = max(max x row / 239, 0.17 / 16)
 
-The weights are within -64...64, with one scale per output column. x86 CPUs without VNNI add pairs
-of products in 16 bits, where larger weights saturate (ONNX Runtime's documentation: "Quantize ONNX
-Models", S8S8 and U8S8). These cannot: 2 * 255 * 64 < 2**15. So the sums are exact on every CPU.
+The weights are within -64...64, with one scale per output column, so the sums are exact on every
+CPU: see ``builder.LARGEST_WEIGHT``.
 
 Layers that read the same value, such as query, key and value, share one quantization. Layers with
 the same weights (ALBERT) share one int8 matrix. Padding must be left out before, because ``x`` must

@@ -11,20 +11,19 @@ row per text.
 """
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 from onnx_ir.tape import Tape
 
+from sentiment_export.checkpoint.architectures import NotRecognised
 from sentiment_export.graph.editor import (
     Editor,
     Linear,
     array_of,
     as_linear,
     consumers,
-    hidden_states,
+    forget_shapes,
     input_of,
     scope_of,
-    selects_first_token,
-    text_rows,
 )
 
 ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Tanh", "Sigmoid", "Relu", "Neg"}
@@ -51,20 +50,39 @@ def compute_on_rows(model: ir.Model) -> tuple[list[Linear], bool]:
 class _RowsPass:
     def __init__(self, model: ir.Model) -> None:
         self._graph = graph = model.graph
-        self._hidden = hidden_states(model)
+        self._hidden = _hidden_states(model)
         self._edit = Editor(graph, "rows")
-        tape = Tape()
-        self._tokens, self._token = text_rows(graph, self._edit, tape)
-        self._shape = tape.op("Shape", [graph.inputs[0]])
-        start = self._edit.integers("first", 0)
-        self._first = tape.op("Gather", [self._token, start], {"axis": 1})
-        self._edit.insert_at_start(tape, "/rows")
+        self._number_tokens()
         self.linears: list[Linear] = []
         self._nodes: set[ir.Node] = set()  # that compute on rows
         self._rows: set[ir.Value] = set()  # of the form [tokens, features]
         self._without_padding: dict[ir.Value, ir.Value] = {}  # rows by padded value
         self._with_padding: dict[ir.Value, ir.Value] = {}  # padded value by rows
         self._poolings: list[ir.Node] = []  # that read the first token of rows
+
+    def _number_tokens(self) -> None:
+        """Compute row numbers from the attention mask [batch, sequence], before all else."""
+        mask = next((v for v in self._graph.inputs if v.name == "attention_mask"), None)
+        if mask is None:
+            raise NotRecognised("the graph has no attention_mask")
+        tape, integers = Tape(), self._edit.integers
+        # Of the mask itself: on a GPU, the session computes NonZero on the CPU, where the input is.
+        real = tape.op("NonZero", [mask])
+        text = tape.op("Gather", [real, integers("text", 0)], {"axis": 0})
+        position = tape.op("Gather", [real, integers("position", 1)], {"axis": 0})
+        width = tape.op("Shape", [mask], {"start": 1, "end": 2})
+        # The tokens' rows of [batch * sequence]
+        self._tokens = tape.op("Add", [tape.op("Mul", [text, width]), position])
+        flat = tape.op("Reshape", [mask, integers("vector", [-1])])
+        # Padding is masked, so its values only have to be finite. It gets those of the token before
+        # it, or of the last row.
+        count = tape.op("CumSum", [flat, integers("rows", 0)])
+        token = tape.op("Sub", [count, integers("one", 1)])
+        # The rows of [tokens] for padded positions, [batch, sequence]
+        self._token = tape.op("Reshape", [token, tape.op("Shape", [mask])])
+        self._shape = tape.op("Shape", [self._graph.inputs[0]])
+        self._first = tape.op("Gather", [self._token, integers("first", 0)], {"axis": 1})
+        self._edit.insert_before(self._graph[0], tape, "/rows")
 
     def visit(self, node: ir.Node) -> None:
         """Let the node compute on rows if it can, else give it padded values."""
@@ -114,12 +132,13 @@ class _RowsPass:
 
     def _read_elsewhere(self, node: ir.Node, index: int, rows: ir.Value) -> None:
         """Give a node that does not compute on rows what it read before."""
-        if selects_first_token(node):
+        if _selects_first_token(node):
             self._poolings.append(node)
             node.replace_input_with(1, self._first)
             node.attributes["axis"] = ir.AttrInt64("axis", 0)
         elif not (node.op_type == "Shape" and self._shape_is_known(node)):
-            node.replace_input_with(index, self._padded(rows))
+            padded = self._gathered(rows, self._token, self._with_padding, "padded")
+            node.replace_input_with(index, padded)
 
     def _shape_is_known(self, shape: ir.Node) -> bool:
         """Read the sizes of batch and sequence elsewhere; whether no reader needs them from here.
@@ -136,12 +155,15 @@ class _RowsPass:
                 known = False
         return known
 
-    def _padded(self, rows: ir.Value) -> ir.Value:
-        if rows not in self._with_padding:
+    def _gathered(
+        self, rows: ir.Value, which: ir.Value, known: dict[ir.Value, ir.Value], scope: str
+    ) -> ir.Value:
+        """``which`` of the rows, gathered once; ``known`` has what was gathered before."""
+        if rows not in known:
             tape = Tape()
-            self._with_padding[rows] = tape.op("Gather", [rows, self._token])
-            self._edit.insert_after(rows, tape, f"{scope_of(rows)}/padded")
-        return self._with_padding[rows]
+            known[rows] = tape.op("Gather", [rows, which])
+            self._edit.insert_after(rows, tape, f"{scope_of(rows)}/{scope}")
+        return known[rows]
 
     def keep_first_token(self) -> bool:
         """Reduce the layers that feed only the classifier to the first row of each text.
@@ -159,19 +181,38 @@ class _RowsPass:
         for node in [node for node in reduced if node in self._nodes]:
             for index, rows in enumerate(node.inputs):
                 if rows in self._rows and rows.producer() not in reduced:
-                    node.replace_input_with(index, self._first_rows(rows, first_rows))
+                    first = self._gathered(rows, self._first, first_rows, "first")
+                    node.replace_input_with(index, first)
         for pooling in self._poolings:
             rows = input_of(pooling, 0)
             if rows.producer() in reduced:
                 self._edit.replace(pooling, rows)
         return len(reduced) > len(self._poolings)
 
-    def _first_rows(self, rows: ir.Value, known: dict[ir.Value, ir.Value]) -> ir.Value:
-        if rows not in known:
-            tape = Tape()
-            known[rows] = tape.op("Gather", [rows, self._first])
-            self._edit.insert_after(rows, tape, f"{scope_of(rows)}/first")
-        return known[rows]
+
+def _hidden_states(model: ir.Model) -> dict[ir.Value, int | None]:
+    """The computed values [batch, sequence, features], with the number of features if known.
+
+    The size of the batch is unknown before the graph runs. That distinguishes these values from
+    tables with three axes, such as DeBERTa's relative positions [1, positions, features].
+    """
+    ShapeInferencePass()(model)
+    states = {
+        value: size if isinstance(size := value.shape[2], int) else None
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None and len(value.shape) == 3 and not isinstance(value.shape[0], int)
+    }
+    forget_shapes(model)
+    return states
+
+
+def _selects_first_token(node: ir.Node) -> bool:
+    """Whether the node takes the first token of [batch, sequence, hidden]."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1:
+        return False
+    index = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return index is not None and not index.numpy().any()
 
 
 def _works_on_last_axis(node: ir.Node) -> bool:
@@ -191,7 +232,7 @@ def sum_tokens_in_order(model: ir.Model) -> None:
     a text's mean depend on the other texts of its batch. A product of two equal rows with the
     mask's values adds one token after another; ``classifier.py`` says why there are two rows.
     """
-    hidden = hidden_states(model)
+    hidden = _hidden_states(model)
     edit = Editor(model.graph, "mean_pooling")
     for node in tuple(model.graph):
         masked = input_of(node, 0).producer() if _sums_tokens(node) else None

@@ -14,10 +14,10 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -46,32 +46,23 @@ INT8 = ("int8 with a scale per token", "int8 embedding")
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-class Graphs(Protocol):
-    """What a checkpoint's variants are written from."""
-
-    def write(self, precision: Precision, target: Path) -> list[str]:
-        """Write a variant; returns what was done to the graph, in plain words."""
+# Writes a variant to a file, and returns what was done to the graph, in plain words.
+Write = Callable[[Precision, Path], list[str]]
 
 
-def graphs_of(checkpoint: Checkpoint, work: Path) -> Graphs:
-    """What the checkpoint's variants are written from; ``work`` is for files."""
+def graphs_of(checkpoint: Checkpoint, work: Path) -> Write:
+    """What writes the checkpoint's variants; ``work`` is for files."""
     if checkpoint.encoder is None:
-        return ExportedGraphs(export_graph(checkpoint, work))
-    return WeightGraphs(checkpoint.encoder, checkpoint.weights)
+        return partial(_write_from_graph, export_graph(checkpoint, work))
+    return partial(_write_from_weights, checkpoint.encoder, checkpoint.weights)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightGraphs:
-    """Graphs of BERT's family."""
-
-    encoder: Encoder
-    weights: Mapping[str, np.ndarray]
-
-    def write(self, precision: Precision, target: Path) -> list[str]:
-        """Write a variant; see ``Graphs``."""
-        kind, passes = _OF_WEIGHTS[precision]
-        kind(self.encoder, self.weights).write(target)
-        return [NO_PADDING, LAST_LAYER_SHORTENED, *passes]
+def _write_from_weights(
+    encoder: Encoder, weights: Mapping[str, np.ndarray], precision: Precision, target: Path
+) -> list[str]:
+    kind, passes = _OF_WEIGHTS[precision]
+    kind(encoder, weights).write(target)
+    return [NO_PADDING, LAST_LAYER_SHORTENED, *passes]
 
 
 _OF_WEIGHTS: Mapping[Precision, tuple[Callable[[Encoder, Any], Classifier], tuple[str, ...]]] = {
@@ -81,45 +72,47 @@ _OF_WEIGHTS: Mapping[Precision, tuple[Callable[[Encoder, Any], Classifier], tupl
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedGraphs:
-    """Graphs made from one that was exported: plain fp32, with dynamic axes and a mask."""
+def _write_from_graph(plain: Path, precision: Precision, target: Path) -> list[str]:
+    """Write a variant of a ``plain`` fp32 graph, which has dynamic axes and a mask.
 
-    plain: Path
+    In fp16, padding is kept. Dropping it needs the number of real tokens, which only the GPU
+    knows, and the CPU would have to wait for it in the middle of the graph.
+    """
+    # Only these graphs need onnx-ir.
+    import onnx_ir as ir
 
-    def write(self, precision: Precision, target: Path) -> list[str]:
-        """Write a variant; see ``Graphs``.
+    from sentiment_export.graph.precisions import (
+        quantize_linears,
+        quantize_word_embedding,
+        to_half_precision,
+    )
+    from sentiment_export.graph.rows import compute_on_rows, sum_tokens_in_order
 
-        In fp16, padding is kept. Dropping it needs the number of real tokens, which only the GPU
-        knows, and the CPU would have to wait for it in the middle of the graph.
-        """
-        # Only these graphs need onnx-ir.
-        import onnx_ir as ir
-
-        from sentiment_export.graph.precisions import (
-            quantize_linears,
-            quantize_word_embedding,
-            to_half_precision,
-        )
-        from sentiment_export.graph.rows import compute_on_rows, sum_tokens_in_order
-
-        model = ir.load(self.plain)
-        # ONNX Runtime lists every domain that it knows; other readers may refuse unknown domains.
-        for domain in [domain for domain in model.opset_imports if domain]:
-            del model.opset_imports[domain]
-        if precision == "fp16":
-            to_half_precision(model)
-            passes = ["half precision"]
-        else:
-            sum_tokens_in_order(model)
-            linears, first_token_only = compute_on_rows(model)
-            passes = [NO_PADDING, *[END_SHORTENED] * first_token_only]
-            if precision == "int8":
-                quantize_linears(model, linears)
-                quantize_word_embedding(model)
-                passes += INT8
-        _save(model, target)
-        return passes
+    model = ir.load(plain)
+    # ONNX Runtime lists every domain that it knows; other readers may refuse unknown domains.
+    for domain in [domain for domain in model.opset_imports if domain]:
+        del model.opset_imports[domain]
+    if precision == "fp16":
+        to_half_precision(model)
+        passes = ["half precision"]
+    else:
+        sum_tokens_in_order(model)
+        linears, first_token_only = compute_on_rows(model)
+        passes = [NO_PADDING, *[END_SHORTENED] * first_token_only]
+        if precision == "int8":
+            quantize_linears(model, linears)
+            quantize_word_embedding(model)
+            passes += INT8
+    values = tuple(model.graph.initializers.values())
+    outside = None
+    if sum(v.const_value.nbytes for v in values if v.const_value is not None) > LARGEST_FILE:
+        outside = external_data(target).name
+    for value in values:
+        if outside is None and isinstance(value.const_value, ir.ExternalTensor):
+            # Mapped from disk; loading would hold the weights in memory a second time.
+            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
+    ir.save(model, target, external_data=outside)
+    return passes
 
 
 def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
@@ -201,21 +194,6 @@ def _name_after_modules(model: Any, modules: set[str]) -> None:
     model.metadata_props.clear()
 
 
-def _save(model: Any, target: Path) -> None:
-    """Write a graph of onnx-ir; see ``Graph.write``."""
-    import onnx_ir as ir
-
-    values = tuple(model.graph.initializers.values())
-    if sum(v.const_value.nbytes for v in values if v.const_value is not None) > LARGEST_FILE:
-        ir.save(model, target, external_data=external_data(target).name)
-        return
-    for value in values:
-        if isinstance(value.const_value, ir.ExternalTensor):
-            # Mapped from disk; loading would hold the weights in memory a second time.
-            value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
-    ir.save(model, target)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the exporters' tracing and deprecation messages from the user."""
@@ -270,11 +248,10 @@ class SourceGraphs:
         return (self._file.precision,) if self.kept else wanted
 
     def write(self, precision: Precision, target: Path) -> list[str]:
-        """Write a variant; see ``Graphs``."""
+        """Write a variant, and return what was done to the graph."""
         if not self.kept:
-            return ExportedGraphs(self._plain).write(precision, target)
-        model = onnx.load_model(self._source)
-        _save_source(model, target)
+            return _write_from_graph(self._plain, precision, target)
+        _save_source(onnx.load_model(self._source), target)
         return [f"as it is in {self._file.path.name}"]
 
     def _why_kept(self) -> str:
@@ -345,7 +322,7 @@ def _check_shape(session: ort.InferenceSession, file: GraphFile, labels: int) ->
 
 
 def _save_source(model: ModelProto, target: Path) -> None:
-    """Write a graph with its weights; see ``Graph.write``."""
+    """Write a graph with its weights, in a second file if one cannot hold them."""
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     onnx.save_model(
         model,

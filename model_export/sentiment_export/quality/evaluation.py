@@ -1,7 +1,12 @@
-"""Classifies labelled texts, scores the predictions, and refuses variants that score too low."""
+"""Classifies labelled texts, scores and calibrates what a model says, and compares it with others.
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+A variant is compared with fp32, and a distilled student with its teacher.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +20,7 @@ from sentiment_service.engine.model.bundle import (
     Precision,
 )
 from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import ServiceError, UserError
 from tqdm import tqdm
 
@@ -231,8 +237,7 @@ class AccuracyGate:
     def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
         self._examples = examples
         self._max_loss = max_loss
-        self._fp32_labels: list[Labels] = []
-        self._fp32: Scores | None = None
+        self._fp32: tuple[Scores, list[Labels]] | None = None
         self.refused: dict[Precision, str] = {}
 
     def scored(self, model: Model, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -240,30 +245,109 @@ class AccuracyGate:
         if not self._examples:
             return None
         scores, labels = evaluate(model, self._examples)
-        if self._fp32 is None:
-            self._fp32, self._fp32_labels = scores, labels
-        same = marks(labels, model.labels) == marks(self._fp32_labels, model.labels)
-        agreeing = same if model.multi_label else same.all(axis=1)
-        scores = replace(scores, agreement_with_fp32=float(agreeing.mean()))
+        self._fp32 = self._fp32 or (scores, labels)
+        fp32, expected = self._fp32
+        same = marks(labels, model.labels) == marks(expected, model.labels)
+        agreement = float((same if model.multi_label else same.all(axis=1)).mean())
+        scores = replace(scores, agreement_with_fp32=agreement)
         say(f"{model.precision}: {scores.table()}")
-        self._judge(model.precision, self._fp32, scores)
-        return scores.as_dict()
-
-    def verdict(self) -> str:
-        """The variants that were left out, with the reasons, in one line."""
-        return "; ".join(f"{name} was left out because {why}" for name, why in self.refused.items())
-
-    def _judge(self, precision: Precision, fp32: Scores, scores: Scores) -> None:
-        agreement = scores.agreement_with_fp32 or 0.0
         if agreement < LEAST_AGREEMENT:
-            self.refused[precision] = (
+            self.refused[model.precision] = (
                 f"it agrees with fp32 on {agreement:.2%} of the labels (at least "
                 f"{LEAST_AGREEMENT:.0%} is required)"
             )
         for name in ("accuracy" if scores.micro_f1 is None else "micro_f1", "macro_recall"):
             loss = getattr(fp32, name) - getattr(scores, name)
             if not loss <= self._max_loss + ROUNDING:
-                self.refused[precision] = (
+                self.refused[model.precision] = (
                     f"it loses {loss:.4f} of fp32's {name.replace('_', ' ')} "
                     f"(--max-accuracy-loss {self._max_loss:g})"
                 )
+        return scores.as_dict()
+
+    def verdict(self) -> str:
+        """The variants that were left out, with the reasons, in one line."""
+        return "; ".join(f"{name} was left out because {why}" for name, why in self.refused.items())
+
+
+TIMED_TEXTS, ROUNDS = 256, 7  # of the comparison of speed
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Texts that the student has not learnt from, with the teacher's scores [texts, labels]."""
+
+    examples: Sequence[Example]
+    encodings: Sequence[Encoding]
+    scores: NDArray[np.float32]
+
+
+def compared(
+    teacher: Model, student: Model, held_out: HeldOut, labelled: Sequence[Example]
+) -> dict[str, Any]:
+    """How often the student gives the teacher's labels, how near its scores are, and both models'
+    scores on ``labelled`` texts. The two have the same thresholds.
+    """
+    scores = student.scores(logits_of_examples(student, held_out.examples))
+    ours, theirs = _given(student, scores), _given(student, held_out.scores)
+    record: dict[str, Any] = {
+        "agreement": float((ours == theirs).all(axis=1).mean()),
+        "agreement_by_label": {
+            label: float(ours[has, index].mean())
+            for index, label in enumerate(student.labels)
+            if (has := theirs[:, index]).any()
+        },
+        "score_difference": float(np.abs(scores - held_out.scores).mean()),
+    }
+    if labelled:
+        record["labelled"] = {
+            name: evaluate(model, labelled)[0].as_dict()
+            for name, model in (("teacher", teacher), ("student", student))
+        }
+    return record
+
+
+def _given(model: Model, scores: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which labels each text gets."""
+    if model.multi_label:
+        return np.asarray(scores >= np.array([*model.thresholds.values()]), np.bool_)
+    best = scores.argmax(axis=1)[:, np.newaxis]
+    return np.asarray(best == np.arange(len(model.labels)), np.bool_)
+
+
+def speed(teacher: Model, student: Model, held_out: HeldOut) -> str:
+    """How fast the two are here, in turns."""
+    encodings = held_out.encodings[:TIMED_TEXTS]
+    spent: list[list[float]] = [[], []]
+    for _ in range(ROUNDS):
+        for model, seconds in zip((teacher, student), spent, strict=True):
+            started = time.perf_counter()
+            for batch in batches(encodings, 8):
+                model.infer(batch)
+            seconds.append(time.perf_counter() - started)
+    slow, fast = (len(encodings) / median(seconds) for seconds in spent)
+    times = median(one / other for one, other in zip(*spent, strict=True))
+    return (
+        f"Where it was made, in batches of 8 texts, in turns: the teacher ({teacher.precision}) "
+        f"{slow:.0f} texts/s, the student ({student.precision}) {fast:.0f}, {times:.2f} times as "
+        "many."
+    )
+
+
+def too_bad(record: Mapping[str, Any], least_agreement: float, most_loss: float | None) -> str:
+    """Why the student is refused, or ""."""
+    if (share := record["agreement"]) < least_agreement:
+        return (
+            f"the student gives {share:.2%} of the held-out texts the teacher's label "
+            f"(--least-agreement {least_agreement:g})"
+        )
+    if most_loss is None:
+        return ""
+    teacher, student = (record["labelled"][one] for one in ("teacher", "student"))
+    for name in ("micro_f1" if "micro_f1" in teacher else "accuracy", "macro_recall"):
+        if not (lost := teacher[name] - student[name]) <= most_loss + ROUNDING:
+            return (
+                f"the student's {name.replace('_', ' ')} is {student[name]:.4f}, {lost:.4f} below "
+                f"the teacher's {teacher[name]:.4f} (--most-loss {most_loss:g})"
+            )
+    return ""

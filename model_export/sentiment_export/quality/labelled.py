@@ -50,11 +50,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a table of labelled texts."""
+    """How a file of labelled texts is read: its columns by name, if it is a table, and ``file``."""
 
-    text: str = "text"
-    label: str = "label"
+    text: str | None = None
+    label: str | None = None
     group: str | None = None
+    file: FileOptions = PLAIN
+
+    @property
+    def are_named(self) -> bool:
+        return any((self.text, self.label, self.group))
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
@@ -74,19 +79,20 @@ class Columns:
         FileOptions.add_arguments(parser)
 
     @classmethod
-    def of(cls, options: argparse.Namespace) -> Self | None:
-        """What the flags say; None without any."""
-        given = (options.column, options.label_column, options.group_column)
-        return cls(given[0] or "text", given[1] or "label", given[2]) if any(given) else None
+    def of(cls, options: argparse.Namespace) -> Self:
+        names = (options.column, options.label_column, options.group_column)
+        return cls(*names, FileOptions.of(options))
+
+
+BY_DEFAULT = Columns()
 
 
 def read_examples(
     path: Path,
     labels: list[str],
-    columns: Columns | None = None,
+    columns: Columns = BY_DEFAULT,
     *,
     multi_label: bool = False,
-    file_options: FileOptions = PLAIN,
     least: int = 1,
 ) -> list[Example]:
     """Read a labelled file: a table, or TSV in which a byte order mark at the start is ignored.
@@ -103,7 +109,7 @@ def read_examples(
     spellings = known_spellings(labels)
     examples: list[Example] = []
     faults: list[str] = []
-    for where, group, written, text in _rows(path, columns, file_options):
+    for where, group, written, text in _rows(path, columns):
         try:
             names = _names(written, labels, spellings, multi_label=multi_label)
             examples.append(Example(group, names, _checked(text)))
@@ -153,14 +159,14 @@ def read_texts(
     return texts, refused, labelled or "label" in table.columns
 
 
-def _rows(path: Path, columns: Columns | None, file_options: FileOptions) -> Iterator[Row]:
+def _rows(path: Path, columns: Columns) -> Iterator[Row]:
     is_table = path.name.lower().endswith(TABLES)
-    if columns and not is_table:
+    if columns.are_named and not is_table:
         raise UserError(f"{path} has no named columns: it does not end in {' '.join(TABLES[:8])}")
-    _check_file(path, file_options)
-    if columns or (is_table and inner_suffix(path) != ".tsv"):
-        return _rows_of_table(path, columns or Columns(), file_options)
-    return _rows_of_tsv(path, file_options)
+    _check_file(path, columns.file)
+    if columns.are_named or (is_table and inner_suffix(path) != ".tsv"):
+        return _rows_of_table(path, columns)
+    return _rows_of_tsv(path, columns.file)
 
 
 def _check_file(path: Path, file_options: FileOptions) -> None:
@@ -169,24 +175,24 @@ def _check_file(path: Path, file_options: FileOptions) -> None:
         raise UserError(fault)
 
 
-def _rows_of_table(path: Path, columns: Columns, file_options: FileOptions) -> Iterator[Row]:
-    table = open_table(path, columns.text, file_options)
-    number = 0
+def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
+    table = open_table(path, columns.text or "text", columns.file)
+    label, number = columns.label or "label", 0
     for chunk in table.chunks():
         if not number:
-            column_index(columns.label, table.columns, path, "--label-column")
+            column_index(label, table.columns, path, "--label-column")
             if columns.group is not None:
                 column_index(columns.group, table.columns, path, "--group-column")
         for record, text in zip(table.records(chunk.rows), chunk.texts, strict=True):
             number += 1
             group = "" if columns.group is None else str(record.get(columns.group) or "")
-            yield f"{path}, row {number}", group, record.get(columns.label), text
+            yield f"{path}, row {number}", group, record.get(label), text
 
 
 def _rows_of_tsv(path: Path, file_options: FileOptions) -> Iterator[Row]:
     for row in rows_without_header(path, 3, file_options):
         if row.number == 1 and {"text", "label"} <= {*row.cells}:
-            yield from _rows_of_table(path, Columns(), file_options)
+            yield from _rows_of_table(path, Columns(file=file_options))
             return
         if len(row.cells) != 3:
             raise UserError(

@@ -102,7 +102,6 @@ def verify(model: Model, reference: Reference, *, coarse: bool = False) -> tuple
 
     Raises:
         DiffersTooMuch: the variant differs from the reference by more than its tolerance.
-        UserError: it fails on a text.
     """
     encodings = reference.encodings
     alone = [_logits(result) for one in encodings for result in model.infer([one])]
@@ -174,34 +173,29 @@ TINY = float(np.finfo(np.float32).tiny)  # avoids dividing by an output of zeros
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Largest difference of one module's output; ``relative`` to PyTorch's largest value."""
-
-    module: str
-    max_abs_diff: float
-    relative: float
-
-
-@dataclass(frozen=True, slots=True)
 class LayerReport:
-    """The differences of all modules, in the order in which PyTorch calls them."""
+    """The largest difference of each module's output, in the order in which PyTorch calls them.
+
+    It is there as it is, and relative to PyTorch's largest value.
+    """
 
     precision: Precision
-    differences: list[Difference]
+    differences: dict[str, tuple[float, float]]
 
     @property
     def first_wrong(self) -> str | None:
         """The first module beyond the tolerance; later ones compute from its wrong output."""
         # "not <=" instead of ">", so that a NaN counts as beyond.
         allowed = LAYER_TOLERANCE[self.precision]
-        return next((d.module for d in self.differences if not d.relative <= allowed), None)
+        wrong = (name for name, (_, size) in self.differences.items() if not size <= allowed)
+        return next(wrong, None)
 
     def table(self) -> str:
-        width = max(len(difference.module) for difference in self.differences)
+        width = max(map(len, self.differences))
         lines = [f"{self.precision + ' module':{width}}  max abs diff  relative"]
         lines += [
-            f"{d.module:{width}}  {d.max_abs_diff:12.3g}  {d.relative:8.2g}"
-            for d in self.differences
+            f"{module:{width}}  {largest:12.3g}  {relative:8.2g}"
+            for module, (largest, relative) in self.differences.items()
         ]
         lines.append(f"first module beyond the tolerance: {self.first_wrong or 'none'}")
         return "\n".join(lines)
@@ -226,10 +220,10 @@ def layer_parity(
         raise UserError(f"no value in {onnx_path} is named after a module of the checkpoint")
     logits = next(reversed(expected))
     found = _run(model, list(values.values()), ids)
-    differences = [
-        _difference(module, expected[module], array, SMALLEST_LOGIT if module == logits else TINY)
+    differences = {
+        module: _difference(expected[module], array, SMALLEST_LOGIT if module == logits else TINY)
         for module, array in zip(values, found, strict=True)
-    ]
+    }
     return LayerReport(precision, differences)
 
 
@@ -281,7 +275,7 @@ def _run(model: Any, values: list[Any], ids: list[int]) -> list[np.ndarray]:
         return [np.asarray(array) for array in session.run([v.name for v in values], wanted)]
 
 
-def _difference(module: str, expected: np.ndarray, found: np.ndarray, least: float) -> Difference:
+def _difference(expected: np.ndarray, found: np.ndarray, least: float) -> tuple[float, float]:
     """Compare token by token; the last layer may have only its first one or two tokens.
 
     ``least`` is the smallest divisor of the relative difference.
@@ -290,4 +284,4 @@ def _difference(module: str, expected: np.ndarray, found: np.ndarray, least: flo
     rows = found.reshape(-1, width).astype(np.float64)
     reference = expected.reshape(-1, width)[: len(rows)].astype(np.float64)
     largest = float(np.abs(rows[: len(reference)] - reference).max())
-    return Difference(module, largest, largest / max(float(np.abs(reference).max()), least))
+    return largest, largest / max(float(np.abs(reference).max()), least)

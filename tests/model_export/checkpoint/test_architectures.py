@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, REFUSED
 from sentiment_export.checkpoint.checkpoint import Described, load_checkpoint
-from sentiment_export.checkpoint.describe import describe
+from sentiment_export.checkpoint.describe import describe, passes
+from sentiment_export.checkpoint.family import FAMILY
 from sentiment_export.export import export
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
@@ -33,7 +34,7 @@ def test_the_documentation_has_the_table() -> None:
     rows = [
         f"| {known.name} | `{model_type}` | `{known.example}` | "
         f"{'<br>'.join(', '.join(f'`{n}`' for n in t.names) for t in known.tokenizers) or '—'} | "
-        f"{'the last layer' if known.layers else 'what follows the last attention'} |"
+        f"{'the last layer' if model_type in FAMILY else 'what follows the last attention'} |"
         for model_type, known in ARCHITECTURES.items()
     ]
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
@@ -62,7 +63,7 @@ def test_a_description_says_what_the_export_will_do(
     path = published(name)
     told = describe(path)
     assert told.problems == []
-    assert told.changes[0] == f"the graph: {known.passes}"
+    assert told.changes[0] == f"the graph: {passes(layout.model_type)}"
     assert told.max_tokens == load_checkpoint(path).max_tokens
     used = told.files.keys() - {"config.json", "model.safetensors", "pytorch_model.bin"}
     assert told.files == {file.name: file.stat().st_size for file in path.iterdir()}

@@ -16,7 +16,7 @@ from sentiment_export.graph import builder
 from sentiment_export.graph.builder import ACTIVATIONS, LARGEST_HALF, external_data
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
 from sentiment_export.graph.flat import FlatClassifier
-from sentiment_export.graph.variants import WeightGraphs
+from sentiment_export.graph.variants import graphs_of
 from sentiment_export.output import ONNX_FILES
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.model import tolerance
@@ -26,7 +26,12 @@ from transformers import PreTrainedModel
 
 from benchmarks.random_checkpoint import random_checkpoint
 from tests.support.checkpoints import HIDDEN_SIZE, LAYERS, Exported, random_model
-from tests.support.model_export.graphs import random_encodings, run, session
+from tests.support.model_export.graphs import (
+    ExactFlatClassifier,
+    random_encodings,
+    run,
+    session,
+)
 
 KINDS = (Classifier, Int8Classifier, FlatClassifier)
 ENCODINGS = [*random_encodings(0), *random_encodings(1)]
@@ -196,9 +201,10 @@ def _magnified(path: Path, times: int) -> Checkpoint:
     return load_checkpoint(path)
 
 
-def _largest_value(graphs: WeightGraphs, path: Path) -> float:
+def _largest_value(checkpoint: Checkpoint, path: Path) -> float:
     """The largest value between two operators, where all are computed in fp32."""
-    FlatClassifier(graphs.encoder, graphs.weights, half=False).write(path)
+    assert checkpoint.encoder is not None
+    ExactFlatClassifier(checkpoint.encoder, checkpoint.weights).write(path)
     exact = ir.load(path)
     # What attention computes are means of its input.
     nodes = [node for node in exact.graph if node.op_type != ATTENTION.decode()]
@@ -212,11 +218,9 @@ def _largest_value(graphs: WeightGraphs, path: Path) -> float:
 def test_large_activations_do_not_overflow(tmp_path: Path) -> None:
     """With values 30 times as large, all fit into fp16, and the logits are PyTorch's."""
     checkpoint = _magnified(tmp_path / "large", 30)
-    assert checkpoint.encoder is not None
-    graphs = WeightGraphs(checkpoint.encoder, checkpoint.weights)
     expected = np.stack([checkpoint.logits(encoding.ids).numpy() for encoding in ENCODINGS])
-    largest = _largest_value(graphs, tmp_path / "exact.onnx")
+    largest = _largest_value(checkpoint, tmp_path / "exact.onnx")
     assert 30**2 < largest < LARGEST_HALF / 2
-    graphs.write("fp16", tmp_path / "fp16.onnx")
+    graphs_of(checkpoint, tmp_path)("fp16", tmp_path / "fp16.onnx")
     found = run(open_session(tmp_path / "fp16.onnx", CPU, threads=1), ENCODINGS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("fp16", expected))

@@ -17,10 +17,10 @@ import pytest
 from onnx import TensorProto
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
-from sentiment_export.graph import variants
+from sentiment_export.checkpoint.describe import passes
+from sentiment_export.checkpoint.family import FAMILY
 from sentiment_export.graph.editor import as_linear
-from sentiment_export.graph.flat import FlatClassifier
-from sentiment_export.graph.variants import WeightGraphs, graphs_of
+from sentiment_export.graph.variants import graphs_of
 from sentiment_export.quality.verification import layer_parity
 from sentiment_service.engine.model import model as parity
 from sentiment_service.engine.model.bundle import Precision
@@ -29,7 +29,13 @@ from sentiment_service.engine.model.sessions import open_session
 from sentiment_service.engine.text.text_tokenizer import Encoding
 
 from tests.support.checkpoints import random_model, save_model
-from tests.support.model_export.graphs import name_of, random_encodings, run, session
+from tests.support.model_export.graphs import (
+    ExactFlatClassifier,
+    name_of,
+    random_encodings,
+    run,
+    session,
+)
 from tests.support.model_export.published import PUBLISHED, make_published
 
 TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
@@ -53,7 +59,6 @@ class Graphs:
     """A checkpoint, its variants' files, and what was done to each."""
 
     checkpoint: Checkpoint
-    source: variants.Graphs
     files: dict[Precision, Path]
     passes: dict[Precision, list[str]]
 
@@ -73,10 +78,10 @@ def _graphs(base: Path, model_type: str) -> Graphs:
     checkpoint = load_checkpoint(
         make_published(directory / "source", ARCHITECTURES[model_type].example)
     )
-    source = graphs_of(checkpoint, directory)
+    write = graphs_of(checkpoint, directory)
     files = {precision: directory / f"{precision}.onnx" for precision in PRECISIONS}
-    passes = {precision: source.write(precision, files[precision]) for precision in PRECISIONS}
-    return Graphs(checkpoint, source, files, passes)
+    passes = {precision: write(precision, files[precision]) for precision in PRECISIONS}
+    return Graphs(checkpoint, files, passes)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -113,15 +118,15 @@ def test_a_batch_changes_no_bit(graphs: Graphs, precision: Precision) -> None:
 
 
 def test_the_passes_are_those_of_the_table(graphs: Graphs, model_type: str) -> None:
-    """The table's ``layers`` agrees with what the export did."""
+    """The table of BERT's family agrees with what the export did."""
     padding, *last = graphs.passes["fp32"]
     assert padding == "padding left out"
-    if ARCHITECTURES[model_type].layers:
+    if model_type in FAMILY:
         assert last == ["last layer for the first token only"]
     else:
         mean = getattr(graphs.checkpoint.model.config, "classifier_pooling", "cls") == "mean"
         assert last == ([] if mean else ["first token only after the last attention"])
-    assert ", ".join([padding, *last]) in ARCHITECTURES[model_type].passes or not last
+    assert ", ".join([padding, *last]) in passes(model_type) or not last
     int8 = ["int8 with a scale per token", "int8 embedding"]
     assert graphs.passes["int8"] == [padding, *last, *int8]
 
@@ -159,7 +164,7 @@ def test_token_types_are_an_input_where_the_model_has_some(tmp_path: Path) -> No
     config = layout.config | {"type_vocab_size": 2}
     save_model(path, random_model("deberta", 400, **config), pickled=True)
     checkpoint = load_checkpoint(path)
-    graphs_of(checkpoint, tmp_path).write("fp32", tmp_path / "fp32.onnx")
+    graphs_of(checkpoint, tmp_path)("fp32", tmp_path / "fp32.onnx")
     opened = open_session(tmp_path / "fp32.onnx", CPU, threads=1)
     assert "token_type_ids" in [value.name for value in opened.get_inputs()]
     expected = np.stack([checkpoint.logits(e.ids).numpy() for e in ENCODINGS])
@@ -197,18 +202,19 @@ def test_fp16_is_flat_where_the_weights_are_known(
     In fp32, the same graph's logits are PyTorch's.
     """
     model = ir.load(graphs.files["fp16"])
-    if not ARCHITECTURES[model_type].layers:
+    if model_type not in FAMILY:
         assert graphs.passes["fp16"] == ["half precision"]
         return
-    assert isinstance(graphs.source, WeightGraphs)
+    encoder, weights = graphs.checkpoint.encoder, graphs.checkpoint.weights
+    assert encoder is not None
     operators = Counter(node.op_type for node in model.graph)
-    layers = len(graphs.source.encoder.layers)
+    layers = len(encoder.layers)
     assert operators["PackedMultiHeadAttention"] == layers
     assert operators["SkipLayerNormalization"] == 2 * layers + 1
     assert not operators.keys() & {"LayerNormalization", "Softmax", "Transpose", "NonZero", "Shape"}
     assert {value.dtype for value in model.graph.inputs} == {ir.DataType.INT32}
     exact = tmp_path / "exact.onnx"
-    FlatClassifier(graphs.source.encoder, graphs.source.weights, half=False).write(exact)
+    ExactFlatClassifier(encoder, weights).write(exact)
     found = run(open_session(exact, CPU, threads=1), ENCODINGS)
     np.testing.assert_allclose(found, graphs.logits, rtol=0, atol=TOLERANCE["fp32"])
 

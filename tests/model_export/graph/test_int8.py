@@ -1,7 +1,6 @@
 """Per-token int8: the arithmetic of one layer, the remaining graph, and the distance to fp32."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from sentiment_export.graph.builder import LARGEST_WEIGHT, quantize_matrix
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
 from sentiment_export.graph.editor import array_of
 from sentiment_export.graph.precisions import quantize_word_embedding
-from sentiment_export.graph.variants import WeightGraphs, graphs_of
 from sentiment_export.output import ONNX_FILES
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.errors import UserError
@@ -45,22 +43,20 @@ QUERY = "layer.0.attention.self.query.weight_int8"
 DISTILBERTS_QUERY = "layer.0.attention.q_lin.weight_int8"
 
 
-def _weights(checkpoint: Checkpoint, work: Path) -> WeightGraphs:
-    graphs = graphs_of(checkpoint, work)
-    assert isinstance(graphs, WeightGraphs)
-    return graphs
-
-
-def _written(kind: type[Classifier], graphs: WeightGraphs, work: Path) -> ir.Model:
+def _written(
+    kind: type[Classifier], checkpoint: Checkpoint, work: Path, **changed: np.ndarray
+) -> ir.Model:
+    """The graph of a checkpoint of which some weights are ``changed``."""
+    assert checkpoint.encoder is not None
     path = work / f"{kind.__name__}.onnx"
-    kind(graphs.encoder, graphs.weights).write(path)
+    kind(checkpoint.encoder, {**checkpoint.weights, **changed}).write(path)
     return ir.load(path)
 
 
 @pytest.fixture
 def quantized(made: Exported, tmp_path: Path) -> ir.Model:
     """The int8 graph of each architecture."""
-    return _written(Int8Classifier, _weights(load_checkpoint(made.source), tmp_path), tmp_path)
+    return _written(Int8Classifier, load_checkpoint(made.source), tmp_path)
 
 
 @given(matrices, st.sampled_from([0, 1]))
@@ -150,13 +146,12 @@ def test_an_activation_is_quantized_once_for_query_key_and_value(quantized: ir.M
 
 def test_an_outlier_in_one_text_leaves_its_neighbours_alone(made: Exported, tmp_path: Path) -> None:
     """Rows share no scale: a huge activation next door does not move a single bit."""
-    graphs = _weights(load_checkpoint(made.source), tmp_path)
-    name = next(name for name in graphs.weights if "word_embeddings" in name)
-    array = np.array(graphs.weights[name])
+    checkpoint = load_checkpoint(made.source)
+    name = next(name for name in checkpoint.weights if "word_embeddings" in name)
+    array = np.array(checkpoint.weights[name])
     array[100, :] = 0
     array[100, 7] = 1e4  # one large component outlives layer normalisation
-    graphs = replace(graphs, weights={**graphs.weights, name: array})
-    model = _written(Int8Classifier, graphs, tmp_path)
+    model = _written(Int8Classifier, checkpoint, tmp_path, **{name: array})
     opened = session(model)
     text, calm, outlier = [Encoding.of([5, 9, token, 60, 6]) for token in (40, 41, 100)]
     (alone,) = run(opened, [text])
@@ -175,7 +170,7 @@ def _int8_of(
         change(model)
     save_model(source, model)
     checkpoint = load_checkpoint(source)
-    return checkpoint, _written(Int8Classifier, _weights(checkpoint, directory), directory)
+    return checkpoint, _written(Int8Classifier, checkpoint, directory)
 
 
 def _changed(

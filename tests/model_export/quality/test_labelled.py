@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -174,7 +175,7 @@ def test_labelled_texts_in_another_encoding(tmp_path: Path) -> None:
     names = Columns("tweet", "sentiment")
     utf16 = FileOptions(encoding="utf-16")
     for path, content, columns in (
-        (tmp_path / "a.tsv", rows, None),
+        (tmp_path / "a.tsv", rows, Columns()),
         (tmp_path / "b.tsv", f"x\tsentiment\ttweet\n{rows}", names),
         (tmp_path / "c.csv", f"x\tsentiment\ttweet\n{rows}".replace("\t", ","), names),
     ):
@@ -182,10 +183,10 @@ def test_labelled_texts_in_another_encoding(tmp_path: Path) -> None:
         with ZipFile(tmp_path / "packed.zip", "w") as archive:
             archive.write(path, path.name)
         for file in (path, tmp_path / "packed.zip"):
-            (example,) = read_examples(file, LABELS, columns, file_options=utf16)
+            (example,) = read_examples(file, LABELS, replace(columns, file=utf16))
             assert (example.labels, example.text) == (("positive",), "good café")
     with pytest.raises(UserError, match="--encoding is for text"):
-        read_examples(_table(tmp_path / "x.parquet", REVIEWS), LABELS, names, file_options=utf16)
+        read_examples(_table(tmp_path / "x.parquet", REVIEWS), LABELS, replace(names, file=utf16))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,11 @@ def test_the_first_of_many_bad_rows_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "columns", "says"),
     [
-        ("x.csv", None, "no column 'text'; --column accepts one of: 'id', 'tweet', 'sentiment'"),
+        (
+            "x.csv",
+            Columns(),
+            "no column 'text'; --column accepts one of: 'id', 'tweet', 'sentiment'",
+        ),
         ("x.csv", Columns("tweet"), "no column 'label'; --label-column accepts one of: 'id'"),
         ("x.csv", Columns("tweet", "sentiment", "x"), "no column 'x'; --group-column accepts"),
         (
@@ -262,11 +267,11 @@ def test_the_first_of_many_bad_rows_is_named(tmp_path: Path) -> None:
             Columns("tweet"),
             "x.txt has no named columns: it does not end in .csv .tsv .jsonl",
         ),
-        ("none.csv", None, "there is no file .*none.csv"),
+        ("none.csv", Columns(), "there is no file .*none.csv"),
     ],
 )
 def test_a_wrong_column_is_named_with_its_flag(
-    tmp_path: Path, name: str, columns: Columns | None, says: str
+    tmp_path: Path, name: str, columns: Columns, says: str
 ) -> None:
     """And with the columns that there are."""
     _table(tmp_path / "x.csv", REVIEWS)

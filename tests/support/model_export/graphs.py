@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+from sentiment_export.graph.classifier import Classifier
+from sentiment_export.graph.flat import FlatClassifier
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import flat_feeds, for_cpu
 from sentiment_service.engine.text.text_tokenizer import Encoding
@@ -16,6 +18,12 @@ from tests.support.checkpoints import MAX_TOKENS
 
 # Every tokenizer of checkpoints.py has at least as many ids.
 VOCABULARY = 120
+
+
+class ExactFlatClassifier(FlatClassifier):
+    """The graph for GPUs, computed in fp32."""
+
+    made = Classifier.made
 
 
 def session(model: ir.Model, *, optimised: bool = True) -> ort.InferenceSession:
