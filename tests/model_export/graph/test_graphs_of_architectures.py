@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.export import export
 from sentiment_export.graph import variants
 from sentiment_export.graph.editor import as_linear
 from sentiment_export.graph.flat import FlatClassifier
@@ -27,10 +28,12 @@ from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
 from sentiment_service.engine.text.text_tokenizer import Encoding
+from sentiment_service.settings.settings import CheckpointOptions
 
-from tests.support.checkpoints import random_model, save_model
+from tests.support.checkpoints import assert_like_transformers, random_model, save_model, silent
 from tests.support.model_export.graphs import name_of, random_encodings, run, session
 from tests.support.model_export.published import PUBLISHED, make_published
+from tests.support.tiny_bundle import load
 
 TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
 # Six labels of a model that magnifies small differences: int8 of 8 bits was off by 0.6.
@@ -89,6 +92,18 @@ def model_type(request: pytest.FixtureRequest) -> str:
 def graphs(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
     """Its graphs."""
     return _graphs(tmp_path_factory.getbasetemp(), model_type)
+
+
+def test_the_service_answers_like_transformers(graphs: Graphs, tmp_path: Path) -> None:
+    """The bundle's ids and fp32 logits are those of the checkpoint, alone and in one batch.
+
+    The export itself compares pairs of texts.
+    """
+    path = graphs.checkpoint.path
+    checkpoint = load_checkpoint(path, CheckpointOptions(text_pairs=True))
+    made = tmp_path / "bundle"
+    export(checkpoint, made, precisions=["fp32"], graphs_of=lambda *_: graphs.source, say=silent)
+    assert_like_transformers(load(made), path)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
