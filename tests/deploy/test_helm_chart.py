@@ -214,8 +214,10 @@ def test_networks_and_namespaces_may_send_requests() -> None:
 
 
 def test_images_are_those_of_the_release() -> None:
-    """Without tags, the images have the version of the application, as releases name them."""
+    """Without tags, the images have the version of the service, as releases name them."""
     version = load(CHART / "Chart.yaml")[0]["appVersion"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert version == project["version"]
     objects = rendered({"model": {"name": "mine", "export": {"source": "team/model"}}})
     for kind, target in (("Deployment", "cpu"), ("Job", "cpu")):
         assert _pod(objects, kind)["containers"][0]["image"].endswith(f":v{version}-{target}")
@@ -304,9 +306,3 @@ def test_the_example_of_the_documentation_works() -> None:
     (example,) = re.findall(r"```yaml\n(# mine\.yaml.*?)```", page, re.DOTALL)
     kinds = {one["kind"] for one in rendered(yaml.safe_load(example))}
     assert kinds >= {"Ingress", "Job", "HorizontalPodAutoscaler", "PrometheusRule"}
-
-
-def test_the_chart_says_which_version_it_installs() -> None:
-    """appVersion is the version of the service."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert load(CHART / "Chart.yaml")[0]["appVersion"] == project["version"]

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from sentiment_export.quality.labelled import Example
 from sentiment_service.engine.model.bundle import Bundle
 
 from tests.support.checkpoints import CORPUS, Exported
+from tests.support.serving import run_program
 
-ROOT = Path(__file__).parents[2]
 LABELS = ["negative", "neutral", "positive"]
 DISTIL = ["distil", "base", "--texts", "t.txt", "--output", "out"]
 FINETUNE = ["finetune", "base", "--train", "t.tsv", "--validation", "v.tsv", "--output", "out"]
@@ -77,11 +76,7 @@ def test_an_export_says_what_it_wrote(
     assert (
         f"| int8 | {calibration.temperature:.4f} | log loss |" in (output / "README.md").read_text()
     )
-
-
-def test_without_calibrate_nothing_is_calibrated(bert: Exported) -> None:
-    """Neither the manifest nor the card mentions calibration."""
-    for name in ("manifest.json", "README.md"):
+    for name in ("manifest.json", "README.md"):  # of an export without --calibrate
         assert "calibrat" not in (bert.bundle / name).read_text().lower()
 
 
@@ -296,38 +291,23 @@ def test_the_output_is_checked_before_the_source(
 
 
 _LOADED = """
-import sys
+import json, sys
 from sentiment_export.cli import main
-try:
-    main(sys.argv[1:])
-except SystemExit as exit:
-    heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "scipy", "onnxruntime"}
-    print("loaded:", *sorted(heavy & set(sys.modules)))
-    sys.exit(exit.code)
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as exit:
+        heavy = {"torch", "transformers", "optimum", "onnx", "sklearn", "scipy", "onnxruntime"}
+        print("\\nended:", words[0], exit.code, *sorted(heavy & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["--help"], 0),
-        (["evaluate", "--help"], 0),
-        (["calibrate", "--help"], 0),
-        (["finetune", "--help"], 0),
-        (["distil", "--help"], 0),
-        (["describe", "--help"], 0),
-        (["checkpoint", "--output", "out", "--precision", "int4"], 2),
-    ],
-)
-def test_help_and_usage_wait_for_no_framework(words: list[str], code: int) -> None:
+def test_help_and_usage_wait_for_no_framework() -> None:
     """Neither torch nor anything of its weight is imported to say how the command is used."""
-    run = subprocess.run(
-        [sys.executable, "-c", _LOADED, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == code
-    assert run.stdout.splitlines()[-1] == "loaded:"
-    assert "sentiment-export" in run.stdout + run.stderr
+    commands = ["evaluate", "calibrate", "finetune", "distil", "describe"]
+    words = [["--help"], *([command, "--help"] for command in commands)]
+    words += [["checkpoint", "--output", "out", "--precision", "int4"]]
+    run = run_program(sys.executable, "-c", _LOADED, json.dumps(words))
+    ends = [line for line in run.stdout.splitlines() if line.startswith("ended:")]
+    assert ends == [f"ended: {one[0]} {2 if one == words[-1] else 0}" for one in words]
+    assert run.stdout.count("usage: sentiment-export") == len(words) - 1

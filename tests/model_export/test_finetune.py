@@ -234,11 +234,11 @@ def test_a_multi_label_base_learns_one_label_a_text(recipe: Recipe, tmp_path: Pa
     assert checkpoint.preprocessing == "tweet_topic"
 
 
-@pytest.mark.parametrize("steps", [(2,), (16,), (12, 3, 8)])
+@pytest.mark.parametrize("steps", [(2,), (12, 3, 8)])
 def test_interrupted_and_resumed_gives_the_same_weights(
     recipe: Recipe, trained: Path, tmp_path: Path, steps: tuple[int, ...]
 ) -> None:
-    """In the first of two epochs of eight steps, in the second, or often: equal to the bit."""
+    """In the first of two epochs of eight steps, or often, in the second too: equal to the bit."""
     output = tmp_path / "checkpoint"
     saves = tmp_path / "checkpoint.training"
     for step in steps:
@@ -268,15 +268,29 @@ def test_the_weights_are_the_average_of_the_seeds(
         torch.testing.assert_close(both[name], (zero[name] + one[name]) / 2, rtol=0, atol=1e-6)
 
 
+def _copied(recipe: Recipe, directory: Path) -> Recipe:
+    """The recipe with files of its own in the directory."""
+    return dataclasses.replace(
+        recipe,
+        base=Path(shutil.copytree(recipe.base, directory / "base")),
+        train=(Path(shutil.copy(recipe.train[0], directory)),),
+        validation=Path(shutil.copy(recipe.validation, directory)),
+    )
+
+
 @pytest.fixture
 def copied(recipe: Recipe, tmp_path: Path) -> Recipe:
     """The recipe with files of its own, which the test may change."""
-    return dataclasses.replace(
-        recipe,
-        base=Path(shutil.copytree(recipe.base, tmp_path / "base")),
-        train=(Path(shutil.copy(recipe.train[0], tmp_path)),),
-        validation=Path(shutil.copy(recipe.validation, tmp_path)),
-    )
+    return _copied(recipe, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def begun(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The saves of a training that was interrupted in its second epoch."""
+    directory = tmp_path_factory.mktemp("begun")
+    with interrupted_in_step(9):
+        finetune(_copied(recipe, directory), directory / "checkpoint", say=silent)
+    return directory / "checkpoint.training"
 
 
 @pytest.mark.parametrize(
@@ -290,12 +304,11 @@ def copied(recipe: Recipe, tmp_path: Path) -> Recipe:
     ],
 )
 def test_the_saves_of_another_training_are_not_resumed(
-    copied: Recipe, tmp_path: Path, changed: str, says: str
+    copied: Recipe, begun: Path, tmp_path: Path, changed: str, says: str
 ) -> None:
     """Other data, another base or other settings are refused, and the saves stay as they are."""
-    output, saves = tmp_path / "checkpoint", tmp_path / "checkpoint.training"
-    with interrupted_in_step(9):
-        finetune(copied, output, say=silent)
+    output = tmp_path / "checkpoint"
+    saves = Path(shutil.copytree(begun, tmp_path / "checkpoint.training"))
     if changed == "record":
         (saves / "training.json").unlink()
     before = {path.name: path.read_bytes() for path in saves.iterdir()}

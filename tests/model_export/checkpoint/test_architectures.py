@@ -12,7 +12,6 @@ from sentiment_export.checkpoint.describe import describe, passes
 from sentiment_export.checkpoint.family import FAMILY
 from sentiment_export.export import export
 from sentiment_service.errors import UserError
-from sentiment_service.settings.settings import CheckpointOptions
 
 from tests.support.checkpoints import assert_like_transformers, make_checkpoint, silent
 from tests.support.model_export.published import PUBLISHED, make_published
@@ -113,16 +112,14 @@ def test_bertweets_tokenizer_is_not_taken_for_wordpiece(tmp_path: Path) -> None:
     assert describe(path).tokenizer == "byte pair encoding (fastBPE)"
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in EXAMPLES])
 def test_the_service_answers_like_transformers(
     tmp_path: Path, published: Callable[[str], Path], name: str
 ) -> None:
     """The bundle's ids and fp32 logits are those of the checkpoint, alone and in one batch.
 
-    The export itself compares pairs of texts.
+    graph/test_graphs_of_architectures.py proves it of the table's examples.
     """
-    path = published(name)
-    output = tmp_path / "bundle"
-    checkpoint = load_checkpoint(path, CheckpointOptions(text_pairs=True))
-    export(checkpoint, output, precisions=["fp32"], say=silent)
-    assert_like_transformers(load(output), path)
+    checkpoint = load_checkpoint(published(name))
+    export(checkpoint, tmp_path / "bundle", precisions=["fp32"], say=silent)
+    assert_like_transformers(load(tmp_path / "bundle"), checkpoint.path)

@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.checkpoint.family import Encoder
-from sentiment_export.graph import builder
-from sentiment_export.graph.builder import ACTIVATIONS, LARGEST_HALF, external_data
+from sentiment_export.graph.builder import ACTIVATIONS, LARGEST_HALF
 from sentiment_export.graph.classifier import Classifier, Int8Classifier
 from sentiment_export.graph.flat import FlatClassifier
 from sentiment_export.graph.variants import graphs_of
@@ -127,22 +125,6 @@ def test_other_shapes_than_the_usual(
         path = _written(model, kind, tmp_path / f"{kind.__name__}.onnx")
         found = run(open_session(path, CPU, threads=1), ENCODINGS)
         np.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_beside_the_graph_are_the_same(
-    kind: type[Classifier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Above 2 GB, with the limit lowered: logits are equal, and ONNX's checker takes the files."""
-    model = random_model("roberta", 200)
-    whole = _written(model, kind, tmp_path / "whole.onnx")
-    monkeypatch.setattr(builder, "LARGEST_FILE", 1_000)
-    parts = _written(model, kind, tmp_path / "parts.onnx")
-    assert not external_data(whole).exists()
-    assert parts.stat().st_size < external_data(parts).stat().st_size
-    onnx.checker.check_model(str(parts))
-    answers = [run(open_session(path, CPU, threads=1), ENCODINGS) for path in (whole, parts)]
-    np.testing.assert_array_equal(answers[0], answers[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,16 +19,18 @@ from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.checkpoint.describe import passes
 from sentiment_export.checkpoint.family import FAMILY
+from sentiment_export.export import export
 from sentiment_export.graph.editor import as_linear
-from sentiment_export.graph.variants import graphs_of
+from sentiment_export.graph.variants import Write, graphs_of
 from sentiment_export.quality.verification import layer_parity
 from sentiment_service.engine.model import model as parity
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.engine.model.device import CPU
 from sentiment_service.engine.model.sessions import open_session
 from sentiment_service.engine.text.text_tokenizer import Encoding
+from sentiment_service.settings.settings import CheckpointOptions
 
-from tests.support.checkpoints import random_model, save_model
+from tests.support.checkpoints import assert_like_transformers, random_model, save_model, silent
 from tests.support.model_export.graphs import (
     ExactFlatClassifier,
     name_of,
@@ -37,6 +39,7 @@ from tests.support.model_export.graphs import (
     session,
 )
 from tests.support.model_export.published import PUBLISHED, make_published
+from tests.support.tiny_bundle import load
 
 TOLERANCE = parity.TOLERANCE | {"fp32": 1e-4}  # of logits that vary by about 1
 # Six labels of a model that magnifies small differences: int8 of 8 bits was off by 0.6.
@@ -59,6 +62,7 @@ class Graphs:
     """A checkpoint, its variants' files, and what was done to each."""
 
     checkpoint: Checkpoint
+    write: Write
     files: dict[Precision, Path]
     passes: dict[Precision, list[str]]
 
@@ -81,7 +85,7 @@ def _graphs(base: Path, model_type: str) -> Graphs:
     write = graphs_of(checkpoint, directory)
     files = {precision: directory / f"{precision}.onnx" for precision in PRECISIONS}
     passes = {precision: write(precision, files[precision]) for precision in PRECISIONS}
-    return Graphs(checkpoint, files, passes)
+    return Graphs(checkpoint, write, files, passes)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -94,6 +98,18 @@ def model_type(request: pytest.FixtureRequest) -> str:
 def graphs(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
     """Its graphs."""
     return _graphs(tmp_path_factory.getbasetemp(), model_type)
+
+
+def test_the_service_answers_like_transformers(graphs: Graphs, tmp_path: Path) -> None:
+    """The bundle's ids and fp32 logits are those of the checkpoint, alone and in one batch.
+
+    The export itself compares pairs of texts.
+    """
+    path = graphs.checkpoint.path
+    checkpoint = load_checkpoint(path, CheckpointOptions(text_pairs=True))
+    made = tmp_path / "bundle"
+    export(checkpoint, made, precisions=["fp32"], graphs_of=lambda *_: graphs.write, say=silent)
+    assert_like_transformers(load(made), path)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
