@@ -273,7 +273,10 @@ def test_a_reload_begins_another_comparison(start: Start, candidate: Path, tmp_p
 
 
 def test_a_promoted_candidate_is_the_model(tried: Process, candidate: Path) -> None:
-    """It answers under the model's name, no candidate is left, and a reload loads it again."""
+    """It answers under the model's name, no candidate is left, and a reload loads it again.
+
+    The log says which directory each of them read.
+    """
     digest = sha256(candidate / MANIFEST)
     assert classify(tried.client, "love") == ["positive"]
     assert promote(tried.client).json() == {"status": "promoted", "digest": digest}
@@ -284,7 +287,9 @@ def test_a_promoted_candidate_is_the_model(tried: Process, candidate: Path) -> N
     again = promote(tried.client)
     assert (again.status_code, again.json()["code"]) == (404, "not_found")
     assert "no candidate is tried beside tiny" in again.json()["detail"]
+    tried.read_until(f"tiny was loaded again from {candidate}: ")
     assert reload(tried.client).json()["digest"] == digest
+    tried.read_until(f"tiny was loaded again from {candidate}: ")
     assert tried.client.get("/models").json()["models"][0]["name"] == "tiny"
 
 

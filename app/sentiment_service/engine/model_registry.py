@@ -183,7 +183,10 @@ class ModelRegistry:
         if candidate is not None:
             self._candidate = None
         self._try_candidate()
-        logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
+        logger.info(
+            "%s was loaded again from %s: %s, %s",
+            *(name, model.path, model.short_digest, plan.summary()),
+        )
         self._retiring.add(old)
         await old.retire(self._config.retire_ms / 1000)
         self._retiring.discard(old)
