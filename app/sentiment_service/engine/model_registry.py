@@ -223,7 +223,10 @@ class ModelRegistry:
         finally:
             loader.close()
         if model.name != old.model.name:
-            raise UserError(f"{model.path} now holds a model named {model.name}")
+            raise UserError(
+                f"{model.path} now holds a model named {model.name}; start the service with "
+                f"--served-name {old.model.name} to serve any bundle under that name"
+            )
         if candidate and (old.shadow is None or model.digest != old.shadow.digest):
             raise UserError(f"{model.path} is not what was tried: it was changed since")
         return model, plan
