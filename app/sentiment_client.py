@@ -1104,10 +1104,11 @@ def _library(table: Any) -> str:
     found = packages & {"pandas", "polars", "pyarrow"}
     if isinstance(table, Mapping):
         return "dict"
-    if not found or not hasattr(table, "columns"):
+    # Without a length: a LazyFrame of polars, which would warn of looking at its columns.
+    if not found or not hasattr(table, "__len__") or not hasattr(table, "columns"):
         raise TypeError(
-            f"{type(table).__name__} is not a table; give a DataFrame of pandas or polars, a Table "
-            "or RecordBatch of pyarrow, or a dict of columns"
+            f"{type(table).__name__} is not a table; give a DataFrame of pandas or polars "
+            "(collect() of a LazyFrame), a Table or RecordBatch of pyarrow, or a dict of columns"
         )
     return found.pop()
 
