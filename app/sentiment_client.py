@@ -292,8 +292,10 @@ class Results(list[Outcome]):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw how many texts have each label, with matplotlib; its axes."""
-        from matplotlib import pyplot
-
+        try:
+            from matplotlib import pyplot
+        except ModuleNotFoundError:
+            raise _missing("plot()", "matplotlib", "3.10") from None
         ax = ax or pyplot.subplots()[1]
         counts = self.summary()["labels"]
         ax.bar([*counts], [*counts.values()])
@@ -737,11 +739,14 @@ def _import_httpx() -> None:
     try:
         import httpx
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "sentiment_client needs the package httpx (0.28 or newer): run "
-            + shlex.join([sys.executable, "-m", "pip", "install", "httpx>=0.28"]),
-            name="httpx",
-        ) from None
+        raise _missing("sentiment_client", "httpx", "0.28") from None
+
+
+def _missing(needed_by: str, package: str, version: str) -> ModuleNotFoundError:
+    command = shlex.join([sys.executable, "-m", "pip", "install", f"{package}>={version}"])
+    return ModuleNotFoundError(
+        f"{needed_by} needs the package {package} ({version} or newer): run {command}", name=package
+    )
 
 
 def _address(url: str) -> "httpx.URL":
