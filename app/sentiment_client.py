@@ -915,9 +915,14 @@ def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
 
 
 def _members(
-    model: Model | None = None, overflow: Overflow = "truncate", threshold: float | None = None
+    model: Model | None = None,
+    overflow: Overflow = "truncate",
+    threshold: float | None = None,
+    **unknown: Any,
 ) -> dict[str, Any]:
     """The options of a call as members of a request's body."""
+    if unknown:
+        raise TypeError(f"the options of classify are model, overflow, threshold: not {[*unknown]}")
     name = model.name if isinstance(model, ModelInfo) else model
     members = {"model": name, "overflow": overflow, "threshold": threshold}
     return {member: value for member, value in members.items() if value is not None}
