@@ -34,6 +34,8 @@ REFUSED: dict[str, LiteralString] = {
     "to get the model's own labels, which GET /models lists",
     "messages": "asks for a chat template, which no model here has; send texts in another field",
     "inputs": "is our own form, and input and prompt are vLLM's; send only one of them",
+    "raw_scores": "is Infinity's, whose answers have a form that is not ours; send inputs, which "
+    "get scores and logits",
     "overflow": _OWN_OPTION,
     "split": _OWN_OPTION,
     "threshold": _OWN_OPTION,
