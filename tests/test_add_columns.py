@@ -266,7 +266,7 @@ def test_what_is_not_a_table_is_refused(
 
 
 def test_a_lazy_frame_is_refused_unseen(classifier: Classifier) -> None:
-    """The error says how to make it a table; polars does not warn that its columns are looked at."""
+    """The error says how to make it a table; polars does not warn of a look at its columns."""
     lazy = _polars(text=["love"]).lazy()
     with pytest.raises(TypeError, match=r"LazyFrame is not a table; .*collect\(\) of a LazyFrame"):
         classifier.add_columns(lazy)
