@@ -292,8 +292,10 @@ class Results(list[Outcome]):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw how many texts have each label, with matplotlib; its axes."""
-        from matplotlib import pyplot
-
+        try:
+            from matplotlib import pyplot
+        except ModuleNotFoundError:
+            raise _missing("plot()", "matplotlib", "3.10") from None
         ax = ax or pyplot.subplots()[1]
         counts = self.summary()["labels"]
         ax.bar([*counts], [*counts.values()])
@@ -737,11 +739,14 @@ def _import_httpx() -> None:
     try:
         import httpx
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "sentiment_client needs the package httpx (0.28 or newer): run "
-            + shlex.join([sys.executable, "-m", "pip", "install", "httpx>=0.28"]),
-            name="httpx",
-        ) from None
+        raise _missing("sentiment_client", "httpx", "0.28") from None
+
+
+def _missing(needed_by: str, package: str, version: str) -> ModuleNotFoundError:
+    command = shlex.join([sys.executable, "-m", "pip", "install", f"{package}>={version}"])
+    return ModuleNotFoundError(
+        f"{needed_by} needs the package {package} ({version} or newer): run {command}", name=package
+    )
 
 
 def _address(url: str) -> "httpx.URL":
@@ -910,9 +915,14 @@ def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
 
 
 def _members(
-    model: Model | None = None, overflow: Overflow = "truncate", threshold: float | None = None
+    model: Model | None = None,
+    overflow: Overflow = "truncate",
+    threshold: float | None = None,
+    **unknown: Any,
 ) -> dict[str, Any]:
     """The options of a call as members of a request's body."""
+    if unknown:
+        raise TypeError(f"the options of classify are model, overflow, threshold: not {[*unknown]}")
     name = model.name if isinstance(model, ModelInfo) else model
     members = {"model": name, "overflow": overflow, "threshold": threshold}
     return {member: value for member, value in members.items() if value is not None}
@@ -1104,10 +1114,11 @@ def _library(table: Any) -> str:
     found = packages & {"pandas", "polars", "pyarrow"}
     if isinstance(table, Mapping):
         return "dict"
-    if not found or not hasattr(table, "columns"):
+    # Without a length: a LazyFrame of polars, which would warn of looking at its columns.
+    if not found or not hasattr(table, "__len__") or not hasattr(table, "columns"):
         raise TypeError(
-            f"{type(table).__name__} is not a table; give a DataFrame of pandas or polars, a Table "
-            "or RecordBatch of pyarrow, or a dict of columns"
+            f"{type(table).__name__} is not a table; give a DataFrame of pandas or polars "
+            "(collect() of a LazyFrame), a Table or RecordBatch of pyarrow, or a dict of columns"
         )
     return found.pop()
 

@@ -263,3 +263,10 @@ def test_what_is_not_a_table_is_refused(
     """One line says what was wrong and what is accepted."""
     with pytest.raises(error, match=words):
         classifier.add_columns(table)
+
+
+def test_a_lazy_frame_is_refused_unseen(classifier: Classifier) -> None:
+    """The error says how to make it a table; polars does not warn of a look at its columns."""
+    lazy = _polars(text=["love"]).lazy()
+    with pytest.raises(TypeError, match=r"LazyFrame is not a table; .*collect\(\) of a LazyFrame"):
+        classifier.add_columns(lazy)

@@ -328,11 +328,13 @@ def calibrated(
     say: Callable[[str], None] = print,
     *,
     teachers: NDArray[Any] | None = None,
+    needed: bool = False,
 ) -> Manifest:
     """The bundle's manifest with a temperature for every variant, each fitted on its own logits.
 
     The ``examples`` are those of the labelled file with this ``digest``, or have a teacher's scores
-    [texts, labels]. A variant whose scores no temperature brings nearer to them stays as it is.
+    [texts, labels]. A variant whose scores no temperature brings nearer to them stays as it is, or
+    is refused if a temperature is ``needed``.
     """
     labels = [example.labels for example in examples]
     likely = marks(labels, bundle.manifest.labels) if teachers is None else teachers
@@ -343,7 +345,7 @@ def calibrated(
         try:
             calibration = calibrate(logits, gold, loss, digest, len(gold) // len(examples))
         except UserError as error:
-            if teachers is None:
+            if needed:
                 raise
             say(f"{precision} is not calibrated: {error}")
             continue
@@ -371,7 +373,7 @@ def calibrate_bundle(
     bundle = Bundle.open(path)
     labels, multi_label = bundle.manifest.labels, bundle.multi_label
     examples = read_examples(file, labels, columns, multi_label=multi_label, least=LEAST_TEXTS)
-    manifest = calibrated(bundle, examples, sha256(file), loss, say)
+    manifest = calibrated(bundle, examples, sha256(file), loss, say, needed=True)
     # The manifest may hold entries of a newer version; they stay.
     document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     for precision, variant in manifest.variants.items():

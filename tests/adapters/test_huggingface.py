@@ -105,3 +105,31 @@ def test_an_error_has_the_type_that_tei_gives_it(
         pool.submit(client.post, "/classify", json={"inputs": ["worst", "worst"]})
     eventually(lambda: metric(client, "sentiment_queue_tokens", model="tiny") == 12)
     assert ask("love") == (429, "Overloaded", "overloaded", True)
+
+
+LONG = "love " * 20
+
+
+@pytest.mark.parametrize("path", ["/", "/invocations"])
+@pytest.mark.parametrize(
+    ("parameters", "refused"),
+    [
+        ({"truncation": False}, "the text has 22 tokens"),
+        ({"truncation": "do_not_truncate"}, "the text has 22 tokens"),
+        ({"truncation": "sometimes"}, "parameters.truncation"),
+        ({"truncation": True, "max_length": 5}, "parameters.max_length must be at least 16"),
+        ({"add_special_tokens": False}, "parameters.add_special_tokens"),
+        ({"truncation": True, "padding": True, "max_length": 512}, None),
+        ({"truncation": "longest_first", "padding": "max_length", "max_length": None}, None),
+        ({"truncation": None, "add_special_tokens": True, "return_tensors": "pt"}, None),
+    ],
+)
+def test_a_parameter_of_the_tokenizer_is_followed_or_refused(
+    url: str, path: str, parameters: dict[str, Any], refused: str | None
+) -> None:
+    """A long text is cut at the model's length, or the request is refused: 422 names the reason."""
+    answer = httpx2.post(f"{url}{path}", json={"inputs": LONG, "parameters": parameters})
+    if refused is None:
+        assert answer.status_code == 200
+    else:
+        assert (answer.status_code, refused in answer.json()["detail"]) == (422, True), answer.text

@@ -125,3 +125,11 @@ def test_the_client_lists_the_served_models(client: OpenAI) -> None:
     models = client.models.list().data
     assert [model.id for model in models] == ["tiny"]
     assert models[0].created > 0
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify", "/invocations"])
+@pytest.mark.parametrize("value", [True, False])
+def test_a_body_of_infinity_is_refused(url: str, path: str, value: bool) -> None:
+    """Its clients read another form, and raw scores were not what they got: the error says so."""
+    answer = _post(url, path, input="love it", raw_scores=value)
+    assert (answer["status"], "raw_scores is Infinity's" in answer["detail"]) == (422, True)

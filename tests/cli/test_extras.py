@@ -141,6 +141,16 @@ def test_the_client_names_the_package_that_it_needs() -> None:
     )
 
 
+def test_a_plot_names_the_package_that_it_needs() -> None:
+    """Results that are drawn without matplotlib fail with one line that says how to get it."""
+    code = "import sys; sys.modules['matplotlib'] = None; import sentiment_client as c; "
+    done = run_program(sys.executable, "-c", f"{code}c.Results([], ()).plot()")
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: plot() needs the package matplotlib (3.10 or newer): run "
+        f"{shlex.quote(sys.executable)} -m pip install 'matplotlib>=3.10'"
+    )
+
+
 def test_each_extra_exists() -> None:
     """The table names extras of pyproject.toml only."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -640,6 +640,14 @@ def test_what_is_not_several_texts_has_no_results_one_by_one(client: Any, texts:
         client("http://localhost").classify_iter(texts)
 
 
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_an_unknown_option_is_refused_with_those_that_there_are(client: Any) -> None:
+    """The error names the public function, and the option."""
+    words = r"the options of classify are model, overflow, threshold: not \['foo'\]"
+    with pytest.raises(TypeError, match=words):
+        client("http://localhost").classify_iter(["good"], foo=1)
+
+
 def _endless(taken: list[int]) -> Iterator[str]:
     for n in range(1_000_000):
         taken.append(n)

@@ -84,7 +84,9 @@ def test_a_stream_goes_through_line_by_line(
     """An answer arrives before the next line is sent. Routes for operators give 404."""
     with _proxy(nginx, replicas, tmp_path) as url:
         assert httpx2.get(f"{url}/metrics").status_code == 404
-        assert httpx2.post(f"{url}/models/tiny/reload").status_code == 404
+        for order in ("reload", "promote"):
+            refused = httpx2.post(f"{url}/models/tiny/{order}")
+            assert (refused.status_code, refused.headers["server"][:5]) == (404, "nginx")
         with (
             connect(port_of(url), STREAM_HEAD) as connection,
             connection.makefile("rb") as received,

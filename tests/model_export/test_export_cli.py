@@ -38,14 +38,18 @@ def labelled(tmp_path: Path) -> Path:
 @pytest.fixture
 def mostly_right(bert: Exported, tmp_path: Path) -> Path:
     """A labelled file; its labels are those of the model for six texts of seven."""
+    return _judged(bert, tmp_path / "mostly-right.tsv", wrong=7)
+
+
+def _judged(bert: Exported, path: Path, wrong: int) -> Path:
+    """A labelled file whose labels are those of the model, but for one text of ``wrong``."""
     examples = [
         Example("en", (LABELS[0],), f"{CORPUS[row % len(CORPUS)]} {row}") for row in range(100)
     ]
     rows = []
     for row, (label,) in enumerate(evaluate(bert.model("int8"), examples)[1]):
         other = LABELS[(LABELS.index(label) + 1) % 3]
-        rows.append(f"en\t{label if row % 7 else other}\t{examples[row].text}\n")
-    path = tmp_path / "mostly-right.tsv"
+        rows.append(f"en\t{label if row % wrong else other}\t{examples[row].text}\n")
     path.write_text("".join(rows), encoding="utf-8")
     return path
 
@@ -76,7 +80,26 @@ def test_an_export_says_what_it_wrote(
     assert (
         f"| int8 | {calibration.temperature:.4f} | log loss |" in (output / "README.md").read_text()
     )
+<<<<<<< HEAD
     for name in ("manifest.json", "README.md"):  # of an export without --calibrate
+=======
+
+
+def test_an_export_that_no_temperature_helps_is_written(
+    bert: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not calibrated, and says so and why."""
+    texts, output = _judged(bert, tmp_path / "wrong.tsv", wrong=1), tmp_path / "out"
+    words = [str(bert.source), "--output", str(output), "--precision", "int8"]
+    assert main([*words, "--calibrate", str(texts)]) == 0
+    assert "int8 is not calibrated: no temperature fits, because" in capsys.readouterr().out
+    assert Bundle.open(output).manifest.variants["int8"].calibration is None
+
+
+def test_without_calibrate_nothing_is_calibrated(bert: Exported) -> None:
+    """Neither the manifest nor the card mentions calibration."""
+    for name in ("manifest.json", "README.md"):
+>>>>>>> mend2
         assert "calibrat" not in (bert.bundle / name).read_text().lower()
 
 

@@ -293,6 +293,21 @@ def test_a_request_that_is_classified_in_parts_has_one_model(
         assert reloaded.result().status_code == 200
 
 
+def test_a_bundle_of_another_name_is_refused_with_a_cure(
+    start: Start, bundle: Path, tmp_path: Path
+) -> None:
+    """The log names the option that keeps the served name. With it, the bundle is served."""
+    mine = make_bundle(tmp_path / "mine")
+    process = start("--admin-keys", "admin-key-1", bundle=bundle)
+    write_manifest(bundle, name="other")
+    assert reload(process.client).status_code == 422
+    process.read_until("named other; start the service with --served-name tiny to serve any")
+    process = start("--admin-keys", "admin-key-1", "--served-name", "tiny", bundle=mine)
+    write_manifest(mine, name="other")
+    assert reload(process.client).status_code == 200
+    assert process.client.get("/models").json()["models"][0]["name"] == "tiny"
+
+
 @pytest.mark.parametrize("damage", ["manifest", "model", "name", "gone"])
 def test_a_bad_bundle_leaves_the_old_model_serving(serve: Serve, bundle: Path, damage: str) -> None:
     """The answer reports the failure without path or cause. A good one can be loaded later."""

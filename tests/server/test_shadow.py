@@ -269,7 +269,8 @@ def test_texts_of_another_model_are_not_compared(
 def test_a_promoted_candidate_is_the_model(tried: Process, candidate: Path) -> None:
     """It answers under the model's name, no candidate is left, and a reload loads it again.
 
-    Under load, nothing fails meanwhile: every answer is the old model's or the new one's.
+    Under load, nothing fails meanwhile: every answer is the old model's or the new one's. The log
+    says which directory each of them read.
     """
     digest = sha256(candidate / MANIFEST)
     clients = (["love"], ["love it"], ["love it"] * 100, ["love " * 500] * 30)
@@ -290,7 +291,9 @@ def test_a_promoted_candidate_is_the_model(tried: Process, candidate: Path) -> N
     again = promote(tried.client)
     assert (again.status_code, again.json()["code"]) == (404, "not_found")
     assert "no candidate is tried beside tiny" in again.json()["detail"]
+    tried.read_until(f"tiny was loaded again from {candidate}: ")
     assert reload(tried.client).json()["digest"] == digest
+    tried.read_until(f"tiny was loaded again from {candidate}: ")
     assert tried.client.get("/models").json()["models"][0]["name"] == "tiny"
     tried.terminate()
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, LiteralString
 
 import numpy as np
 from fastapi import Response
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, StrictBool, ValidationInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -13,7 +13,7 @@ from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.errors import UnknownField
+from sentiment_service.errors import InvalidRequest, UnknownField
 from sentiment_service.http.routes import HttpRequest, JsonAnswer
 from sentiment_service.requests.validation import (
     NO_OBJECT,
@@ -34,6 +34,8 @@ REFUSED: dict[str, LiteralString] = {
     "to get the model's own labels, which GET /models lists",
     "messages": "asks for a chat template, which no model here has; send texts in another field",
     "inputs": "is our own form, and input and prompt are vLLM's; send only one of them",
+    "raw_scores": "is Infinity's, whose answers have a form that is not ours; send inputs, which "
+    "get scores and logits",
     "overflow": _OWN_OPTION,
     "split": _OWN_OPTION,
     "threshold": _OWN_OPTION,
@@ -148,14 +150,26 @@ async def answer_instances(
 Function = Literal["softmax", "sigmoid", "none"]
 
 
-class PipelineParameters(BaseModel):
-    """``function_to_apply`` turns logits into scores; None: the model's own. Others are ignored.
+TRUNCATED: dict[Any, bool] = {"longest_first": True, "only_first": True, "do_not_truncate": False}
 
-    softmax and sigmoid use the temperature of a calibrated model.
+
+def _truncation(value: Any) -> Any:
+    return TRUNCATED.get(value, value) if isinstance(value, str) else value
+
+
+class PipelineParameters(BaseModel):
+    """``function_to_apply`` turns logits into scores; None: the model's own.
+
+    softmax and sigmoid use the temperature of a calibrated model. With ``truncation`` false, a text
+    that is too long is refused. Others are ignored, as the pipeline does with those that it does
+    not know.
     """
 
     top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = None
     function_to_apply: Function | None = None
+    truncation: Annotated[StrictBool, BeforeValidator(_truncation)] | None = None
+    max_length: Annotated[int, Field(strict=True), BeforeValidator(whole)] | None = None
+    add_special_tokens: Literal[True] | None = None
     candidate_labels: Refused = None
 
 
@@ -172,7 +186,14 @@ async def best_labels(
 ) -> tuple[list[list[LabelScore]], Classification]:
     """Classify the texts: for each text, the ``top_k`` labels with the highest scores."""
     parameters = body.parameters or PipelineParameters()
-    done = await request.exchange.classify(as_list(body.inputs), model=None)
+    most = request.exchange.service.models.classifiers.of(None).model.max_tokens
+    if parameters.max_length is not None and parameters.max_length < most:
+        raise InvalidRequest(
+            f"parameters.max_length must be at least {most}, the model's own, or left out: texts "
+            "are cut at that length only"
+        )
+    options = TextOptions("error" if parameters.truncation is False else "truncate")
+    done = await request.exchange.classify(as_list(body.inputs), model=None, options=options)
     predictions = every_prediction(done.outcomes)
     scores = _scores(done.model, predictions, parameters.function_to_apply)
     ranked = [ranking(by_label)[: parameters.top_k] for by_label in scores]

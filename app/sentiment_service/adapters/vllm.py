@@ -56,6 +56,7 @@ class ClassificationRequest(BaseModel):
     messages: Refused = None
     input: Annotated[list[Prompt], PlainValidator(_prompts)]
     inputs: Refused = None
+    raw_scores: Refused = None
     overflow: Refused = None
     split: Refused = None
     threshold: Refused = None

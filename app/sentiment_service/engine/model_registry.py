@@ -183,7 +183,10 @@ class ModelRegistry:
         if candidate is not None:
             self._candidate = None
         self._try_candidate()
-        logger.info("%s was loaded again: %s, %s", name, model.short_digest, plan.summary())
+        logger.info(
+            "%s was loaded again from %s: %s, %s",
+            *(name, model.path, model.short_digest, plan.summary()),
+        )
         self._retiring.add(old)
         await old.retire(self._config.retire_ms / 1000)
         self._retiring.discard(old)
@@ -220,7 +223,10 @@ class ModelRegistry:
         finally:
             loader.close()
         if model.name != old.model.name:
-            raise UserError(f"{model.path} now holds a model named {model.name}")
+            raise UserError(
+                f"{model.path} now holds a model named {model.name}; start the service with "
+                f"--served-name {old.model.name} to serve any bundle under that name"
+            )
         if candidate and (old.shadow is None or model.digest != old.shadow.digest):
             raise UserError(f"{model.path} is not what was tried: it was changed since")
         return model, plan

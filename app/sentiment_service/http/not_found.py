@@ -30,7 +30,7 @@ def not_found(exchange: HttpExchange) -> errors.NotFound:
     near = nearest(known, exchange.verb, exchange.path)
     if near or "/classify" in paths:
         near = f"; the nearest is {near}" if near else "; POST /classify classifies texts"
-    docs = "; /docs lists the routes" if "/docs" in paths else ""
+    docs = "; /docs lists our routes" if "/docs" in paths else ""
     return errors.NotFound(f"no route has this path{near}{docs}")
 
 

@@ -60,7 +60,7 @@ def test_the_digest_of_the_manifest_names_the_model_everywhere(
     assert {*_digests(client).values()} == {before}
     assert reload(client).json() == {"status": "reloaded", "digest": after}
     assert {*_digests(client).values()} == {after} != {before}
-    assert f"tiny was loaded again: digest {after[:12]}, " in caplog.text
+    assert f"tiny was loaded again from {bundle}: digest {after[:12]}, " in caplog.text
 
 
 def test_texts_beyond_the_inline_limit_are_answered_alike(client: TestClient) -> None:
