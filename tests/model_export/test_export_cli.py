@@ -80,9 +80,8 @@ def test_an_export_says_what_it_wrote(
     assert (
         f"| int8 | {calibration.temperature:.4f} | log loss |" in (output / "README.md").read_text()
     )
-<<<<<<< HEAD
     for name in ("manifest.json", "README.md"):  # of an export without --calibrate
-=======
+        assert "calibrat" not in (bert.bundle / name).read_text().lower()
 
 
 def test_an_export_that_no_temperature_helps_is_written(
@@ -94,13 +93,6 @@ def test_an_export_that_no_temperature_helps_is_written(
     assert main([*words, "--calibrate", str(texts)]) == 0
     assert "int8 is not calibrated: no temperature fits, because" in capsys.readouterr().out
     assert Bundle.open(output).manifest.variants["int8"].calibration is None
-
-
-def test_without_calibrate_nothing_is_calibrated(bert: Exported) -> None:
-    """Neither the manifest nor the card mentions calibration."""
-    for name in ("manifest.json", "README.md"):
->>>>>>> mend2
-        assert "calibrat" not in (bert.bundle / name).read_text().lower()
 
 
 @pytest.mark.parametrize("value", ["fp32,int8", "int8, fp32", "int8,fp32,int8"])
