@@ -262,19 +262,24 @@ def test_workers_share_the_memory_for_queues(model: Model, tmp_path: Path) -> No
     assert half == max(LEAST_QUEUE_TOKENS, whole // 2)
 
 
-def test_a_queue_that_is_set_is_kept(model: Model, config: EngineConfig) -> None:
+def test_a_queue_that_is_set_is_kept(
+    model: Model, config: EngineConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     """The setting decides, measured or not; without a measurement, the default is the least.
 
-    One that the longest text of the model does not fit into ends the start.
+    Where the longest text of the model does not fit, a warning says so.
     """
     by_hand = replace(config, runners=2, threads=1, max_batch_tokens=99)
     assert tune(model, by_hand, cpus=2).max_queue_tokens == LEAST_QUEUE_TOKENS
     for one in (config, by_hand):
         set_too = replace(one, max_queue_tokens=500)
         assert tune(model, set_too, cpus=2).max_queue_tokens == 500
-        too_small = replace(one, max_queue_tokens=2 * model.max_tokens - 1)
-        with pytest.raises(UserError, match=rf"^--max-queue-tokens: .* {2 * model.max_tokens}, "):
-            tune(model, too_small, cpus=2)
+        longest_fits = replace(one, max_queue_tokens=2 * model.max_tokens)
+        tune(model, longest_fits, cpus=2)
+        assert caplog.messages == []
+        tune(model, replace(one, max_queue_tokens=2 * model.max_tokens - 1), cpus=2)
+        assert f"takes texts of up to {model.max_tokens}" in caplog.messages.pop()
+        caplog.clear()
 
 
 def test_another_gpu_is_measured_again(

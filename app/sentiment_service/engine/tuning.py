@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from threading import Barrier
@@ -35,7 +34,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.sessions import device_error
 from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.text.text_tokenizer import Encoding
-from sentiment_service.errors import OutOfMemory, UserError
+from sentiment_service.errors import OutOfMemory
 
 TEXT_TOKENS = 32  # per measured text; a tweet has 26
 # The measured batch sizes, in texts. A few texts keep a CPU busy, and twice the largest size is
@@ -237,16 +236,12 @@ _COSTS = TypeAdapter(list[Cost])
 def tune(
     model: Model, config: EngineConfig, cpus: float, measure: Measure = measure
 ) -> ServingPlan:
-    """The plan with the config's runners, threads and budget. What is not set is measured.
-
-    Raises:
-        UserError: the longest text of the model would be refused.
-    """
-    least = ceil(model.max_tokens / REQUEST_SHARE)
-    if 0 < config.max_queue_tokens < least:
-        raise UserError(
-            f"--max-queue-tokens: give at least {least}, not {config.max_queue_tokens}: a text of "
-            f"{model.name} may have {model.max_tokens} tokens, and one request gets half of them"
+    """The plan with the config's runners, threads and budget. What is not set is measured."""
+    if 0 < (most := int(config.max_queue_tokens * REQUEST_SHARE)) < model.max_tokens:
+        logger.warning(
+            "--max-queue-tokens: a request may have %d tokens, half of the queue, so longer texts "
+            "are refused; %s takes texts of up to %d",
+            *(most, model.name, model.max_tokens),
         )
     if model.provider == CUDA:
         runners = config.runners or RUNNERS_PER_GPU * model.device.copies
