@@ -140,13 +140,13 @@ def test_every_line_has_one_form(start: Start) -> None:
 
 
 def test_what_machines_ask_all_the_time_is_logged_at_debug(start: Start) -> None:
-    """At the level info, health, metrics and the page have no line, unless they fail.
+    """At the level info, health, metrics and files of the page have no line, unless they fail.
 
     Health includes the route that Vertex AI chooses.
     """
     process = _logging(start, variables={"AIP_HEALTH_ROUTE": "/v1/endpoints/1"})
     probes = ("/health", "/health/live", "/v2/health/ready", "/v1/endpoints/1")
-    for path in (*probes, "/metrics", "/", "/web/page.js"):
+    for path in (*probes, "/metrics", "/web/page.js"):
         assert process.client.get(path).status_code == 200, path
     process.client.get("/web/nothing.js")
     process.client.get("/info")

@@ -18,7 +18,7 @@ OWN_PATHS = Paths(
     files=PathSet({"/docs/*", "/web/*"}),
     open=PathSet({"/", "/docs", "/openapi.json", "/metrics"}),
     admin=PathSet({"/models/*/reload", "/models/*/promote"}),
-    quiet=PathSet({"/", "/metrics", "/web/*"}),
+    quiet=PathSet({"/metrics", "/web/*"}),
 )
 
 router = APIRouter(tags=["page"], route_class=Route)

@@ -65,6 +65,8 @@ class _Workers:
     async def _all_ready(self, *, without: int = 0) -> list[int]:
         """Wait until all workers are ready, none of them this process; their ids, by number.
 
+        Until they are, the others have more work than they can do.
+
         Raises:
             TimeoutError: they are not, although they had the time.
         """
@@ -74,6 +76,7 @@ class _Workers:
                 pids = [worker["pid"] for worker in workers if worker["stage"] == "ready"]
                 if workers and len(pids) == len(workers) and without not in pids:
                     return pids
+                self._traffic.may_be_late()
                 await asyncio.sleep(LOOK_S)
 
     async def _workers(self) -> list[dict[str, Any]]:
