@@ -113,7 +113,8 @@ def full_disk_named(directory: Path) -> Iterator[None]:
         raise
     except Exception as error:
         free = shutil.disk_usage(directory).free
-        if getattr(error, "errno", None) not in FULL and free >= LEAST_FREE_BYTES:
+        told = getattr(error, "errno", None) in FULL or os.strerror(errno.ENOSPC) in str(error)
+        if not told and free >= LEAST_FREE_BYTES:
             raise
         raise UserError(
             f"there is too little room on the disk of {directory.parent} ({free / 1e6:.1f} MB are "
