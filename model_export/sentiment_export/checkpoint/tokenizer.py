@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from sentiment_service.engine.text.input_tokenizer import without_training
 from sentiment_service.errors import UserError, first_line
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
@@ -139,8 +140,7 @@ def load_tokenizer(
         tokenizer = sentencepiece(path / files.names[0], settings, model_type)
     if files is not BERTWEET_BPE:
         _add_tokens(tokenizer, settings, path)
-    tokenizer.no_padding()
-    _check(tokenizer, path)
+    _check(without_training(tokenizer), path)
     notes: list[str] = []
     if rows is not None:
         tokenizer, notes = _with_rows(tokenizer, rows + added_rows, str(path))

@@ -17,7 +17,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 from sentiment_export.checkpoint.config import read_config
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
-from sentiment_service.engine.text.input_tokenizer import normalise_tweet
+from sentiment_service.engine.text.input_tokenizer import InputTokenizer, normalise_tweet
 from sentiment_service.engine.text.text_tokenizer import WordCache, packed
 from sentiment_service.errors import UserError
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
@@ -293,6 +293,28 @@ def test_what_a_class_sets_beside_its_files_is_set(
         )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
     _assert_ids_equal(tmp_path, _common(family, 300))
+
+
+def test_dropout_of_training_cuts_no_text(checkpoints: Path, tmp_path: Path) -> None:
+    """A tokenizer.json with BPE's dropout gives a text other ids at each call. Here it does not,
+    neither in an export nor in a bundle made elsewhere."""
+    shutil.copytree(checkpoints / "roberta", tmp_path, dirs_exist_ok=True)
+    given = AutoTokenizer.from_pretrained(checkpoints / "roberta").backend_tokenizer
+    texts = _common("roberta", 50)
+    expected = [encoding.ids for encoding in given.encode_batch(texts)]
+    given.model.dropout = 0.5
+    given.save(str(tmp_path / "tokenizer.json"))
+    served = InputTokenizer(
+        tmp_path,
+        max_tokens=512,
+        preprocessing="none",
+        text_pairs=False,
+        has_types=False,
+        model="tiny",
+        languages=(),
+    )
+    for tokenizer in (_loaded(tmp_path).tokenizer, served.library):
+        assert [encoding.ids for encoding in tokenizer.encode_batch(texts)] == expected
 
 
 def test_tokens_without_a_row_are_left_out(checkpoints: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from sentiment_service.engine.options import DEFAULTS, Preprocessing, TextOptions, wider
 from sentiment_service.engine.text.text_tokenizer import (
@@ -284,12 +285,18 @@ def _fault(text: str, name: str) -> EmptyText | InvalidRequest | None:
     return None
 
 
+def without_training(tokenizer: Tokenizer) -> Tokenizer:
+    """Switch off what is for training: padding, and dropout, which cuts a text ever otherwise."""
+    tokenizer.no_padding()
+    if isinstance(tokenizer.model, BPE):
+        tokenizer.model.dropout = None
+    return tokenizer
+
+
 def _load(path: Path) -> Tokenizer:
-    """Read ``tokenizer.json``, without its padding."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.encode("?")  # the token for unknown words may be missing
     except Exception as error:  # tokenizers raises plain Exception
         raise UserError(f"cannot load {path}: {error}") from error
-    tokenizer.no_padding()
-    return tokenizer
+    return without_training(tokenizer)
