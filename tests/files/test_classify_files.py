@@ -334,6 +334,7 @@ def test_an_encoding_and_a_sheet_are_part_of_a_run(
 
 WRONG_USAGE = [
     (["text", "--input", "in.csv"], "not both"),
+    (["love", "in.csv"], "in.csv is a file: its texts are classified with --input in.csv"),
     (["--input", ""], "must end in one of"),
     (["--input", "in.xls"], ".txt .csv .tsv .jsonl .ndjson .json .parquet .xlsx .zip, all but"),
     (["--input", "in.csv", "--sheet", "A"], "--sheet is for an .xlsx workbook"),

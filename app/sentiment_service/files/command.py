@@ -142,6 +142,10 @@ def fault(options: Namespace) -> str | None:
         return "give either texts or --input, not both"
     if not given and not options.texts and (sys.stdin is None or sys.stdin.isatty()):
         return "give texts as arguments, on standard input or with --input"
+    for text in options.texts:
+        # Path.is_file fails on a text that is too long for a path.
+        if text.lower().endswith(READ) and os.path.isfile(text):  # noqa: PTH113
+            return f"{text} is a file: its texts are classified with --input {text}"
     if found := input_fault(options):
         return found
     if made and not made.name.lower().endswith(WRITTEN):
