@@ -1,6 +1,8 @@
 """Classifiers and their registry, called directly: what no test of a server can see."""
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ from sentiment_service.engine.classifier import (
     Gauges,
 )
 from sentiment_service.engine.health import Lifecycle
+from sentiment_service.engine.host import NICE
 from sentiment_service.engine.loading import load_again, load_all
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model_registry import ModelRegistry
@@ -85,6 +88,21 @@ async def _ask(
     deadline = asyncio.get_running_loop().time() + seconds
     classifier = models.classifiers.of(None)
     return await classifier.classify(texts, TextOptions(**options), deadline=deadline)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
+async def test_a_reload_leaves_the_cpu_to_requests(bundle: Path) -> None:
+    """Its model is loaded on a thread that is nicer than the event loop."""
+    nices: list[int] = []
+
+    def noted(*arguments: Any) -> Any:
+        loaded = yield from load_again(*arguments)
+        nices.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return loaded
+
+    async with _registry(bundle, load=noted) as models:
+        await models.reload("tiny")
+    assert nices == [min(os.getpriority(os.PRIO_PROCESS, 0) + NICE, 19)]
 
 
 @pytest.fixture
