@@ -233,6 +233,15 @@ def _output(name: str, axes: int = 3) -> Change:
     return change
 
 
+def _scores(kind: str) -> Change:
+    def change(model: ModelProto) -> None:
+        model.graph.node.append(helper.make_node(kind, ["logits"], ["scores"]))
+        model.graph.node.append(helper.make_node("Identity", ["scores"], ["output"]))
+        model.graph.output[0].name = "output"
+
+    return change
+
+
 def _node(kind: str, domain: str = "") -> Change:
     return lambda model: model.graph.node.append(
         helper.make_node(kind, ["logits"], ["unread"], domain=domain)
@@ -276,6 +285,8 @@ def _longer_than_positions(model: ModelProto) -> None:
         (_input("input_ids", "a", 128), r"of the fixed shape \[any, 128\]"),
         (_output("last_hidden_state"), "gives last_hidden_state and no logits"),
         (_output("logits"), "gives logits with 3 axes"),
+        (_scores("Softmax"), "gives scores, not logits: it ends in Softmax"),
+        (_scores("Sigmoid"), "gives scores, not logits: it ends in Sigmoid"),
         (lambda m: m.graph.output.pop() and None, "it is not an ONNX model, or was cut"),
         (lambda m: setattr(m.opset_import[0], "version", 99), "is of opset 99; the newest"),
         (lambda m: setattr(m, "ir_version", 99), "cannot load .*IR version"),
