@@ -7,7 +7,7 @@ import asyncio
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +31,20 @@ from sentiment_service.results import FailedItem, Outcome, Prediction, item
 
 # The stages of a request in the engine, in their order.
 STAGES = ("tokenize", "queue", "inference")
-# What a classifier is asked whenever its values are needed, by the names of metrics.
-Gauges = Mapping[str, Callable[[], float]]
+Gauge = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What a classifier is asked whenever its values are needed. Metrics have the same names."""
+
+    queue_texts: Gauge
+    queue_tokens: Gauge
+    queue_wait_seconds: Gauge
+    runners_stuck: Gauge
+    device_lost: Gauge
+    cache_bytes: Gauge
+    model_ready: Gauge
 
 
 class Observer(BatchObserver, Protocol):
@@ -220,15 +232,15 @@ class Classifier:
                 config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            {
-                "queue_texts": lambda: len(self._batcher.queue),
-                "queue_tokens": lambda: self._batcher.queue.tokens,
-                "queue_wait_seconds": lambda: self._batcher.queue_wait_s,
-                "runners_stuck": lambda: self._batcher.runners.stuck,
-                "device_lost": lambda: self._batcher.device_lost is not None,
-                "cache_bytes": lambda: self._cache.size if self._cache is not None else 0,
-                "model_ready": lambda: self.health.good and not self._lifecycle.stopping,
-            }
+            Gauges(
+                queue_texts=lambda: len(self._batcher.queue),
+                queue_tokens=lambda: self._batcher.queue.tokens,
+                queue_wait_seconds=lambda: self._batcher.queue_wait_s,
+                runners_stuck=lambda: self._batcher.runners.stuck,
+                device_lost=lambda: self._batcher.device_lost is not None,
+                cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
+                model_ready=lambda: self.health.good and not self._lifecycle.stopping,
+            )
         )
 
     @property

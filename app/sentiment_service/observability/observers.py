@@ -192,8 +192,13 @@ class ModelObserver:
         metrics.show_shares(name, {label: seen.shares.get(label, 0.0) for label in self._scores})
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
-        for metric, gauge in gauges.items():
-            getattr(metrics, metric).watch(gauge, name)
+        metrics.queue_texts.watch(gauges.queue_texts, name)
+        metrics.queue_tokens.watch(gauges.queue_tokens, name)
+        metrics.queue_wait_seconds.watch(gauges.queue_wait_seconds, name)
+        metrics.runners_stuck.watch(gauges.runners_stuck, name)
+        metrics.device_lost.watch(gauges.device_lost, name)
+        metrics.cache_bytes.watch(gauges.cache_bytes, name)
+        metrics.model_ready.watch(gauges.model_ready, name)
 
     def answered(self, done: Classification, texts: int) -> None:
         stages, (tokenize, queue, inference) = done.stages, STAGES
