@@ -114,7 +114,8 @@ def sentencepiece(file: Path, settings: Mapping[str, Any], model_type: str) -> T
     words: list[Any] = [WhitespaceSplit()]
     if model_type in ("deberta-v2", "big_bird"):
         words = [Punctuation()] if settings.get("split_by_punct") else []
-    prefix = "always" if settings.get("add_prefix_space", True) else "never"
+    without = "first" if model_type == "deberta-v2" else "never"
+    prefix = "always" if settings.get("add_prefix_space", True) else without
     tokenizer.pre_tokenizer = PreTokenizers([*words, Metaspace(prepend_scheme=prefix)])
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=prefix)
     pieces = [p for p in proto.pieces if p.type in (CONTROL, USER_DEFINED)]

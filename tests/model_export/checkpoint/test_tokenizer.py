@@ -433,6 +433,7 @@ def test_a_tokenizer_json_that_texts_would_fail_on_is_refused(
         ("albert", {"do_lower_case": False, "keep_accents": True}),
         ("deberta-v2", {"do_lower_case": True}),
         ("deberta-v2", {"split_by_punct": True}),
+        ("deberta-v2", {"add_prefix_space": False}),
         ("mpnet", {"do_lower_case": False}),
     ],
 )
