@@ -235,7 +235,8 @@ def metric(client: httpx2.Client, name: str, **labels: str) -> float:
 
 def eventually(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
-    for _ in range(6_000):
+    until = time.monotonic() + 60  # however long it takes to look
+    while time.monotonic() < until:
         if condition():
             return
         time.sleep(0.01)
