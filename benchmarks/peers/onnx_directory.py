@@ -6,6 +6,7 @@ This runs in our own environment, not in the peer's.
 import shutil
 from pathlib import Path
 
+import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.graph.builder import external_data
@@ -26,6 +27,10 @@ def onnx_int8(checkpoint: Path, directory: Path) -> None:
     onnx_fp32(checkpoint, directory)
     plain = directory / "plain.onnx"
     quantized = directory / "model_quantized.onnx"  # Infinity looks for *quantize*
+    # Shapes that the exporter has noted contradict what onnx infers, which ends the quantization.
+    model = onnx.load(plain)
+    del model.graph.value_info[:]
+    onnx.save(model, plain)
     quantize_dynamic(plain, quantized, per_channel=True, weight_type=QuantType.QInt8)
     plain.unlink()
     external_data(plain).unlink(missing_ok=True)
