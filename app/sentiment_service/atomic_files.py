@@ -113,8 +113,8 @@ def full_disk_named(directory: Path) -> Iterator[None]:
         raise
     except Exception as error:
         free = shutil.disk_usage(directory).free
-        told = getattr(error, "errno", None) in FULL or os.strerror(errno.ENOSPC) in str(error)
-        if not told and free >= LEAST_FREE_BYTES:
+        is_full = getattr(error, "errno", None) in FULL or os.strerror(errno.ENOSPC) in str(error)
+        if not is_full and free >= LEAST_FREE_BYTES:
             raise
         raise UserError(
             f"there is too little room on the disk of {directory.parent} ({free / 1e6:.1f} MB are "

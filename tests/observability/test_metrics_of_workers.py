@@ -25,7 +25,7 @@ metrics = Metrics(Board.open(int(sys.argv[1]), 2, 1))
 for route in ("/classify", "/worker"):
     count_request(metrics, "POST", route, 200, "ok", 0.3)
 metrics.requests_in_flight.value = 3
-metrics.show_model("model", "revision 2", "int8", "CPU", "1.0")
+metrics.model_info.show("model", {("revision 2", "int8", "CPU", "1.0"): 1})
 metrics.model_ready.watch(lambda: True, "model")
 metrics.queue_texts.watch(lambda: 7, "model")
 metrics.reference_text_tokens.labels("model").counts[0] = 7.0
@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_takes_no_count_with_it() -> None:
     """
     with shared_board(2) as (supervisor, descriptor):
         own = Metrics(Board.open(descriptor, 2, 0))
-        own.show_model("model", "revision 1", "int8", "CPU", "1.0")
+        own.model_info.show("model", {("revision 1", "int8", "CPU", "1.0"): 1})
         own.model_ready.watch(lambda: True, "model")
         own.queue_texts.watch(lambda: 1, "model")
         own.requests_in_flight.value += 1

@@ -7,7 +7,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -294,8 +294,6 @@ class Metrics:
             "Always 1: what the labels say is served.",
             "model revision precision digest provider version",
         )
-        self._shown_models: dict[str, tuple[str, ...]] = {}
-        self._shown_labels: dict[str, list[str]] = {}
         self.model_ready = self._gauge(
             "model_ready", "1 while the model answers.", "model", merge=max
         )
@@ -323,20 +321,6 @@ class Metrics:
             tried,
             STAGE_SECONDS,
         )
-
-    def show_model(self, name: str, *facts: str) -> None:
-        """Export ``model_info`` with these facts, and remove the former ones."""
-        self.model_info.labels(name, *self._shown_models.get(name, facts)).value = 0
-        self.model_info.labels(name, *facts).value = 1
-        self._shown_models[name] = facts
-
-    def show_shares(self, name: str, shares: Mapping[str, float]) -> None:
-        """Export ``reference_share`` of each label; those of a former model's labels end."""
-        for label in self._shown_labels.get(name, ()):
-            self.reference_share.labels(name, label).value = 0
-        for label, share in shares.items():
-            self.reference_share.labels(name, label).value = share
-        self._shown_labels[name] = [*shares]
 
     def expect_request(
         self, route: str, method: str, status: int, outcome: str, operation: str = OTHER_OPERATION

@@ -22,6 +22,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.shadow import Skipped
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
+from sentiment_service.observability.series import Labels
 from sentiment_service.results import TextWarning
 
 # A module of the extra `otel`, which Tracer needs.
@@ -186,10 +187,13 @@ class ModelObserver:
 
     def watch(self, gauges: Gauges) -> None:
         metrics, name, model = self._metrics, self._name, self._model
-        facts = (model.revision or "", model.precision, model.digest, model.provider)
-        metrics.show_model(name, *facts, self._version)
+        facts = (model.revision or "", model.precision, model.digest, model.provider, self._version)
+        metrics.model_info.show(name, {facts: 1})
         seen, lengths = model.evaluation, metrics.reference_text_tokens.labels(name)
-        metrics.show_shares(name, {label: seen.shares.get(label, 0.0) for label in self._scores})
+        shares: dict[Labels, float] = {
+            (label,): seen.shares.get(label, 0.0) for label in self._scores
+        }
+        metrics.reference_share.show(name, shares)
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
         metrics.queue_texts.watch(gauges.queue_texts, name)

@@ -297,6 +297,14 @@ class Gauge(_Counts):
 class InfoGauge(Gauge):
     """A gauge that is not shown with 0, such as one with the value 1 whose labels matter."""
 
+    def show(self, first: str, values: Mapping[Labels, float]) -> None:
+        """Of the series whose first label value is ``first``, show only these, by the others."""
+        for names, series in self._series.items():
+            if names[0] == first:
+                series.value = 0
+        for others, value in values.items():
+            self.labels(first, *others).value = value
+
     def _show(self, metric: Any, names: Labels, series: Count) -> None:
         if series.value:
             super()._show(metric, names, series)

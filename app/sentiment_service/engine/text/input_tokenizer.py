@@ -286,7 +286,7 @@ def _fault(text: str, name: str) -> EmptyText | InvalidRequest | None:
 
 
 def without_training(tokenizer: Tokenizer) -> Tokenizer:
-    """Switch off what is for training: padding, and dropout, which cuts a text ever otherwise."""
+    """Switch off padding, and dropout, with which each call cuts a text in another way."""
     tokenizer.no_padding()
     if isinstance(tokenizer.model, BPE):
         tokenizer.model.dropout = None
