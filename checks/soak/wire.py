@@ -66,16 +66,20 @@ def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
 class Connection:
     """One connection to the server. ``client`` is its address at our side."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self.client: Address = writer.get_extra_info("sockname")[:2]
-        self._opened = time.monotonic()
+        self._opened = opened
 
     @classmethod
     async def open(cls, port: int, tls: ssl.SSLContext | None = None) -> Self:
         """Connect; raises ``OSError`` if the server does not listen."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls))
+        # Before the kernel opens it: a worker may have it, and be killed, before we go on.
+        opened = time.monotonic()
+        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls), opened)
 
     async def __aenter__(self) -> Self:
         return self
