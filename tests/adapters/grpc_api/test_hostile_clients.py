@@ -1,13 +1,15 @@
 """gRPC clients that break the rules end, hold up and fill nothing but their own calls."""
 
 import asyncio
+import ctypes
+import gc
 import signal
 import sys
 import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
@@ -22,6 +24,7 @@ from grpc._cython import cygrpc
 from sentiment_service.adapters.grpc.call import Call, CallLimits
 from sentiment_service.adapters.grpc.messages import METHODS, more_fields
 from sentiment_service.adapters.grpc.methods import HANDLERS, _document
+from sentiment_service.adapters.grpc.operations import ServingTask
 from sentiment_service.adapters.grpc.server import (
     AT_ONCE,
     LEAST_CONNECTIONS,
@@ -557,6 +560,83 @@ def test_a_call_that_has_just_ended_is_dropped_without_a_traceback(
     assert "Traceback" not in capfd.readouterr().err
 
 
+class _Allocated(ctypes.Structure):
+    """What glibc's mallinfo2 returns."""
+
+    _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
+
+    @classmethod
+    def bytes_now(cls) -> int:
+        gc.collect()
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2.restype = cls
+        return int(mallinfo2().field_7)
+
+
+class _Counted(CallLimits):
+    """Counts the calls that have begun."""
+
+    begun = 0
+
+    def begin(self, task: ServingTask) -> None:
+        self.begun += 1
+        super().begin(task)
+
+    async def wait_for(self, begun: int, running: int) -> None:
+        for _ in range(400):
+            if (self.begun, len(self.running)) == (begun, running):
+                return
+            await asyncio.sleep(0.05)
+        raise TimeoutError
+
+
+async def _reset_500(port: int, limits: _Counted) -> None:
+    """Two clients begin calls, reset them, and leave."""
+    for _ in range(2):
+        with Connection(port) as hostile:
+            hostile.socket.sendall(reset_calls(range(1, 501, 2)))
+    await limits.wait_for(500, 0)
+
+
+async def _drop_500(port: int, limits: _Counted) -> None:
+    """Two clients take nothing, and their calls are dropped."""
+    for number in range(1, 3):
+        with Connection(port, window=0) as hostile:
+            for _ in range(250):
+                hostile.send(hostile.begin(LIVE), message(b""), end=True)
+            await limits.wait_for(250 * number, 250)
+            for task in [*limits.running]:
+                limits.drop(task)
+            await limits.wait_for(250 * number, 0)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.parametrize("attack", [_reset_500, _drop_500])
+def test_calls_that_end_early_leave_nothing_in_memory(
+    attack: Callable[[int, _Counted], Awaitable[None]],
+) -> None:
+    """grpc.aio kept what it had given to each operation that failed or was cancelled."""
+
+    async def left() -> int:
+        port, service, sizes = free_port(), Service(Settings(), Paths()), []
+        limits = _Counted(service, lambda task: server.drop(task))
+        handlers = {
+            path: rpc_handler(limits, path, HANDLERS.get(path))
+            for path in (LIVE.decode(), INFER.decode(), UNKNOWN)
+        }
+        server = AioServer([], handlers, crashed=print)
+        server.add_insecure_port(f"127.0.0.1:{port}".encode())
+        await server.start()
+        for _ in range(6):
+            limits.begun = 0
+            await attack(port, limits)
+            sizes.append(_Allocated.bytes_now())
+        await server.shutdown(None)
+        return sizes[-1] - sizes[1]
+
+    assert asyncio.run(left()) < 50 * 4 * 500
+
+
 def test_calls_whose_clients_leave_during_a_write_take_no_room() -> None:
     """After a thousand of them, as many answers as ever wait for their clients."""
     dropped: list[object] = []
@@ -577,7 +657,7 @@ def test_calls_whose_clients_leave_during_a_write_take_no_room() -> None:
         limits = CallLimits(Service(Settings(), Paths()), dropped.append)
         for _ in range(limits.most_calls):
             await asyncio.create_task(leave(limits))
-        waiting = [asyncio.create_task(asyncio.sleep(0)) for _ in range(10)]
+        waiting: Any = [asyncio.create_task(asyncio.sleep(0)) for _ in range(10)]
         for task in waiting:
             limits.leaves(task)
         await asyncio.gather(*waiting)

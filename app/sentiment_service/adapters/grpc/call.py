@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
+from sentiment_service.adapters.grpc.operations import Operation, ServingTask
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -33,7 +34,6 @@ from sentiment_service.requests.service import Service
 from sentiment_service.results import Outcome
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
-Task = asyncio.Task[object]
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"  # the method that takes texts
 NAMES = ", ".join(path.rpartition("/")[2] for path in METHODS if "GRPCInference" in path)
@@ -118,7 +118,11 @@ class CallLimits:
     """
 
     def __init__(
-        self, service: Service, drop: Callable[[Task], object], *, untaken_s: float = UNTAKEN_S
+        self,
+        service: Service,
+        drop: Callable[[ServingTask], object],
+        *,
+        untaken_s: float = UNTAKEN_S,
     ) -> None:
         settings = service.settings
         bytes_allowed = service.inflight.limit // 2 // service.board.workers
@@ -128,14 +132,14 @@ class CallLimits:
         self.addresses: Mapping[str, str] = {}  # of clients for which gRPC has other names
         self.call_bytes = WINDOW_BYTES + settings.max_header_bytes
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
-        self.running: set[Task] = set()
+        self.running: set[ServingTask] = set()
         # A quarter of all calls at most is in each of these, so that others can be answered.
         self.arriving = Waiting(bytes_allowed)
         self.arriving_bytes = max(settings.max_body_bytes, 4 * self.call_bytes)
         self._leaving = Waiting(bytes_allowed // 4)
         self._watching = 0
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: ServingTask) -> None:
         """Count the call of a task until its end, with the status that its client must take."""
         self.running.add(task)
         task.add_done_callback(self.running.discard)
@@ -157,11 +161,11 @@ class CallLimits:
         finally:
             self._watching -= 1
 
-    def leaves(self, task: Task, size: int = 0) -> None:
+    def leaves(self, task: ServingTask, size: int = 0) -> None:
         """Count a message of this size, or the status, that the client has not taken yet."""
         self._leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
 
-    def taken(self, task: Task) -> None:
+    def taken(self, task: ServingTask) -> None:
         self._leaving.remove(task)
 
     def overloaded(self, detail: str) -> Overloaded:
@@ -208,7 +212,7 @@ class Call(Exchange):
         self.limits = limits
         self._handler = handler
         self._context = context
-        self._task = cast(Task, asyncio.current_task())
+        self._task = cast(ServingTask, asyncio.current_task())
         self._failure: ServiceError | None = None
         self.route = path if handler else UNMATCHED
         self.status = 200
@@ -243,13 +247,17 @@ class Call(Exchange):
         self.release()
         self.limits.leaves(self._task, len(content))
         try:
-            async with asyncio.timeout(self.limits.untaken_s):
+            async with asyncio.timeout(self.limits.untaken_s) as timer:
                 await self._context.write(content)
-        except TimeoutError:
-            self.limits.drop(self._task)
-            raise asyncio.CancelledError from None
         finally:
             self.limits.taken(self._task)
+        if timer.expired():
+            self.limits.drop(self._task)
+        writing = cast(Operation, self._task.operation)
+        if writing.given_up:
+            raise asyncio.CancelledError
+        if writing.failed:
+            raise grpc.aio.InternalError
 
     async def _fail(self, error: ServiceError, cause: BaseException) -> None:
         self._failure = error
@@ -322,12 +330,14 @@ class Call(Exchange):
 
                 arriving.add(key, self.limits.arriving_bytes, give_up)
                 content: bytes = await self._context.read()
-        except TimeoutError:
-            raise DeadlineExceeded(late, of_client=True) from None
         finally:
             if not arriving.remove(key):
                 self.service.lifecycle.check()
                 raise self.limits.overloaded("later gRPC messages are arriving")
+        if timer.expired():
+            raise DeadlineExceeded(late, of_client=True)
+        if cast(Operation, self._task.operation).given_up:
+            raise asyncio.CancelledError
         return content
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:

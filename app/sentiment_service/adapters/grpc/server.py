@@ -7,10 +7,9 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 # Its C library writes to standard error by itself, whoever reads it: a pipe that nobody empties
 # would stop all calls. Whoever looks for a fault in gRPC sets the variable.
@@ -28,9 +27,9 @@ from sentiment_service.adapters.grpc.call import (
     CallLimits,
     Context,
     Handler,
-    Task,
 )
 from sentiment_service.adapters.grpc.door import Door
+from sentiment_service.adapters.grpc.operations import Operations, ServingTask
 from sentiment_service.errors import ANSWERS, UserError
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.limits import Access
@@ -96,8 +95,7 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         busy: Collection[str] = (),
         crashed: Callable[[BaseException], None],
     ) -> None:
-        self._tasks = _Tasks()
-        super().__init__(self._tasks, None, (), (), options, None)
+        super().__init__(Operations(), None, (), (), options, None)
         self._crashed = crashed
         again = {secrets.token_hex(): path for path in busy for _ in range(AT_ONCE - 1)}
         again[secrets.token_hex()] = UNKNOWN
@@ -114,11 +112,12 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         if LINUX:
             self.add_insecure_port(f"unix-abstract:{self._mark}".encode())
 
-    def drop(self, serving: Task) -> None:
+    def drop(self, serving: ServingTask) -> None:
         """End the call that a task serves; what its client has not taken is freed."""
         if not serving.done():  # otherwise grpc.aio prints the error of a task that waits for it
-            serving.cancel()
-            self._tasks.makers[serving].cancel()
+            if serving is not asyncio.current_task():  # which ends by itself
+                serving.cancel()
+            serving.maker.cancel()
 
     async def all_taken(self) -> None:
         """Wait until the calls have been taken for which the C library had read the bytes before.
@@ -164,26 +163,6 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
             self._crashed(error)
 
 
-class _Tasks:
-    """The event loop as grpc.aio uses it, with the task that has made each task.
-
-    A task of grpc.aio waits for the end of each call, and makes the one that serves it.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.makers = WeakKeyDictionary[Task, Task]()
-        self.create_future = self._loop.create_future
-
-    def create_task(self, work: Coroutine[Any, Any, object], *, name: str | None = None) -> Task:
-        task = self._loop.create_task(work, name=name)
-        self.makers[task] = cast(Task, asyncio.current_task())
-        return task
-
-    def call_soon_threadsafe(self, function: Callable[..., None], *args: object) -> None:
-        function(*args)  # grpc.aio takes its events on this event loop already
-
-
 def _given_up(taking: asyncio.Task[object]) -> None:
     """Read the error with which each ends when the server does, so that asyncio does not log it."""
     if not taking.cancelled():
@@ -205,7 +184,7 @@ def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.
     """
 
     async def handle(requests: object, context: Context) -> None:
-        task = cast(Task, asyncio.current_task())
+        task = cast(ServingTask, asyncio.current_task())
         limits.begin(task)
         await Call(limits, path, handler, context).run()
         limits.leaves(task)
