@@ -153,6 +153,8 @@ def test_an_empty_host_means_the_default(monkeypatch: pytest.MonkeyPatch) -> Non
         ("max_texts", "0", "must be at least 1"),
         ("log_level", "loud", "must be .+"),
         ("port", "65536", "must be at most 65535"),
+        ("runners", "1025", "must be at most 1024"),
+        ("threads", "100000", "must be at most 1024"),
         ("device", "tpu", DEVICES),
         ("device", "cuda:", DEVICES),
         ("device", "cuda:x", DEVICES),

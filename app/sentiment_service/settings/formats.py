@@ -25,7 +25,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
 RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)", re.ASCII)
 ROOT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
-MOST_WORKERS = 1024
+MOST_AT_ONCE = 1024  # workers, runners or threads: more would hang the start
 LOOPBACK = "127.0.0.1"
 
 
@@ -134,9 +134,9 @@ def _device(value: str) -> str:
 def _workers(value: Any) -> Any:
     digits = str(value)
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 9 else 0
-    if value == "auto" or 1 <= number <= MOST_WORKERS:
+    if value == "auto" or 1 <= number <= MOST_AT_ONCE:
         return value
-    raise ValueError(f"must be 'auto' or a number of processes from 1 to {MOST_WORKERS}")
+    raise ValueError(f"must be 'auto' or a number of processes from 1 to {MOST_AT_ONCE}")
 
 
 def _rate(value: str) -> str:
@@ -151,6 +151,7 @@ def _rate(value: str) -> str:
 # An empty value means: not set. A socket would listen on all addresses.
 Host = Annotated[str, BeforeValidator(lambda value: value or LOOPBACK)]
 Count = Annotated[int, Field(ge=0)]
+AtOnce = Annotated[int, Field(ge=0, le=MOST_AT_ONCE)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Labels = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Languages = Annotated[Labels, AfterValidator(_language_tags)]
