@@ -59,6 +59,7 @@ PATTERNS: dict[Any, str] = {
     formats.Workers: r"auto|0*([1-9]\d{0,2}|10[01]\d|102[0-4])",
     formats.AtOnce: r"\s*\+?0*(\d{1,3}|10[01]\d|102[0-4])(\.0+)?\s*",
     formats.Rate: f"({formats.RATE.pattern})?",
+    formats.Collector: f"({formats.COLLECTOR.pattern})?",
     formats.OptionalPath: "[^~].*|~(/.*)?|",  # a user's directory may not be there
 }
 LEAST: dict[Any, int] = {formats.Workers: 1, formats.AtOnce: 0}  # these have a maximum, too
@@ -86,8 +87,6 @@ def _setting(name: str) -> dict[str, Any]:
     rules = {key: own[key] for key in ("enum", "type", "minimum", "maximum") if key in own}
     if rules.get("type") == "integer" and "maximum" not in rules:
         return rules | _text(_number_from(rules["minimum"]))
-    if rules == {"type": "string"}:
-        return _text(".*")
     if rules == {"type": "number", "minimum": 0, "maximum": 1}:
         return rules | {"type": ["number", "string"], "pattern": f"^({SHARE})$"}
     if "enum" in rules:

@@ -205,6 +205,13 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
             "--served-name: give each model another name",
         ),
         ({"served_name": ["a/b"]}, "--served-name: a name must be up to 128 letters, digits"),
+        *(
+            (
+                {"otlp_endpoint": url},
+                f"--otlp-endpoint: must be a URL that begins with http:// or .*, not '{url}'$",
+            )
+            for url in ("localhost:4318", "grpc://localhost:4317", "http:/collector", "https://")
+        ),
     ],
 )
 def test_a_bad_flag_is_named(

@@ -24,6 +24,7 @@ ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
 RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)", re.ASCII)
+COLLECTOR = re.compile(r"https?://[^/\s]\S*")
 ROOT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
 MOST_AT_ONCE = 1024  # workers, runners or threads: more would hang the start
 LOOPBACK = "127.0.0.1"
@@ -148,6 +149,12 @@ def _rate(value: str) -> str:
     return value
 
 
+def _collector(value: str) -> str:
+    if value and not COLLECTOR.fullmatch(value):
+        raise ValueError("must be a URL that begins with http:// or https://")
+    return value
+
+
 # An empty value means: not set. A socket would listen on all addresses.
 Host = Annotated[str, BeforeValidator(lambda value: value or LOOPBACK)]
 Count = Annotated[int, Field(ge=0)]
@@ -168,6 +175,7 @@ SecretFile = Annotated[Path | None, BeforeValidator(_secret_file)]
 DeviceName = Annotated[str, AfterValidator(_device)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]
 Rate = Annotated[str, AfterValidator(_rate)]
+Collector = Annotated[str, AfterValidator(_collector)]
 
 
 def _number(accepted: str, holds: Callable[[float], bool]) -> Callable[[str], float]:

@@ -283,7 +283,7 @@ class Settings(CheckpointOptions, BaseSettings):
         description="port for gRPC: Open Inference Protocol, health and reflection; 0 means: "
         "no gRPC; needs the extra 'grpc'",
     )
-    otlp_endpoint: str = Field(
+    otlp_endpoint: formats.Collector = Field(
         default="",
         description="URL of the OpenTelemetry collector to send traces to over HTTP, such as "
         "http://localhost:4318; needs the extra 'otel'",
