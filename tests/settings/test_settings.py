@@ -131,8 +131,11 @@ def test_an_empty_model_key_or_file_ends_the_start(
 ) -> None:
     """A variable that a script left empty neither opens the service nor changes what is served."""
     monkeypatch.setenv(f"SENTIMENT_{name.upper()}", "")
-    with pytest.raises(ValueError, match=f"^SENTIMENT_{name.upper()}: give .*, or leave this out"):
+    with pytest.raises(
+        ValueError, match=f"^SENTIMENT_{name.upper()}: give .*, or leave this out"
+    ) as caught:
         load_settings({})
+    assert "everyone" not in str(caught.value)
     with pytest.raises(ValueError, match=f"^--{name.replace('_', '-')}: "):
         load_settings({name: ["", "other"] if name == "model" else ""})
 

@@ -90,7 +90,7 @@ def key_digests(value: Any) -> Any:
         return value
     keys = _listed(value)
     if not keys:  # "" or "," by mistake must not let everyone in
-        raise ValueError("give at least one key, or leave this out, which lets everyone in")
+        raise ValueError("give at least one key, or leave this out")
     if not all(API_KEY.fullmatch(key) for key in keys):
         raise ValueError("a key must be 8 to 256 printable ASCII characters without spaces")
     return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
