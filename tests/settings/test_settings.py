@@ -215,6 +215,10 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
             )
             for url in ("localhost:4318", "grpc://localhost:4317", "http:/collector", "https://")
         ),
+        (
+            {"languages": "en,true"},
+            "--languages: must be language tags, such as en or pt-BR, not 'en,true'$",
+        ),
     ],
 )
 def test_a_bad_flag_is_named(

@@ -41,8 +41,8 @@ def _words(value: Any) -> Any:
 
 
 def _language_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
-    if wrong := [tag for tag in tags if not LANGUAGE_TAG.fullmatch(tag)]:
-        raise ValueError(f"{wrong[0]!r} is no language tag, such as en or pt-BR")
+    if not all(LANGUAGE_TAG.fullmatch(tag) for tag in tags):
+        raise ValueError("must be language tags, such as en or pt-BR")
     return tags
 
 
