@@ -116,9 +116,13 @@ def read_again(settings: Settings) -> Credentials | None:
                 if path.is_fifo():  # to wait for a writer would hold up everybody
                     raise UnusableFile(name, f"{path} is a pipe, which is read only once")
         return Credentials.read(settings)
-    except (UnusableFile, OSError) as error:
+    except UnusableFile as error:
+        # The service has started with this path, so it is no key that was given by mistake.
+        where = f"{flag(error.setting)} {getattr(settings, error.setting)}"
+        logger.error("keys or certificate stay as they are: %s: %s", where, error)
+    except OSError as error:
         logger.error("keys or certificate stay as they are: %s", error)
-        return None
+    return None
 
 
 def _files(path: Path | None) -> list[Path]:

@@ -44,7 +44,7 @@ def _all_ready(workers: list[dict[str, Any]]) -> bool:
 def test_sighup_reads_the_keys_again(start: Start, tmp_path: Path, workers: int) -> None:
     """All workers take new keys and forget old ones. A file without keys does not open the service.
 
-    Keys that were given without a file stay.
+    Keys that were given without a file stay. The log names the setting, the file and the fault.
     """
     file = tmp_path / "keys"
     file.write_text("first-key-1\n\nsecond-key-2\n", encoding="utf-8")
@@ -60,7 +60,8 @@ def test_sighup_reads_the_keys_again(start: Start, tmp_path: Path, workers: int)
     assert [_status(process, key) for key in ("first-key-1", "own-key-9")] == [401, 200]
     file.write_text("\n", encoding="utf-8")
     process.signal(signal.SIGHUP)
-    assert "third-key" not in process.read_until("stay as they are: give at least one key")
+    wrong = f"stay as they are: --api-keys-file {file}: give at least one key"
+    assert "third-key" not in process.read_until(wrong)
     assert [_status(process, key) for key in ("third-key-3", "wrong-key-4")] == [200, 401]
 
 
@@ -169,7 +170,8 @@ def test_a_named_pipe_holds_up_nobody_at_a_reload(
     process = start("--workers", str(workers), "--api-keys-file", str(tmp_path / place))
     assert _status(process, "first-key-1") == 200
     process.signal(signal.SIGHUP)
-    process.read_until(f"stay as they are: {pipe} is a pipe")
+    setting = f"--api-keys-file {tmp_path / place}"
+    process.read_until(f"stay as they are: {setting}: {pipe} is a pipe")
     assert all(_status(process, "first-key-1") == 200 for _ in range(4))
 
 
