@@ -57,9 +57,12 @@ PATTERNS: dict[Any, str] = {
     formats.RootPath: formats.ROOT_PATH.pattern,
     formats.DeviceName: formats.DEVICE.pattern,
     formats.Workers: r"auto|0*([1-9]\d{0,2}|10[01]\d|102[0-4])",
+    formats.AtOnce: r"\s*\+?0*(\d{1,3}|10[01]\d|102[0-4])(\.0+)?\s*",
     formats.Rate: f"({formats.RATE.pattern})?",
+    formats.Collector: f"({formats.COLLECTOR.pattern})?",
     formats.OptionalPath: "[^~].*|~(/.*)?|",  # a user's directory may not be there
 }
+LEAST: dict[Any, int] = {formats.Workers: 1, formats.AtOnce: 0}  # these have a maximum, too
 
 
 def settings_schema() -> dict[str, Any]:
@@ -75,16 +78,15 @@ def settings_schema() -> dict[str, Any]:
 
 def _setting(name: str) -> dict[str, Any]:
     kind = get_type_hints(Settings, include_extras=True)[name]
-    if kind == formats.Workers:
-        return _text(PATTERNS[kind]) | {"minimum": 1, "maximum": formats.MOST_WORKERS}
+    if kind in LEAST:
+        bounds = {"minimum": LEAST[kind], "maximum": formats.MOST_AT_ONCE}
+        return _text(PATTERNS[kind]) | bounds
     if kind in PATTERNS:
         return _text(PATTERNS[kind])
     own = Settings.model_json_schema()["properties"][name]
     rules = {key: own[key] for key in ("enum", "type", "minimum", "maximum") if key in own}
     if rules.get("type") == "integer" and "maximum" not in rules:
         return rules | _text(_number_from(rules["minimum"]))
-    if rules == {"type": "string"}:
-        return _text(".*")
     if rules == {"type": "number", "minimum": 0, "maximum": 1}:
         return rules | {"type": ["number", "string"], "pattern": f"^({SHARE})$"}
     if "enum" in rules:

@@ -57,21 +57,51 @@ def test_a_signal_ends_it_with_success(start: Start, number: int) -> None:
     assert messages == ["shutting down", "stopped"]
 
 
+LOADING = """
+from sentiment_service import main as made
+create = made.create_app
+def create_app(*given, **named):
+    try:
+        print("loading", flush=True)
+        time.sleep(60)
+    except SystemExit as ended:
+        {}
+    return create(*given, **named)
+made.create_app = create_app
+"""
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_ends_a_start(bundle: Path, workers: str) -> None:
-    """SIGTERM while the model is loaded ends everything, even as process 1 of a container."""
-    loading = (
-        "from sentiment_service import main as made; "
-        "made.create_app = lambda *_, **__: print('loading', flush=True) or "
-    )
-    flags = ["--port", "0", "--workers", workers, "--model", str(bundle)]
-    command = [*patched(loading + "time.sleep(60)"), "serve", *flags]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "raise",
+        # as the import of a C extension
+        "raise ImportError('initialization failed') from ended",
+        "raise RuntimeError from ended",
+        "pass",
+    ],
+)
+def test_sigterm_ends_a_start(bundle: Path, workers: str, meanwhile: str) -> None:
+    """SIGTERM while the model is loaded ends everything, even as process 1 of a container.
+
+    No failure is logged, whatever a package that is being imported makes of it.
+    """
+    flags = ["--port", "0", "--workers", workers, "--model", str(bundle), "--log-format", "json"]
+    command = [*patched(LOADING.format(meanwhile)), "serve", *flags]
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout
         assert process.stdout.readline() == "loading\n"
         children = children_of(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
+        try:
+            _, log = process.communicate(timeout=30)
+        finally:
+            process.kill()
+        assert process.returncode == 128 + signal.SIGTERM
+    assert {json.loads(line)["level"] for line in log.splitlines()} == {"info"}
     assert len(children) == (workers == "2")
     assert not any(map(runs, children))
 

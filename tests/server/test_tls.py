@@ -68,7 +68,7 @@ def test_http_and_grpc_have_the_certificate_and_take_a_new_one(
 
     certificate.write_bytes(new[0].read_bytes())
     process.signal(signal.SIGHUP)
-    process.read_until("stay as they are: certificate and key cannot be used")
+    process.read_until(f"stay as they are: --tls-cert {certificate}: certificate and key cannot")
     assert "positive" in _curl(process, old[0], *asked).stdout
     key.write_bytes(new[1].read_bytes())
     process.signal(signal.SIGHUP)

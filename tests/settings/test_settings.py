@@ -131,8 +131,11 @@ def test_an_empty_model_key_or_file_ends_the_start(
 ) -> None:
     """A variable that a script left empty neither opens the service nor changes what is served."""
     monkeypatch.setenv(f"SENTIMENT_{name.upper()}", "")
-    with pytest.raises(ValueError, match=f"^SENTIMENT_{name.upper()}: give .*, or leave this out"):
+    with pytest.raises(
+        ValueError, match=f"^SENTIMENT_{name.upper()}: give .*, or leave this out"
+    ) as caught:
         load_settings({})
+    assert "everyone" not in str(caught.value)
     with pytest.raises(ValueError, match=f"^--{name.replace('_', '-')}: "):
         load_settings({name: ["", "other"] if name == "model" else ""})
 
@@ -153,6 +156,8 @@ def test_an_empty_host_means_the_default(monkeypatch: pytest.MonkeyPatch) -> Non
         ("max_texts", "0", "must be at least 1"),
         ("log_level", "loud", "must be .+"),
         ("port", "65536", "must be at most 65535"),
+        ("runners", "1025", "must be at most 1024"),
+        ("threads", "100000", "must be at most 1024"),
         ("device", "tpu", DEVICES),
         ("device", "cuda:", DEVICES),
         ("device", "cuda:x", DEVICES),
@@ -203,6 +208,17 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
             "--served-name: give each model another name",
         ),
         ({"served_name": ["a/b"]}, "--served-name: a name must be up to 128 letters, digits"),
+        *(
+            (
+                {"otlp_endpoint": url},
+                f"--otlp-endpoint: must be a URL that begins with http:// or .*, not '{url}'$",
+            )
+            for url in ("localhost:4318", "grpc://localhost:4317", "http:/collector", "https://")
+        ),
+        (
+            {"languages": "en,true"},
+            "--languages: must be language tags, such as en or pt-BR, not 'en,true'$",
+        ),
     ],
 )
 def test_a_bad_flag_is_named(

@@ -15,6 +15,7 @@ from sentiment_service.installation import missing_extra
 from sentiment_service.observability import logs
 from sentiment_service.server.process import (
     check_ports,
+    end_if_told,
     open_standard_files,
     raise_file_limit,
     return_long_blocks,
@@ -260,9 +261,10 @@ def _serve(
         from sentiment_service.workers import member
 
         return member.run(assignment.applied_to(settings), credentials, assignment)
-    except (UserError, ImportError, MemoryError, SystemError, OSError):
-        raise
-    except Exception:
+    except Exception as error:
+        end_if_told()
+        if isinstance(error, (UserError, ImportError, MemoryError, SystemError, OSError)):
+            raise
         logger.critical("the service failed", exc_info=True)
         return 1
     finally:

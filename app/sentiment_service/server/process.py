@@ -32,6 +32,8 @@ LEAST_FILES = 64
 RETURNED_BYTES = 65_536
 M_MMAP_THRESHOLD = -3  # of glibc; Python has no name for it
 
+_ended_by = 0  # the signal that ended the start
+
 
 def open_standard_files() -> None:
     """Open the null device in place of standard files that are closed (``2>&-``).
@@ -80,8 +82,23 @@ def while_starting() -> None:
 
     By default, process 1 of a container ignores SIGTERM, and SIGHUP ends a process.
     """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _end(number: int, _: object) -> None:
+    global _ended_by
+    _ended_by = number
+    sys.exit(128 + number)
+
+
+def end_if_told() -> None:
+    """End the process if SIGTERM came during the start and did not end it.
+
+    A package that is being imported may make another error of ``SystemExit``, or lose it.
+    """
+    if _ended_by:
+        sys.exit(128 + _ended_by)
 
 
 def note_hangups(hangup: "asyncio.Event") -> None:
@@ -100,6 +117,7 @@ def note_hangups(hangup: "asyncio.Event") -> None:
 
 def outside_the_event_loop(lifecycle: "Lifecycle") -> None:
     """Before uvicorn's loop SIGTERM ends the process; after the loop it changes nothing."""
+    end_if_told()
     signal.signal(signal.SIGTERM, lambda number, _: lifecycle.stopping or sys.exit(128 + number))
 
 

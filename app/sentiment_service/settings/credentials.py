@@ -29,6 +29,8 @@ CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE----
 TIME = rb"(?:\x17\x0d|\x18\x0f)"
 VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + TIME + rb"\d{12,14}Z" + TIME + rb"(\d{12,14}Z)")
 NAMED = re.compile(rf"(?:^|,)\s*([A-Za-z][A-Za-z0-9._-]{{0,63}})=({API_KEY.pattern})\s*(?=,|$)")
+NO_COMMENTS = "it begins with #, but a file of keys has no comments: remove the line"
+BYTE_ORDER_MARK = "\xef\xbb\xbf"  # of UTF-8, read as Latin-1
 MOST_NAMES = 100  # each is a label of metrics
 OTHER_NAMES = "other"
 
@@ -116,9 +118,13 @@ def read_again(settings: Settings) -> Credentials | None:
                 if path.is_fifo():  # to wait for a writer would hold up everybody
                     raise UnusableFile(name, f"{path} is a pipe, which is read only once")
         return Credentials.read(settings)
-    except (UnusableFile, OSError) as error:
+    except UnusableFile as error:
+        # The service has started with this path, so it is no key that was given by mistake.
+        where = f"{flag(error.setting)} {getattr(settings, error.setting)}"
+        logger.error("keys or certificate stay as they are: %s: %s", where, error)
+    except OSError as error:
         logger.error("keys or certificate stay as they are: %s", error)
-        return None
+    return None
 
 
 def _files(path: Path | None) -> list[Path]:
@@ -136,22 +142,37 @@ def _keys_of(setting: str, path: Path | None) -> tuple[tuple[bytes, ...], dict[s
     """
     if path is None:
         return (), {}
+    digests: list[bytes] = []
+    names: dict[str, str] = {}
     try:
-        texts = [file.read_text("latin-1") for file in _files(path)]
-        listed = ",".join(texts).replace("\n", ",")
-        digests: tuple[bytes, ...] = key_digests(listed)
-        names: dict[str, str] = {}
-        for name, key in NAMED.findall(listed):
-            if name not in names.values() and len(set(names.values())) >= MOST_NAMES:
-                name = OTHER_NAMES
-            (digest,) = key_digests(key)
-            digests += (digest,)
-            names[digest.decode()] = name
-        return digests, names
+        for where, line in _lines(path):
+            if line.startswith("#"):
+                raise UnusableFile(setting, f"{where}: {NO_COMMENTS}")
+            try:
+                digests += key_digests(line)
+            except ValueError as error:
+                raise UnusableFile(setting, f"{where}: {error}") from None
+            for name, key in NAMED.findall(line):
+                if name not in names.values() and len(set(names.values())) >= MOST_NAMES:
+                    name = OTHER_NAMES
+                (digest,) = key_digests(key)
+                digests.append(digest)
+                names[digest.decode()] = name
     except OSError as error:
         raise UnusableFile(setting, f"no keys can be read there: {first_line(error)}") from None
-    except ValueError as error:
-        raise UnusableFile(setting, str(error)) from None
+    if not digests:  # an empty file by mistake must not let everyone in
+        raise UnusableFile(setting, "give at least one key, or leave this out")
+    return tuple(digests), names
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Each line with a key of the file, or of those in the directory, after where it is."""
+    for file in _files(path):
+        of_file = "" if file == path else f" of {file.name}"
+        text = file.read_text("latin-1").removeprefix(BYTE_ORDER_MARK)
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.replace(",", "").strip():
+                yield f"line {number}{of_file}", line.strip()
 
 
 def _content(setting: str, path: Path | None) -> bytes | None:

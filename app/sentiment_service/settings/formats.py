@@ -24,8 +24,9 @@ ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+")
 MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
 RATE = re.compile(r"[1-9]\d{0,8}/(second|minute|hour|day)", re.ASCII)
+COLLECTOR = re.compile(r"https?://[^/\s]\S*")
 ROOT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
-MOST_WORKERS = 1024
+MOST_AT_ONCE = 1024  # workers, runners or threads: more would hang the start
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,8 +41,8 @@ def _words(value: Any) -> Any:
 
 
 def _language_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
-    if wrong := [tag for tag in tags if not LANGUAGE_TAG.fullmatch(tag)]:
-        raise ValueError(f"{wrong[0]!r} is no language tag, such as en or pt-BR")
+    if not all(LANGUAGE_TAG.fullmatch(tag) for tag in tags):
+        raise ValueError("must be language tags, such as en or pt-BR")
     return tags
 
 
@@ -89,7 +90,7 @@ def key_digests(value: Any) -> Any:
         return value
     keys = _listed(value)
     if not keys:  # "" or "," by mistake must not let everyone in
-        raise ValueError("give at least one key, or leave this out, which lets everyone in")
+        raise ValueError("give at least one key, or leave this out")
     if not all(API_KEY.fullmatch(key) for key in keys):
         raise ValueError("a key must be 8 to 256 printable ASCII characters without spaces")
     return tuple(hashlib.sha256(key.encode()).hexdigest().encode() for key in keys)
@@ -134,9 +135,9 @@ def _device(value: str) -> str:
 def _workers(value: Any) -> Any:
     digits = str(value)
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 9 else 0
-    if value == "auto" or 1 <= number <= MOST_WORKERS:
+    if value == "auto" or 1 <= number <= MOST_AT_ONCE:
         return value
-    raise ValueError(f"must be 'auto' or a number of processes from 1 to {MOST_WORKERS}")
+    raise ValueError(f"must be 'auto' or a number of processes from 1 to {MOST_AT_ONCE}")
 
 
 def _rate(value: str) -> str:
@@ -148,9 +149,16 @@ def _rate(value: str) -> str:
     return value
 
 
+def _collector(value: str) -> str:
+    if value and not COLLECTOR.fullmatch(value):
+        raise ValueError("must be a URL that begins with http:// or https://")
+    return value
+
+
 # An empty value means: not set. A socket would listen on all addresses.
 Host = Annotated[str, BeforeValidator(lambda value: value or LOOPBACK)]
 Count = Annotated[int, Field(ge=0)]
+AtOnce = Annotated[int, Field(ge=0, le=MOST_AT_ONCE)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Labels = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Languages = Annotated[Labels, AfterValidator(_language_tags)]
@@ -167,6 +175,7 @@ SecretFile = Annotated[Path | None, BeforeValidator(_secret_file)]
 DeviceName = Annotated[str, AfterValidator(_device)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]
 Rate = Annotated[str, AfterValidator(_rate)]
+Collector = Annotated[str, AfterValidator(_collector)]
 
 
 def _number(accepted: str, holds: Callable[[float], bool]) -> Callable[[str], float]:

@@ -159,10 +159,10 @@ class Settings(CheckpointOptions, BaseSettings):
         default="auto",
         description="variant of the model; auto means: the fastest one for the device",
     )
-    runners: formats.Count = Field(
+    runners: formats.AtOnce = Field(
         default=0, description="batches computed at the same time; 0 means: measured at start"
     )
-    threads: formats.Count = Field(
+    threads: formats.AtOnce = Field(
         default=0, description="threads that compute one batch; 0 means: measured at start"
     )
     max_batch_tokens: formats.Count = Field(
@@ -283,7 +283,7 @@ class Settings(CheckpointOptions, BaseSettings):
         description="port for gRPC: Open Inference Protocol, health and reflection; 0 means: "
         "no gRPC; needs the extra 'grpc'",
     )
-    otlp_endpoint: str = Field(
+    otlp_endpoint: formats.Collector = Field(
         default="",
         description="URL of the OpenTelemetry collector to send traces to over HTTP, such as "
         "http://localhost:4318; needs the extra 'otel'",

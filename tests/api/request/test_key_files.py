@@ -44,7 +44,7 @@ def _all_ready(workers: list[dict[str, Any]]) -> bool:
 def test_sighup_reads_the_keys_again(start: Start, tmp_path: Path, workers: int) -> None:
     """All workers take new keys and forget old ones. A file without keys does not open the service.
 
-    Keys that were given without a file stay.
+    Keys that were given without a file stay. The log names the setting, the file and the fault.
     """
     file = tmp_path / "keys"
     file.write_text("first-key-1\n\nsecond-key-2\n", encoding="utf-8")
@@ -60,7 +60,8 @@ def test_sighup_reads_the_keys_again(start: Start, tmp_path: Path, workers: int)
     assert [_status(process, key) for key in ("first-key-1", "own-key-9")] == [401, 200]
     file.write_text("\n", encoding="utf-8")
     process.signal(signal.SIGHUP)
-    assert "third-key" not in process.read_until("stay as they are: give at least one key")
+    wrong = f"stay as they are: --api-keys-file {file}: give at least one key"
+    assert "third-key" not in process.read_until(wrong)
     assert [_status(process, key) for key in ("third-key-3", "wrong-key-4")] == [200, 401]
 
 
@@ -72,7 +73,10 @@ def _keys(name: str, path: Path) -> tuple[bytes, ...]:
 
 
 def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
-    """Each file of a directory has keys, but for hidden ones, which must be named themselves."""
+    """Each file of a directory has keys, but for hidden ones, which must be named themselves.
+
+    A wrong line is named with its file. A byte order mark, which Windows writes, is ignored.
+    """
     version = tmp_path / "..2026_11_25"
     version.mkdir()
     for name, keys in (("one", "admin-key-1"), ("others", "admin-key-2\nadmin-key-3\n")):
@@ -80,7 +84,10 @@ def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(version / name)
     (tmp_path / ".old").write_text("admin-key-0", encoding="utf-8")
     assert _keys("admin_keys", tmp_path) == Settings(admin_keys=KEYS_OF_ADMINS).admin_keys
-    (tmp_path / ".old").write_text("first-key-1", encoding="utf-8")
+    (tmp_path / "others").write_text("admin-key-2\n#admin-key-3\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^--admin-keys-file: line 2 of others: it begins .*"):
+        _keys("admin_keys", tmp_path)
+    (tmp_path / ".old").write_text("\ufefffirst-key-1\r\n", encoding="utf-8")
     assert _keys("api_keys", tmp_path / ".old") == Settings(api_keys=OWN_KEY).api_keys
 
 
@@ -119,20 +126,27 @@ def test_metrics_have_at_most_a_hundred_names_of_keys(tmp_path: Path) -> None:
     assert list(names.values()).count("other") == 50
 
 
+KEY_RULE = "a key must be 8 to 256 printable ASCII characters without spaces"
+NO_COMMENTS = "it begins with #, but a file of keys has no comments: remove the line"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (None, "no keys can be read there: No such file or directory"),
         ("", "give at least one key"),
-        ("my secret key", "a key must be 8 to 256 printable ASCII characters without spaces"),
-        ("clé-secrète", "a key must be 8 to 256 printable ASCII characters without spaces"),
+        ("\ufeff\n", "give at least one key"),
+        ("my secret key", f"line 1: {KEY_RULE}$"),
+        ("first-key-1\n\nclé-secrète\n", f"line 3: {KEY_RULE}$"),
+        ("first-key-1\n# secret\n", f"line 2: {NO_COMMENTS}$"),
+        ("first-key-1\n #disabled-secret\n", f"line 2: {NO_COMMENTS}$"),
     ],
 )
 @pytest.mark.parametrize("name", ["api_keys_file", "admin_keys_file"])
 def test_a_wrong_file_ends_the_start(
     tmp_path: Path, name: str, content: str | None, words: str
 ) -> None:
-    """The error names the setting and the fault, and neither a key nor what may be one."""
+    """The error names the setting, line and fault, and neither a key nor what may be one."""
     file = tmp_path / "secret"
     if content is not None:
         file.write_text(content, encoding="utf-8")
@@ -169,7 +183,8 @@ def test_a_named_pipe_holds_up_nobody_at_a_reload(
     process = start("--workers", str(workers), "--api-keys-file", str(tmp_path / place))
     assert _status(process, "first-key-1") == 200
     process.signal(signal.SIGHUP)
-    process.read_until(f"stay as they are: {pipe} is a pipe")
+    setting = f"--api-keys-file {tmp_path / place}"
+    process.read_until(f"stay as they are: {setting}: {pipe} is a pipe")
     assert all(_status(process, "first-key-1") == 200 for _ in range(4))
 
 
