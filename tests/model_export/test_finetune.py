@@ -5,6 +5,7 @@ import gzip
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,51 @@ def test_a_base_in_half_precision_is_trained_in_float32(
         torch.float32,
         torch.int64,  # the positions
     }
+
+
+LAYER = "bert.encoder.layer.1.output.dense.weight"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda held: held.pop(LAYER), f"lacks {LAYER}: the file is cut short"),
+        (lambda held: [held.pop(n) for n in [*held] if n != "classifier.bias"], "lacks bert"),
+        (lambda held: held.update({LAYER: held[LAYER][:, 1:]}), rf"{LAYER} is \[48, 95\]"),
+        (
+            lambda held: held.update({LAYER.replace("1", "2"): held[LAYER] + 1}),
+            "layer.2.* not have",
+        ),
+        (lambda held: held[LAYER].fill_(torch.nan), f"{LAYER} .* not finite"),
+    ],
+    ids=["missing", "all missing", "another shape", "another layer", "NaN"],
+)
+def test_a_base_whose_encoder_is_not_whole_is_refused(
+    copied: Recipe, tmp_path: Path, changed: Callable[[Weights], object], says: str
+) -> None:
+    """The weight is named, as by an export, and nothing is trained from random numbers."""
+    file = copied.base / "model.safetensors"
+    weights = load_file(file)
+    changed(weights)
+    save_file({n: t.contiguous() for n, t in weights.items()}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=says):
+        finetune(copied, tmp_path / "new" / "out", say=silent)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "bert.", "module.bert."])
+def test_a_base_may_have_no_classifier_or_other_heads(
+    recipe: Recipe, tmp_path: Path, prefix: str
+) -> None:
+    """Its encoder is trained from as it is, under whatever prefix its weights lie."""
+    base = shutil.copytree(recipe.base, tmp_path / "base")
+    held = {n: tensor for n, tensor in _weights(base).items() if "embeddings" in n or "layer" in n}
+    heads = {"cls.predictions.bias": torch.zeros(7), "lm_head.dense.bias": torch.zeros(7)}
+    bare = {prefix + name.removeprefix("bert."): tensor for name, tensor in held.items()} | heads
+    save_file(bare, base / "model.safetensors", {"format": "pt"})
+    loaded = load_base(base).state_dict()
+    assert len(held) == len(loaded) - 4  # without the pooler and the classifier
+    assert not [name for name in held if not torch.equal(held[name], loaded[name])]
 
 
 def test_it_learns_what_can_be_learnt(recipe: Recipe, tmp_path: Path) -> None:
