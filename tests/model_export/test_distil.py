@@ -133,6 +133,18 @@ def test_a_bundle_teaches_what_its_checkpoint_does(
         assert found[name] == expected[name]
 
 
+def test_the_teacher_is_not_replaced(
+    recipe: Distillation, made: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Not even if it is a bundle, and called by another name: its weights would be lost."""
+    (tmp_path / "link").symlink_to(made[0])
+    before = _files(made[0])
+    with pytest.raises(UserError, match=r"student is the teacher, .*; choose another --output"):
+        distil(replace(recipe, source=str(tmp_path / "link")), made[0], silent)
+    assert _files(made[0]) == before
+    assert not made[0].with_name("student.training").exists()
+
+
 # Kills itself at the nth call of a function: a step of the training, a chunk of logits, or a write.
 KILLED = """
 import os, sys, torch
