@@ -44,6 +44,10 @@ class Tokenised:
     pad_token_id: int
 
 
+class Diverged(UserError):
+    """No later step can be of use. The same training would come to the same step again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How long and how fast is trained. ``steps`` may end within an epoch."""
@@ -68,6 +72,9 @@ def train(
     """Train the groups of ``parameters``; what ``judge`` said after each epoch, and the seconds.
 
     The state is saved in ``work`` after each epoch and every few minutes; what is there is resumed.
+
+    Raises:
+        Diverged: the loss or a gradient is not finite.
     """
     saves = work / f"seed-{plan.seed}.pt"
     optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, fused=True)
@@ -107,7 +114,13 @@ def train(
                 logits = model(**inputs).logits
             loss = loss_of(logits.float(), data.targets[list(rows)])
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if not torch.isfinite(loss.detach() + norm):
+                raise Diverged(
+                    f"seed {plan.seed}: the training diverged in step {done + 1} of {plan.steps}: "
+                    "its loss or its gradient is not finite; give a --learning-rate below "
+                    f"{plan.learning_rate:g}"
+                )
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
@@ -153,7 +166,7 @@ def decayed(model: Any) -> list[dict[str, Any]]:
 def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """The directory ``<output>.training``, in which an interrupted training is kept for the next.
 
-    It is removed at the end, with all that it holds.
+    It is removed at the end, and after a training that has diverged, with all that it holds.
 
     Raises:
         UserError: it is of a training that depends on something else, or the disk is full.
@@ -173,8 +186,12 @@ def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
                 f"{saved.get(name, 'not recorded')} then and is {value} now; repeat the first "
                 "command to resume it, or remove the directory to start anew"
             )
-    with full_disk_named(directory):
-        yield directory
+    try:
+        with full_disk_named(directory):
+            yield directory
+    except Diverged:
+        shutil.rmtree(directory)
+        raise
     shutil.rmtree(directory)
 
 

@@ -214,6 +214,17 @@ def test_some_minutes_are_as_many_steps_after_an_interruption(
     assert f"seed 0: resuming after step 1 of {steps}" in said
 
 
+@pytest.mark.parametrize("minutes", [None, 0.02])
+def test_a_diverged_training_is_refused(
+    recipe: Distillation, tmp_path: Path, minutes: float | None
+) -> None:
+    """Also in the first steps, which are timed. Nothing is left, and no checkpoint blamed."""
+    fast = replace(recipe, learning_rate=1e30, minutes=minutes)
+    with pytest.raises(UserError, match=r"diverged in step 3 of \d+: .*-rate below 1e\+30"):
+        distil(fast, tmp_path / "out", silent)
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize(
     ("limits", "says"),
     [

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentiment_export import training
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.cli import main
 from sentiment_export.finetune import (
@@ -312,6 +313,19 @@ def test_the_weights_are_the_average_of_the_seeds(
     assert not torch.equal(zero["classifier.weight"], one["classifier.weight"])
     for name in both:
         torch.testing.assert_close(both[name], (zero[name] + one[name]) / 2, rtol=0, atol=1e-6)
+
+
+def test_a_diverged_training_is_refused_and_a_lower_rate_starts_anew(
+    recipe: Recipe, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is named, and neither a model nor a save of weights that are no numbers is left."""
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
+    fast = dataclasses.replace(recipe, learning_rate=1e30)
+    with pytest.raises(UserError, match=r"seed 0: .* step 3 of 16: .*-rate below 1e\+30"):
+        finetune(fast, tmp_path / "out", say=silent)
+    assert [*tmp_path.iterdir()] == []
+    finetune(recipe, tmp_path / "out", say=silent)
+    _assert_equal(tmp_path / "out", trained)
 
 
 def _copied(recipe: Recipe, directory: Path) -> Recipe:
