@@ -147,6 +147,17 @@ def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize(
+    ("value", "group"),
+    [(0, "0"), (False, "False"), (1, "1"), ("", ""), (None, ""), (float("nan"), "")],
+)
+def test_a_group_keeps_its_name(tmp_path: Path, value: object, group: str) -> None:
+    """Also one whose name counts as false in Python; a gap is no group."""
+    path = _table(tmp_path / "x.jsonl", [{"text": "a", "label": "positive", "of": value}])
+    (example,) = read_examples(path, LABELS, Columns(group="of"))
+    assert example.group == group
+
+
+@pytest.mark.parametrize(
     "content",
     [
         "label\ttext\npositive\tgood café\n",
