@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentiment_service.atomic_files import full_disk_named, write_atomically
+from sentiment_service.atomic_files import FileLock, full_disk_named, write_atomically
 from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.errors import UserError
 from torch.nn.utils.rnn import pad_sequence
@@ -29,6 +29,7 @@ BATCHES_PER_BUCKET = 50
 SAVE_EVERY_S = 300.0
 WARMUP_SHARE = 0.06
 IDENTITY = "training.json"  # among the saves: what they depend on
+LOCK = "lock"  # which whoever trains holds
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -169,14 +170,35 @@ def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     It is removed at the end, and after a training that has diverged, with all that it holds.
 
     Raises:
-        UserError: it is of a training that depends on something else, or the disk is full.
+        UserError: another process is training into ``output``, the directory is of a training that
+            depends on something else, or the disk is full.
     """
     directory = output.with_name(output.name + ".training")
     directory.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(directory / LOCK)
+    except BlockingIOError:
+        raise UserError(
+            f"another process is training into {output}; wait for its end, or choose another "
+            "--output"
+        ) from None
+    with closing(lock):
+        _check_identity(directory, identity)
+        try:
+            with full_disk_named(directory):
+                yield directory
+        except Diverged:
+            shutil.rmtree(directory)
+            raise
+        shutil.rmtree(directory)
+
+
+def _check_identity(directory: Path, identity: Mapping[str, Any]) -> None:
+    """Check that what is saved depends on the same; if nothing is, write down on what it will."""
     for half in directory.glob("*.tmp"):  # the training was killed while it saved
         half.unlink()
     path = directory / IDENTITY
-    if {*directory.iterdir()} <= {path}:  # nothing is trained yet
+    if {*directory.iterdir()} <= {path, directory / LOCK}:  # nothing is trained yet
         path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
     saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name, value in identity.items():
@@ -186,13 +208,6 @@ def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
                 f"{saved.get(name, 'not recorded')} then and is {value} now; repeat the first "
                 "command to resume it, or remove the directory to start anew"
             )
-    try:
-        with full_disk_named(directory):
-            yield directory
-    except Diverged:
-        shutil.rmtree(directory)
-        raise
-    shutil.rmtree(directory)
 
 
 def digest(paths: Iterable[Path]) -> str:

@@ -384,6 +384,17 @@ def test_the_saves_of_another_training_are_not_resumed(
     assert not output.exists()
 
 
+def test_two_runs_do_not_train_into_one_output(recipe: Recipe, tmp_path: Path) -> None:
+    """The second is refused while the first trains, and the first loses none of its saves."""
+    output = tmp_path / "out"
+    with training.resumable(output, recipe.identity()) as work:
+        (work / "seed-0.pt.1.tmp").touch()
+        with pytest.raises(UserError, match=r"another process is training into .*out; .* --output"):
+            finetune(recipe, output, say=silent)
+        assert (work / "seed-0.pt.1.tmp").exists()
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize("kilobytes", [10_000, 22_000])
 def test_a_full_disk_is_named_and_the_saves_are_kept(
     recipe: Recipe, tmp_path: Path, kilobytes: int
