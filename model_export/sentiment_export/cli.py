@@ -96,7 +96,7 @@ def _describe(words: list[str]) -> None:
     parser.add_argument("source", type=source, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    options = parser.parse_args(words)
+    options, _ = commands.parsed(parser, words)
 
     from sentiment_export.checkpoint.describe import describe
     from sentiment_export.checkpoint.source import find_checkpoint

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from sentiment_service.engine.model.bundle import Precision, ReferenceKind, sha256
 from sentiment_service.engine.options import Preprocessing
+from sentiment_service.exported_models import HUB_ID
 from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.formats import POSITIVE, SHARE, count
 from sentiment_service.settings.settings import CheckpointOptions
@@ -46,8 +47,8 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export COMMAND --help          all options of a command
 """
 SOURCE = (
-    "hub id (org/name), a directory with a checkpoint or ONNX graphs, or a model's directory in a "
-    "hub cache"
+    "hub id (org/name[@revision]), a directory with a checkpoint or ONNX graphs, or a model's "
+    "directory in a hub cache"
 )
 RESUMED = (
     "Run the same command again to continue an interrupted run: until the end, OUTPUT.training has "
@@ -254,8 +255,16 @@ def distil_command(words: list[str]) -> None:
 
 
 def parsed(parser: CommandParser, words: list[str]) -> tuple[argparse.Namespace, CheckpointOptions]:
-    """The arguments, and what they say of a checkpoint. Wrong usage exits with code 2."""
+    """The arguments, and what they say of a checkpoint. Wrong usage exits with code 2.
+
+    The source may be ORG/NAME@REVISION, as for ``sentiment serve``, unless there is such a path.
+    """
     options = parser.parse_args(words)
+    hub_id = None if Path(options.source).exists() else HUB_ID.fullmatch(options.source)
+    if hub_id and hub_id[2]:
+        if options.revision is not None:
+            parser.error(f"argument --revision: {options.source} names one already")
+        options.source, options.revision = hub_id.groups()
     try:
         return options, read_options(options)
     except ValueError as error:

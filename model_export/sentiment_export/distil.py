@@ -91,10 +91,12 @@ def distil(recipe: Distillation, output: Path, say: Callable[[str], None] = prin
     What it needs for that is in ``<output>.training`` until then.
 
     Raises:
-        UserError: there are too few texts, the student is worse than allowed, or it was written
-            without int8.
+        UserError: ``output`` is the teacher, there are too few texts, the training diverges, the
+            student is worse than allowed, or it was written without int8.
     """
     output = check_bundle_output(output)
+    if (source := Path(recipe.source)).exists() and source.resolve() == output:
+        raise UserError(f"{output} is the teacher, which is not replaced; choose another --output")
     teacher = Teacher.find(recipe)
     layers = chosen_layers(recipe.layers, teacher)
     examples = _examples(recipe, teacher.checkpoint)

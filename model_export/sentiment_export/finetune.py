@@ -16,17 +16,18 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+import transformers
 from sentiment_service.atomic_files import atomic_directory
 from sentiment_service.engine.options import Preprocessing
 from sentiment_service.engine.text.input_tokenizer import normaliser
 from sentiment_service.errors import UserError
 from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.settings import CheckpointOptions
-from transformers import AutoModelForSequenceClassification
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, BERTWEET_BPE
-from sentiment_export.checkpoint.checkpoint import max_tokens
+from sentiment_export.checkpoint.checkpoint import max_tokens, pretrained_weights
 from sentiment_export.checkpoint.config import SENTIMENTS, SINGLE_LABEL, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.layout import CONFIG_FILE, choose_local_files
@@ -101,8 +102,8 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         The averaged model's scores on the validation texts that are not in the training data.
 
     Raises:
-        UserError: ``base`` cannot be exported, a label has no training text, no validation text is
-            left, or no token is to be trained.
+        UserError: ``base`` is incomplete or cannot be exported, a label has no training text, no
+            validation text is left, or no token is to be trained.
     """
     output = check_new_output(output)
     side_files, _ = choose_local_files(recipe.base)
@@ -112,6 +113,7 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
     if (recipe.tokens_from or 0) >= config.vocab_size:
         raise UserError(f"{recipe.base} has no token {recipe.tokens_from} or above to train")
     tokenizer = load_tokenizer(recipe.base, entries, config.vocab_size)
+    load_base(recipe.base)  # one that is incomplete is refused before anything is written
     examples = _labelled_texts(recipe, say)
     preprocessing = training_preprocessing(recipe, entries, side_files, say)
     recipe = replace(recipe, preprocessing=preprocessing)
@@ -269,15 +271,22 @@ def tokenise(
 
 
 def load_base(base: Path) -> Any:
-    """The pretrained encoder with a classifier for ``SENTIMENTS``."""
-    config = model_config(read_config(base, str(base)))
+    """The pretrained encoder with a classifier for ``SENTIMENTS``.
+
+    Raises:
+        UserError: a weight of the encoder does not fit, see ``pretrained_weights``.
+    """
+    entries = read_config(base, str(base))
+    held = pretrained_weights(base, entries)
+    config = model_config(entries)
     config.problem_type = SINGLE_LABEL
     config.id2label = dict(enumerate(SENTIMENTS))
     config.label2id = {label: index for index, label in enumerate(SENTIMENTS)}
-    return AutoModelForSequenceClassification.from_pretrained(
-        base,
+    classifier = getattr(transformers, ARCHITECTURES[config.model_type].class_name)
+    return classifier.from_pretrained(
+        None,
         config=config,
-        trust_remote_code=False,
+        state_dict={name: torch.from_numpy(np.array(values)) for name, values in held.items()},
         dtype=torch.float32,  # in half precision, small steps are lost
         ignore_mismatched_sizes=True,  # replaces a classifier for other labels
     )

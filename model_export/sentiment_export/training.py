@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentiment_service.atomic_files import full_disk_named, write_atomically
+from sentiment_service.atomic_files import FileLock, full_disk_named, write_atomically
 from sentiment_service.engine.model.bundle import sha256
 from sentiment_service.errors import UserError
 from torch.nn.utils.rnn import pad_sequence
@@ -29,6 +29,7 @@ BATCHES_PER_BUCKET = 50
 SAVE_EVERY_S = 300.0
 WARMUP_SHARE = 0.06
 IDENTITY = "training.json"  # among the saves: what they depend on
+LOCK = "lock"  # which whoever trains holds
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -42,6 +43,10 @@ class Tokenised:
     ids: Sequence[Sequence[int]]
     targets: torch.Tensor
     pad_token_id: int
+
+
+class Diverged(UserError):
+    """No later step can be of use. The same training would come to the same step again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,9 @@ def train(
     """Train the groups of ``parameters``; what ``judge`` said after each epoch, and the seconds.
 
     The state is saved in ``work`` after each epoch and every few minutes; what is there is resumed.
+
+    Raises:
+        Diverged: the loss or a gradient is not finite.
     """
     saves = work / f"seed-{plan.seed}.pt"
     optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, fused=True)
@@ -107,7 +115,13 @@ def train(
                 logits = model(**inputs).logits
             loss = loss_of(logits.float(), data.targets[list(rows)])
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if not torch.isfinite(loss.detach() + norm):
+                raise Diverged(
+                    f"seed {plan.seed}: the training diverged in step {done + 1} of {plan.steps}: "
+                    "its loss or its gradient is not finite; give a --learning-rate below "
+                    f"{plan.learning_rate:g}"
+                )
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
@@ -153,17 +167,38 @@ def decayed(model: Any) -> list[dict[str, Any]]:
 def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """The directory ``<output>.training``, in which an interrupted training is kept for the next.
 
-    It is removed at the end, with all that it holds.
+    It is removed at the end, and after a training that has diverged, with all that it holds.
 
     Raises:
-        UserError: it is of a training that depends on something else, or the disk is full.
+        UserError: another process is training into ``output``, the directory is of a training that
+            depends on something else, or the disk is full.
     """
     directory = output.with_name(output.name + ".training")
     directory.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(directory / LOCK)
+    except BlockingIOError:
+        raise UserError(
+            f"another process is training into {output}; wait for its end, or choose another "
+            "--output"
+        ) from None
+    with closing(lock):
+        _check_identity(directory, identity)
+        try:
+            with full_disk_named(directory):
+                yield directory
+        except Diverged:
+            shutil.rmtree(directory)
+            raise
+        shutil.rmtree(directory)
+
+
+def _check_identity(directory: Path, identity: Mapping[str, Any]) -> None:
+    """Check that what is saved depends on the same; if nothing is, write down on what it will."""
     for half in directory.glob("*.tmp"):  # the training was killed while it saved
         half.unlink()
     path = directory / IDENTITY
-    if {*directory.iterdir()} <= {path}:  # nothing is trained yet
+    if {*directory.iterdir()} <= {path, directory / LOCK}:  # nothing is trained yet
         path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
     saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name, value in identity.items():
@@ -173,9 +208,6 @@ def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
                 f"{saved.get(name, 'not recorded')} then and is {value} now; repeat the first "
                 "command to resume it, or remove the directory to start anew"
             )
-    with full_disk_named(directory):
-        yield directory
-    shutil.rmtree(directory)
 
 
 def digest(paths: Iterable[Path]) -> str:

@@ -133,6 +133,18 @@ def test_a_bundle_teaches_what_its_checkpoint_does(
         assert found[name] == expected[name]
 
 
+def test_the_teacher_is_not_replaced(
+    recipe: Distillation, made: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """Not even if it is a bundle, and called by another name: its weights would be lost."""
+    (tmp_path / "link").symlink_to(made[0])
+    before = _files(made[0])
+    with pytest.raises(UserError, match=r"student is the teacher, .*; choose another --output"):
+        distil(replace(recipe, source=str(tmp_path / "link")), made[0], silent)
+    assert _files(made[0]) == before
+    assert not made[0].with_name("student.training").exists()
+
+
 # Kills itself at the nth call of a function: a step of the training, a chunk of logits, or a write.
 KILLED = """
 import os, sys, torch
@@ -200,6 +212,17 @@ def test_some_minutes_are_as_many_steps_after_an_interruption(
     with interrupted_in_step(1):
         distil(short, tmp_path / "out", say=said.append)
     assert f"seed 0: resuming after step 1 of {steps}" in said
+
+
+@pytest.mark.parametrize("minutes", [None, 0.02])
+def test_a_diverged_training_is_refused(
+    recipe: Distillation, tmp_path: Path, minutes: float | None
+) -> None:
+    """Also in the first steps, which are timed. Nothing is left, and no checkpoint blamed."""
+    fast = replace(recipe, learning_rate=1e30, minutes=minutes)
+    with pytest.raises(UserError, match=r"diverged in step 3 of \d+: .*-rate below 1e\+30"):
+        distil(fast, tmp_path / "out", silent)
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(

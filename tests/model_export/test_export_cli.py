@@ -17,6 +17,7 @@ from sentiment_export.cli import main
 from sentiment_export.quality.evaluation import evaluate
 from sentiment_export.quality.labelled import Example
 from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.errors import UserError
 
 from tests.support.checkpoints import CORPUS, Exported
 from tests.support.serving import run_program
@@ -147,6 +148,32 @@ def test_describe_prints_text_or_json(bert: Exported, capsys: pytest.CaptureFixt
     assert "BertForSequenceClassification" in capsys.readouterr().out
     assert main(["describe", str(bert.source), "--json"]) == 0
     assert "BertForSequenceClassification" in json.dumps(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("words", ["--output {tmp}/out", "describe", "distil --texts t --output o"])
+def test_a_revision_may_stand_behind_the_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """As in ``sentiment serve --model``; a second one is refused, and a path is no hub id."""
+    asked: list[list[str]] = []
+
+    def ask(*arguments: object, **_: object) -> None:
+        asked.append([one for one in arguments if isinstance(one, str)][:2])
+        raise UserError("asked")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("hub_bundle.fetch_bundle", "checkpoint.source.find_checkpoint"):
+        monkeypatch.setattr(f"sentiment_export.{name}", ask)
+    monkeypatch.setattr("sentiment_export.distil.find_checkpoint", ask)
+    given = words.format(tmp=tmp_path).split()
+    assert main([*given, "acme/tiny@dev"]) == 1
+    assert asked == [["acme/tiny", "dev"]]
+    with pytest.raises(SystemExit, match="2"):
+        main([*given, "acme/tiny@dev", "--revision", "v1"])
+    assert "--revision: acme/tiny@dev names one already" in capsys.readouterr().err
+    (tmp_path / "acme/tiny@dev").mkdir(parents=True)
+    assert main([*given, "acme/tiny@dev"]) == 1
+    assert [one for one, *_ in asked] == ["acme/tiny", "acme/tiny@dev"]
 
 
 @pytest.mark.parametrize(

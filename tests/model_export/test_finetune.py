@@ -5,6 +5,7 @@ import gzip
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentiment_export import training
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.cli import main
 from sentiment_export.finetune import (
@@ -101,6 +103,51 @@ def test_a_base_in_half_precision_is_trained_in_float32(
         torch.float32,
         torch.int64,  # the positions
     }
+
+
+LAYER = "bert.encoder.layer.1.output.dense.weight"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda held: held.pop(LAYER), f"lacks {LAYER}: the file is cut short"),
+        (lambda held: [held.pop(n) for n in [*held] if n != "classifier.bias"], "lacks bert"),
+        (lambda held: held.update({LAYER: held[LAYER][:, 1:]}), rf"{LAYER} is \[48, 95\]"),
+        (
+            lambda held: held.update({LAYER.replace("1", "2"): held[LAYER] + 1}),
+            "layer.2.* not have",
+        ),
+        (lambda held: held[LAYER].fill_(torch.nan), f"{LAYER} .* not finite"),
+    ],
+    ids=["missing", "all missing", "another shape", "another layer", "NaN"],
+)
+def test_a_base_whose_encoder_is_not_whole_is_refused(
+    copied: Recipe, tmp_path: Path, changed: Callable[[Weights], object], says: str
+) -> None:
+    """The weight is named, as by an export, and nothing is trained from random numbers."""
+    file = copied.base / "model.safetensors"
+    weights = load_file(file)
+    changed(weights)
+    save_file({n: t.contiguous() for n, t in weights.items()}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=says):
+        finetune(copied, tmp_path / "new" / "out", say=silent)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "bert.", "module.bert."])
+def test_a_base_may_have_no_classifier_or_other_heads(
+    recipe: Recipe, tmp_path: Path, prefix: str
+) -> None:
+    """Its encoder is trained from as it is, under whatever prefix its weights lie."""
+    base = shutil.copytree(recipe.base, tmp_path / "base")
+    held = {n: tensor for n, tensor in _weights(base).items() if "embeddings" in n or "layer" in n}
+    heads = {"cls.predictions.bias": torch.zeros(7), "lm_head.dense.bias": torch.zeros(7)}
+    bare = {prefix + name.removeprefix("bert."): tensor for name, tensor in held.items()} | heads
+    save_file(bare, base / "model.safetensors", {"format": "pt"})
+    loaded = load_base(base).state_dict()
+    assert len(held) == len(loaded) - 4  # without the pooler and the classifier
+    assert not [name for name in held if not torch.equal(held[name], loaded[name])]
 
 
 def test_it_learns_what_can_be_learnt(recipe: Recipe, tmp_path: Path) -> None:
@@ -268,6 +315,19 @@ def test_the_weights_are_the_average_of_the_seeds(
         torch.testing.assert_close(both[name], (zero[name] + one[name]) / 2, rtol=0, atol=1e-6)
 
 
+def test_a_diverged_training_is_refused_and_a_lower_rate_starts_anew(
+    recipe: Recipe, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is named, and neither a model nor a save of weights that are no numbers is left."""
+    monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
+    fast = dataclasses.replace(recipe, learning_rate=1e30)
+    with pytest.raises(UserError, match=r"seed 0: .* step 3 of 16: .*-rate below 1e\+30"):
+        finetune(fast, tmp_path / "out", say=silent)
+    assert [*tmp_path.iterdir()] == []
+    finetune(recipe, tmp_path / "out", say=silent)
+    _assert_equal(tmp_path / "out", trained)
+
+
 def _copied(recipe: Recipe, directory: Path) -> Recipe:
     """The recipe with files of its own in the directory."""
     return dataclasses.replace(
@@ -322,6 +382,17 @@ def test_the_saves_of_another_training_are_not_resumed(
         finetune(copied, output, say=silent)
     assert {path.name: path.read_bytes() for path in saves.iterdir()} == before
     assert not output.exists()
+
+
+def test_two_runs_do_not_train_into_one_output(recipe: Recipe, tmp_path: Path) -> None:
+    """The second is refused while the first trains, and the first loses none of its saves."""
+    output = tmp_path / "out"
+    with training.resumable(output, recipe.identity()) as work:
+        (work / "seed-0.pt.1.tmp").touch()
+        with pytest.raises(UserError, match=r"another process is training into .*out; .* --output"):
+            finetune(recipe, output, say=silent)
+        assert (work / "seed-0.pt.1.tmp").exists()
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("kilobytes", [10_000, 22_000])

@@ -39,13 +39,19 @@ def write_checkpoint(bundle: Bundle, directory: Path) -> None:
     """Write a checkpoint with the weights of the bundle's fp32 graph, or else of its int8 one.
 
     Raises:
-        UserError: the graph is not one that an export has written from weights.
+        UserError: the bundle has neither, or the graph is not one that an export has written from
+            weights.
     """
     from safetensors.numpy import save_file  # of the extra torch
 
     config = read_config(bundle.path, str(bundle.path))
-    precision: Precision = "fp32" if "fp32" in bundle.manifest.variants else "int8"
-    source = bundle.manifest.source
+    source, held_variants = bundle.manifest.source, bundle.manifest.variants
+    if not {"fp32", "int8"} & {*held_variants}:
+        raise UserError(
+            f"{bundle.path} holds only {', '.join(held_variants)}, from which weights are not read "
+            f"back: give the checkpoint, {source.repo_id or source.path}"
+        )
+    precision: Precision = "fp32" if "fp32" in held_variants else "int8"
     try:
         encoder = Encoder.of(config, len(bundle.manifest.labels))
         graph = onnx.load(bundle.variant_path(precision)).graph

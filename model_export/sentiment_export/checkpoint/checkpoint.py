@@ -247,6 +247,34 @@ def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
         raise _no_model(path, config, error) from error
 
 
+def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
+    """What a new classifier starts from: the whole encoder, and what there is of a head.
+
+    ``entries`` are those of config.json, checked. A pooler belongs to the head.
+
+    Raises:
+        UserError: a weight of the encoder does not fit, as in ``check_fit``.
+    """
+    import torch
+
+    _, weights = choose_local_files(path)
+    with torch.device("meta"):
+        model = empty_classifier(path, entries)
+    expected, prefix = shapes(model), model.base_model_prefix
+    encoder = {
+        n: s for n, s in expected.items() if n.startswith(f"{prefix}.") and "pooler" not in n
+    }
+    try:
+        tensors = read_tensors(path / weights)
+        fitted = fit(expected, prefix, tensors)
+        names = {name: key for name, key in fitted.names.items() if name in encoder}
+        missing = [name for name in fitted.missing if name in encoder]
+        check_fit(Fit(names, missing, fitted.unused), encoder, tensors, weights)
+    except UserError as error:
+        raise UserError(f"cannot load the checkpoint {path}: {error}") from error
+    return Weights(tensors, fitted.names, weights)
+
+
 def shapes(model: Any) -> dict[str, Shape]:
     """The weights of a PyTorch module."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

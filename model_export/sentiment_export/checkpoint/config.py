@@ -222,12 +222,13 @@ def is_numbered(labels: Sequence[str]) -> bool:
 def known_spellings(labels: Sequence[str]) -> dict[str, str]:
     """Every spelling in which labelled files may write ``labels``, and the label that it means.
 
-    Spellings are in lower case: the labels themselves, ``label_0`` and so on by position, and for
-    a sentiment its other spellings. A spelling that could mean two labels is left out.
+    Spellings are in lower case, without spaces at their ends: the labels themselves, ``label_0``
+    and so on by position, and for a sentiment its other spellings. A spelling that could mean two
+    labels is left out.
     """
     meanings: dict[str, set[str]] = {}
     for index, label in enumerate(labels):
-        lower = label.lower()
+        lower = label.strip().lower()
         group = next((words for words in SPELLINGS.values() if lower in words), {lower})
         for spelling in {*group, f"label_{index}"}:
             meanings.setdefault(spelling, set()).add(label)

@@ -159,7 +159,7 @@ def _spellings(name: str, base_prefix: str) -> Iterator[str]:
 def _what_is_missing(fitted: Fit, where: str) -> str:
     missing = fitted.missing
     listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    if not fitted.names:
+    if fitted.unused and not fitted.names:
         return (
             f"{where} lacks {listed}; it has {fitted.unused[0]}, for example: save the state dict "
             "of the classifier alone, without what was built around it"

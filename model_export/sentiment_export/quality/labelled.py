@@ -185,8 +185,9 @@ def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
                 column_index(columns.group, table.columns, path, "--group-column")
         for record, text in zip(table.records(chunk.rows), chunk.texts, strict=True):
             number += 1
-            group = "" if columns.group is None else str(record.get(columns.group) or "")
-            yield f"{path}, row {number}", group, record.get(label), text
+            group = None if columns.group is None else record.get(columns.group)
+            name = "" if _is_gap(group) else str(group)
+            yield f"{path}, row {number}", name, record.get(label), text
 
 
 def _rows_of_tsv(path: Path, file_options: FileOptions) -> Iterator[Row]:
@@ -203,6 +204,11 @@ def _rows_of_tsv(path: Path, file_options: FileOptions) -> Iterator[Row]:
         yield f"{path}:{row.number}", group, written, text
 
 
+def _is_gap(value: Any) -> bool:
+    """Whether it is no value, or the NaN with which pandas fills gaps."""
+    return value is None or bool(value != value)
+
+
 def _checked(text: TextOrError) -> str:
     if isinstance(text, ServiceError):
         raise UserError(text.detail)
@@ -217,7 +223,7 @@ def _names(
     written: Any, labels: list[str], spellings: dict[str, str], *, multi_label: bool
 ) -> Labels:
     """The labels that a row means, in logit order."""
-    if written is None or written != written:  # NaN, with which pandas fills gaps
+    if _is_gap(written):
         raise UserError("the row has no label")
     if isinstance(written, list):
         names = [str(name).strip() for name in written]

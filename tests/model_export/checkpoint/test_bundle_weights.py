@@ -8,16 +8,22 @@ import pytest
 from sentiment_export.checkpoint.bundle_weights import options_of, write_checkpoint
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.export import export
-from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, MANIFEST, Bundle
+from sentiment_service.engine.model.bundle import (
+    EMBEDDED_BUNDLE,
+    MANIFEST,
+    Bundle,
+    Precision,
+    Variant,
+)
 from sentiment_service.errors import UserError
 
 from tests.support.checkpoints import CORPUS, Exported, silent
 from tests.support.tiny_bundle import load, make_bundle
 
 
-def _int8_only(bundle: Path) -> Bundle:
+def _only(precision: Precision, bundle: Path) -> Bundle:
     opened = Bundle.open(bundle)
-    variants = {"int8": opened.manifest.variants["int8"]}
+    variants: dict[Precision, Variant] = {precision: opened.manifest.variants["int8"]}
     manifest = opened.manifest.model_copy(update={"variants": variants})
     return Bundle(bundle, manifest, json.loads((bundle / "config.json").read_text()))
 
@@ -48,7 +54,7 @@ def test_int8_gives_the_same_int8_again(roberta: Exported, tmp_path: Path, which
 
     The embedded bundle has the names of an earlier exporter.
     """
-    bundle = _int8_only(roberta.bundle) if which == "exported" else Bundle.open(EMBEDDED_BUNDLE)
+    bundle = _only("int8", roberta.bundle) if which == "exported" else Bundle.open(EMBEDDED_BUNDLE)
     (tmp_path / "checkpoint").mkdir()
     write_checkpoint(bundle, tmp_path / "checkpoint")
     checkpoint = load_checkpoint(tmp_path / "checkpoint", options_of(bundle))
@@ -66,3 +72,10 @@ def test_a_graph_of_another_maker_is_refused(tmp_path: Path) -> None:
         write_checkpoint(Bundle.open(path), tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
     assert (path / MANIFEST).exists()
+
+
+def test_a_bundle_of_fp16_alone_is_refused(roberta: Exported, tmp_path: Path) -> None:
+    """One line says what it holds, and the checkpoint to give instead."""
+    says = r"bundle holds only fp16, .*: give the checkpoint, .*source"
+    with pytest.raises(UserError, match=says):
+        write_checkpoint(_only("fp16", roberta.bundle), tmp_path)

@@ -47,6 +47,8 @@ def test_rows_are_read_as_they_stand(tmp_path: Path) -> None:
         (["POS", "NEG", "MIXED"], "positive", "POS"),
         (["1 star", "2 stars"], "LABEL_1", "2 stars"),
         (["Gut", "Schlecht"], "gut", "Gut"),
+        ([" Gut", "pos "], " Gut", " Gut"),
+        ([" Gut", "pos "], "positive", "pos "),
         (["neg", "negative", "positive"], "neg", "neg"),
         (["LABEL_1", "LABEL_0"], "LABEL_1", "LABEL_1"),
         (["LABEL_1", "LABEL_0"], "label_1", None),
@@ -56,7 +58,10 @@ def test_rows_are_read_as_they_stand(tmp_path: Path) -> None:
 def test_labels_may_be_spelled_as_in_the_checkpoint(
     tmp_path: Path, labels: list[str], written: str, meant: str | None
 ) -> None:
-    """In other letter cases, by position, or in another spelling, if only one can be meant."""
+    """In other letter cases, by position, or in another spelling, if only one can be meant.
+
+    Spaces at the ends of a label do not count.
+    """
     path = _write(tmp_path / "x.tsv", f"en\t{written}\tok\n")
     if meant is None:
         with pytest.raises(UserError, match=f"label '{written}' is not one of"):
@@ -144,6 +149,17 @@ def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str
     ]
     ungrouped = read_examples(path, LABELS, Columns("tweet", "sentiment"))
     assert [example.group for example in ungrouped] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "group"),
+    [(0, "0"), (False, "False"), (1, "1"), ("", ""), (None, ""), (float("nan"), "")],
+)
+def test_a_group_keeps_its_name(tmp_path: Path, value: object, group: str) -> None:
+    """Also one whose name counts as false in Python; a gap is no group."""
+    path = _table(tmp_path / "x.jsonl", [{"text": "a", "label": "positive", "of": value}])
+    (example,) = read_examples(path, LABELS, Columns(group="of"))
+    assert example.group == group
 
 
 @pytest.mark.parametrize(
