@@ -15,11 +15,13 @@ from sentiment_client import (
     MISSING,
     NO_TEXT,
     ModelInfo,
+    Outcome,
     Prediction,
     Results,
     Text,
     are_several,
     column_of,
+    index_of,
     outcome_of,
     results_of,
     several,
@@ -185,10 +187,10 @@ class Classifier:
         if not are_several(texts):
             return await asyncio.to_thread(lambda: self.classify(texts, **options))
         chunks = self.classify_iter(texts, **options)
-        whole = results_of((), texts, self._info)
+        whole: list[Outcome] = []
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             whole += chunk
-        return whole
+        return Results(whole, index_of(texts), self._info)
 
     def add_columns(
         self,
