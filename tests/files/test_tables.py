@@ -907,7 +907,8 @@ LAST = 2**53  # up to here, each whole number has a float
         (["1", "null"], pa.int64(), [1, None]),
         (["1", "2.5"], pa.float64(), [1.0, 2.5]),
         (["true", "false"], pa.bool_(), [True, False]),
-        (["1", '"one"'], pa.string(), ["1", '"one"']),
+        (["1", '"one"'], pa.string(), ["1", "one"]),
+        (['"a \\"b\\""', "[1]", '"\\ud83d"'], pa.string(), ['a "b"', "[1]", "\ufffd"]),
         (['{"a": "\\ud83d"}', "null"], pa.string(), ['{"a": "\ufffd"}', None]),
         (["1", "9999999999999999999"], pa.string(), ["1", "9999999999999999999"]),
     ],
@@ -915,7 +916,7 @@ LAST = 2**53  # up to here, each whole number has a float
 def test_jsonl_columns_have_types_in_parquet(
     tmp_path: Path, values: list[str], kind: pa.DataType, expected: list[Any]
 ) -> None:
-    """A column with one type keeps it, and one of mixed types becomes JSON text.
+    """A column with one type keeps it. In one of mixed types, as in CSV, all but strings is JSON.
 
     NaN and infinity are null, whatever the type of their column. Whole numbers and others become
     JSON text if floats would change one of them.

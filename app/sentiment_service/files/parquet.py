@@ -197,7 +197,7 @@ def _array(
 
 
 def _arrow_value(value: Any, kind: type) -> Any:
-    """The value for a column of type ``kind``; as JSON where the column's types are mixed."""
+    """The value for a column of type ``kind``; where types are mixed, JSON of all but strings."""
     if value is None or kind in (int, float, bool):
         return value
-    return well_formed(value) if kind is str else json_text(value)
+    return well_formed(value) if isinstance(value, str) else json_text(value)
