@@ -835,15 +835,42 @@ def test_old_parquet_timestamps(tmp_path: Path) -> None:
     assert table.records(chunk.rows)[0]["when"] == "9999-12-31 23:59:59.000000"
 
 
-def test_a_parquet_column_that_cannot_be_text(tmp_path: Path) -> None:
-    """A one-line error says so; Parquet keeps the column."""
-    text = pa.array(["x"])
-    twice = pa.StructArray.from_arrays([text, text], names=["a", "a"])
-    pq.write_table(pa.table({"text": text, "both": twice}), tmp_path / "a.parquet")
-    table = _Input(tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="column that can only be written as Parquet"):
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.StructArray.from_arrays([pa.array(["x"])] * 2, names=["a", "a"]),
+        pa.array([[2**61]], pa.list_(pa.timestamp("us"))),  # behind the year 9999
+        pa.array([[2**61]], pa.list_(pa.timestamp("ms", tz="UTC"))),
+        pa.array([[b"\xff"]], pa.list_(pa.binary())).view(pa.list_(pa.string())),
+    ],
+)
+def test_a_parquet_column_that_cannot_be_text(tmp_path: Path, column: pa.Array) -> None:
+    """One line names the column and what to do; Parquet keeps the column."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x"], "both": column}), path)
+    table = _Input(path)
+    with pytest.raises(UserError) as error:
         _written(table, ".csv", tmp_path)
+    said = str(error.value)
+    assert said.startswith(f"{path}: column 'both' can only be written as Parquet (")
+    assert said.endswith("); leave it out, or write Parquet")
+    assert "\n" not in said
     _written(table, ".parquet", tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_parquet_strings_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
+    """They do not refuse the file: each is written as the same bytes of a CSV file would be."""
+    raw = pa.array([b"caf\xe9", None], pa.binary()).view(pa.string())
+    names = {"note": raw, "kind": raw.dictionary_encode()}
+    pq.write_table(pa.table({"text": ["love", "it"], **names}), tmp_path / "a.parquet")
+    first, second = _written(_Input(tmp_path / "a.parquet"), suffix, tmp_path).splitlines()[-2:]
+    if suffix == ".csv":
+        assert first.startswith(b"love,caf\xe9,caf\xe9,good,")
+        assert second.startswith(b"it,,,good,")
+    else:
+        assert [json.loads(first)[name] for name in names] == ["caf\ufffd"] * 2
+        assert [json.loads(second)[name] for name in names] == [None] * 2
 
 
 def _write_sources(path: Path) -> None:
