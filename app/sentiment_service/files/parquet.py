@@ -144,7 +144,7 @@ class ParquetOutput(Output):
         return content
 
     def finish(self, chunks: Path) -> Path:
-        complete = chunks.with_name(f"{chunks.name}.tmp")
+        complete = self.new_file(chunks)
         with pa.OSFile(str(chunks)) as file, pq.ParquetWriter(complete, self.schema) as whole:
             while file.tell() < file.size():
                 for batch in pa.ipc.open_stream(file):
