@@ -212,7 +212,7 @@ def test_a_file_to_standard_output(
     first, second = map(json.loads, capfd.readouterr().out.splitlines())
     members = {"label", "score", "scores", "logits", "tokens", "truncated", "polarity"}
     assert set(first) == members
-    assert second["error"]["message"] == "line 2 is not a JSON object"
+    assert second["error"]["message"] == "line 2 is not a JSON object: 'nothing'"
 
 
 def test_standard_input_to_a_file(bundle: Path, tmp_path: Path) -> None:

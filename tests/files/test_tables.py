@@ -110,7 +110,10 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
 
 
 def test_csv_rows_of_another_width(tmp_path: Path) -> None:
-    """A row with too few or too many cells fails in its place and names its line; others do not."""
+    """A row with too few or too many cells fails in its place and names its line; others do not.
+
+    Surplus cells are written as part of the last one.
+    """
     table = _Input(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"))
     assert _texts(table) == [
         "invalid_request: line 2: the header has 2 columns, but this row has 1",
@@ -121,8 +124,10 @@ def test_csv_rows_of_another_width(tmp_path: Path) -> None:
     assert _written(table, ".csv", tmp_path).splitlines()[1:4] == [
         b"1,,good,0.75,0.25,0.75,,",
         b"2,two,good,0.75,0.25,0.75,,",
-        b"3,three,good,0.75,0.25,0.75,,",
+        b'3,"three,more",good,0.75,0.25,0.75,,',
     ]
+    tabs = _Input(_file(tmp_path, "a.tsv", b"text\nx\ty\t\n\n"))
+    assert json.loads(_written(tabs, ".jsonl", tmp_path))["text"] == "x\ty\t"
 
 
 NOT_LINES = r"is not JSON lines.* a JSON list must be in a file that ends in \.json"
@@ -670,12 +675,15 @@ def test_jsonl_with_constants_that_json_lacks(tmp_path: Path) -> None:
 
 
 def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
-    """A line's members are written unchanged, with all digits; a bad line fails in its place."""
+    """A line's members are written unchanged, with all digits; a bad line fails in its place.
+
+    The error quotes its begin.
+    """
     lines = [
         '{"text": "love", "n": 1.10, "big": 12345678901234567890123, "é": null}',
         "",
         ' { "text" : "a\\ud83d" } ',
-        "not JSON",
+        "not\tJSON" + "x" * 500,
         "[1]",
         '{"text": 7}',
         "{ }",
@@ -686,8 +694,8 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
     texts = [
         "love",
         "a\ud83d",
-        "invalid_request: line 4 is not a JSON object",
-        "invalid_request: line 5 is not a JSON object",
+        f"invalid_request: line 4 is not a JSON object: 'not\\tJSON{'x' * 192}'",
+        "invalid_request: line 5 is not a JSON object: '[1]'",
         "invalid_request: line 6: 'text' is not text",
         "empty_text: line 7 has no 'text'",
         "empty_text: line 8 has no 'text'",

@@ -34,6 +34,7 @@ from sentiment_service.files.text_files import PLAIN, FileOptions, TextFile, che
 
 INT64_MAX = 2**63 - 1
 FLOAT_INT_MAX = 2**53  # up to here, each whole number has a float
+SHOWN_CHARS = 200  # of a line that cannot be read
 INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
 # Each escape in JSON; with a group, unless it is half of a pair of surrogates without the other.
 ESCAPE = re.compile(
@@ -117,11 +118,15 @@ class JsonlTable(Table):
                     if type(value) is int and abs(value) > FLOAT_INT_MAX:
                         self._exact.add(name)
                     self._types[name] = object if kind is float and name in self._exact else kind
-                yield (line, record), self._text(number, record), len(line)
+                text: TextOrError
+                if record is None:  # then the error is all that is left of the line
+                    begin = repr(line[:SHOWN_CHARS])
+                    text = InvalidRequest(f"{self.kind} {number} is not a JSON object: {begin}")
+                else:
+                    text = self._text(number, record)
+                yield (line, record), text, len(line)
 
-    def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
-        if record is None:
-            return InvalidRequest(f"{self.kind} {number} is not a JSON object")
+    def _text(self, number: int, record: dict[str, Any]) -> TextOrError:
         text = record.get(self._column)
         if isinstance(text, str):
             return text
@@ -217,7 +222,7 @@ class XlsxTable(JsonlTable):
             except Exception as error:
                 raise CannotContinue(f"{path} cannot be read: {first_line(error)}") from None
 
-    def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
+    def _text(self, number: int, record: dict[str, Any]) -> TextOrError:
         from openpyxl.cell.cell import ERROR_CODES
 
         text = super()._text(number, record)
