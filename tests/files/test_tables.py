@@ -510,8 +510,8 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.json", b"", NOT_A_LIST),
     ("a.json", b'{"text": "love"}', NOT_A_LIST),
     ("a.json", b'{"text": "love"}\n{"text": "it"}', NOT_A_LIST),
-    ("a.json", b'["love", NaN]', NOT_A_LIST),
-    ("a.json", b'["cut \\ud83d", NaN]', NOT_A_LIST),
+    ("a.json", b'["love", nan]', NOT_A_LIST),
+    ("a.json", b'["love", NaN', NOT_A_LIST),
     ("a.json", b'["cut \\ud83d", "\\ud8x0"]', NOT_A_LIST),
     ("a.json", b'["love", \\ud83d]', NOT_A_LIST),
     ("a.json", b"[" * 100_000 + b"]" * 100_000, NOT_A_LIST),
@@ -662,12 +662,20 @@ def test_another_separator_is_seen_in_the_header(tmp_path: Path, name: str, sepa
     assert _written(table, ".csv", tmp_path).startswith(b"id,text,label,score,")
 
 
-def test_jsonl_with_constants_that_json_lacks(tmp_path: Path) -> None:
-    """NaN and infinity become null, also in a row that fails or as text; other lines stay."""
-    lines = ['{"text": "love", "n": [NaN, 1]}', '{"text": 7, "n": -Infinity}', '{"n":  1.10}']
-    lines += ['{"text": NaN, "n": 2}']
-    table = _Input(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
-    assert _texts(table)[3] == "empty_text: line 4 has no 'text'"
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_jsonl_with_constants_that_json_lacks(tmp_path: Path, name: str) -> None:
+    """NaN and infinity become null, also in a row that fails or as text; other lines stay.
+
+    It is so in a JSON list, too.
+    """
+    lines = ['{"text": "lo\\"ve, NaN", "n": [NaN, 1]}', '{"text": 7, "n": -Infinity}']
+    lines += ['{"n":  1.10}', '{"text": NaN, "n": 2}']
+    content = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
+    table = _Input(_file(tmp_path, name, content.encode()))
+    assert _texts(table)[0] == 'lo"ve, NaN'
+    assert (
+        _texts(table)[3] == f"empty_text: {'line' if name == 'a.jsonl' else 'item'} 4 has no 'text'"
+    )
     written = _written(table, ".jsonl", tmp_path, [GOOD, FAILED, FAILED]).decode().splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in written]
     assert [row["n"] for row in rows] == [[None, 1], None, 1.1, 2]

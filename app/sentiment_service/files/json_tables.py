@@ -41,6 +41,8 @@ ESCAPE = re.compile(
     rb"(\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})"
     rb"|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}|(\\.)"
 )
+# A string, or in a group a constant that JSON lacks.
+CONSTANT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)')
 NOT_A_LIST = (
     "is not a JSON list of texts or objects ({}); a file with an object in each line must end in "
     ".jsonl"
@@ -241,9 +243,11 @@ def _items(content: bytes) -> list[msgspec.Raw]:
     try:
         return msgspec.json.decode(content, type=list[msgspec.Raw])
     except msgspec.DecodeError:
-        # msgspec refuses half of a pair of surrogates, which must fail only its own text. With
-        # another escape of the same length, it finds where the items are.
+        # msgspec refuses half of a pair of surrogates, which must fail only its own text, and NaN
+        # and infinity, which are null in JSON lines. With something else of the same length, it
+        # finds where the items are.
         paired = ESCAPE.sub(lambda found: found[1] or found[2] or rb"\ufffd", content)
+        paired = CONSTANT.sub(lambda found: b"1" * len(found[1] or b"") or found[0], paired)
         items, end = [], 0
         for item in map(bytes, msgspec.json.decode(paired, type=list[msgspec.Raw])):
             start = paired.index(item, end)
