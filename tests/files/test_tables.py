@@ -367,6 +367,7 @@ def test_headers_of_spreadsheets(
     [
         ("utf-16", "UTF-16"),
         ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
         ("utf-32", "UTF-32"),
         ("windows-1252", "WINDOWS-1252"),
     ],
