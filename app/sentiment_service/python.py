@@ -209,8 +209,8 @@ class Classifier:
         and with "predicted_", too, if the table has such a column. The options are those of
         ``classify``.
 
-        So it can be used with ``map_batches`` of Ray Data and polars, ``map`` of datasets with
-        ``batched=True``, and within ``mapInArrow`` of Spark.
+        So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
+        ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
 
         Raises:
             TypeError: it is not such a table.
