@@ -360,6 +360,7 @@ WRONG_USAGE = [
 UNREADABLE = [
     (["--input", "missing.csv"], "there is no file"),
     (["--input", "directory.csv", "--output", "out.csv"], "is not a file"),
+    (["--input", "in.csv", "--output", "loop.csv"], "loop.csv: Too many levels of symbolic links"),
     (["--input", "zip.csv", "--output", "out.csv"], "zip.csv is not text, but a ZIP archive"),
 ]
 
@@ -381,12 +382,13 @@ def test_what_cannot_be_done(
     _csv(tmp_path / "in.csv", 1)
     (tmp_path / "link.csv").symlink_to("in.csv")
     (tmp_path / "device.csv").symlink_to("/dev/null")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
     (tmp_path / "directory.csv").mkdir()
     (tmp_path / "zip.csv").write_bytes(b"PK\x03\x04" + bytes(99))
     assert main(["classify", *arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 @pytest.mark.parametrize("kind", ["file", "texts"])

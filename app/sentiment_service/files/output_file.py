@@ -67,10 +67,10 @@ class OutputFile:
                 f"another run is writing to {target}; wait for its end, or choose another --output"
             ) from None
         self._file = self.partial.open("r+b", buffering=0)
-        self._keep_mode(self.partial, stat.S_IRUSR | stat.S_IWUSR)
         self._begun, self._end = False, 0
         self.saved: list[SavedChunk] = []  # by earlier runs
         try:
+            self._keep_mode(self.partial, stat.S_IRUSR | stat.S_IWUSR)
             self._identity = self._read_progress()
         except BaseException:
             if not self.partial.stat().st_size:
