@@ -48,6 +48,7 @@ from functools import partial
 from html import escape
 from itertools import islice, repeat
 from math import isfinite
+from operator import is_
 from statistics import fmean
 from typing import (
     TYPE_CHECKING,
@@ -232,6 +233,7 @@ class Results(list[Outcome]):
     ) -> None:
         super().__init__(outcomes)
         self._index = index
+        self._indexed = () if index is None else tuple(self)  # what the index is of
         self.model = model
 
     @property
@@ -259,18 +261,25 @@ class Results(list[Outcome]):
     def __getitem__(self, key: SupportsIndex | slice) -> "Outcome | Results":
         if not isinstance(key, slice):
             return super().__getitem__(key)
-        index = None if self._index is None else self._index[key]
-        return Results(super().__getitem__(key), index, self.model)
+        index = self._valid_index()
+        part = super().__getitem__(key)
+        return Results(part, None if index is None else index[key], self.model)
+
+    def _valid_index(self) -> Any:
+        """The index, unless what the list holds, or its order, was changed."""
+        same = len(self) == len(self._indexed) and all(map(is_, self, self._indexed))
+        return self._index if same else None
 
     def to_frame(self) -> Any:
         """The columns as a frame of pandas, with the index of the column that the texts were.
 
+        If the list was changed since, as by ``sort()``, the index no longer fits and is left out.
         To add them to a table, use ``add_columns``: a join by an index that repeats would multiply
         the rows.
         """
         import pandas as pd
 
-        return pd.DataFrame(_typed(pd, _columns(self)), self._index)
+        return pd.DataFrame(_typed(pd, _columns(self)), self._valid_index())
 
     def to_arrow(self) -> Any:
         """The columns as a table of pyarrow."""
@@ -867,10 +876,15 @@ def _checked(value: Any) -> Text | ItemError:
     return ItemError("invalid_request", f"{NO_TEXT}, not {type(value).__name__}")
 
 
+def index_of(texts: Any) -> Any:
+    """The index of a column of pandas; None for others."""
+    index = getattr(texts, "index", None)
+    return None if callable(index) else index  # lists have a method of this name
+
+
 def results_of(outcomes: Iterable[Outcome], texts: Any, model: ModelInfo | None) -> Results:
     """The results of a column, with one warning if it is probably no column of texts."""
-    index = getattr(texts, "index", None)  # of pandas; lists have a method of this name
-    results = Results(outcomes, None if callable(index) else index, model)
+    results = Results(outcomes, index_of(texts), model)
     strange = [one for one in results if isinstance(one, ItemError) and NO_TEXT in one.message]
     if len(strange) > len(results) * STRANGE_SHARE:
         warnings.warn(

@@ -1,6 +1,7 @@
 """`Classifier`: the service's model in a Python program."""
 
 import asyncio
+import copy
 import inspect
 import io
 import pickle
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import asdict, fields
@@ -21,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import sentiment_service
-from sentiment_client import outcome_of
+from sentiment_client import Results, outcome_of
 from sentiment_service import Classifier, ItemError, Prediction, UserError
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
@@ -191,6 +192,29 @@ def test_a_column_of_pandas(classifier: Classifier) -> None:
     assert [*classifier.classify([]).to_frame().columns] == [*made.columns]
     with pytest.raises(TypeError, match="one column"):
         classifier.classify(frame)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made.reverse(),
+        lambda made: made.append(made[0]),
+        lambda made: made.pop(0),
+        lambda made: made.__setitem__(0, made[1]),
+    ],
+)
+def test_results_that_were_changed_have_no_index(
+    classifier: Classifier, change: Callable[[Results], None]
+) -> None:
+    """A row never gets another text's index; a list that is again as it was has its own."""
+    results = classifier.classify(pd.Series(["love", "worst"], index=["a", "b"]))
+    assert [*copy.deepcopy(results)[::-1].to_frame().index] == ["b", "a"]
+    first, second = results
+    change(results)
+    assert [*results.to_frame().index] == [*results[:].to_frame().index] == [*range(len(results))]
+    assert [*results.to_frame()["label"]] == results.labels
+    results[:] = [first, second]
+    assert [*results.to_frame().index] == ["a", "b"]
 
 
 def test_results_are_columns(classifier: Classifier) -> None:

@@ -15,11 +15,13 @@ from sentiment_client import (
     MISSING,
     NO_TEXT,
     ModelInfo,
+    Outcome,
     Prediction,
     Results,
     Text,
     are_several,
     column_of,
+    index_of,
     outcome_of,
     results_of,
     several,
@@ -185,10 +187,10 @@ class Classifier:
         if not are_several(texts):
             return await asyncio.to_thread(lambda: self.classify(texts, **options))
         chunks = self.classify_iter(texts, **options)
-        whole = results_of((), texts, self._info)
+        whole: list[Outcome] = []
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             whole += chunk
-        return whole
+        return Results(whole, index_of(texts), self._info)
 
     def add_columns(
         self,
@@ -207,8 +209,8 @@ class Classifier:
         and with "predicted_", too, if the table has such a column. The options are those of
         ``classify``.
 
-        So it can be used with ``map_batches`` of Ray Data and polars, ``map`` of datasets with
-        ``batched=True``, and within ``mapInArrow`` of Spark.
+        So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
+        ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
 
         Raises:
             TypeError: it is not such a table.

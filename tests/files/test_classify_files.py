@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import termios
@@ -211,7 +212,7 @@ def test_a_file_to_standard_output(
     first, second = map(json.loads, capfd.readouterr().out.splitlines())
     members = {"label", "score", "scores", "logits", "tokens", "truncated", "polarity"}
     assert set(first) == members
-    assert second["error"]["message"] == "line 2 is not a JSON object"
+    assert second["error"]["message"] == "line 2 is not a JSON object: 'nothing'"
 
 
 def test_standard_input_to_a_file(bundle: Path, tmp_path: Path) -> None:
@@ -349,7 +350,7 @@ WRONG_USAGE = [
     (["--input", "in.csv", "--output", "link.csv"], "must not be the --input"),
     (["--input", "in.csv", "--output", "none/out.csv"], "does not exist"),
     (["--input", "in.csv", "--output", "directory.csv"], "is a directory"),
-    (["--input", "in.csv", "--output", "o.csv", "--resume", "--overwrite"], "no --resume"),
+    (["--input", "in.csv", "--output", "device.csv", "--overwrite"], "or a device; --output must"),
     (["--overwrite", "love"], "--overwrite needs an --output"),
     (["--input", "s3://a/b.csv"], "is not a file of this machine"),
     (["--url", "http://x", "--model", "m", "love"], "--url"),
@@ -359,6 +360,7 @@ WRONG_USAGE = [
 UNREADABLE = [
     (["--input", "missing.csv"], "there is no file"),
     (["--input", "directory.csv", "--output", "out.csv"], "is not a file"),
+    (["--input", "in.csv", "--output", "loop.csv"], "loop.csv: Too many levels of symbolic links"),
     (["--input", "zip.csv", "--output", "out.csv"], "zip.csv is not text, but a ZIP archive"),
 ]
 
@@ -379,12 +381,14 @@ def test_what_cannot_be_done(
     monkeypatch.chdir(tmp_path)
     _csv(tmp_path / "in.csv", 1)
     (tmp_path / "link.csv").symlink_to("in.csv")
+    (tmp_path / "device.csv").symlink_to("/dev/null")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
     (tmp_path / "directory.csv").mkdir()
     (tmp_path / "zip.csv").write_bytes(b"PK\x03\x04" + bytes(99))
     assert main(["classify", *arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 @pytest.mark.parametrize("kind", ["file", "texts"])
@@ -418,6 +422,31 @@ def test_an_output_that_exists_is_kept(
     assert main([*options, "--overwrite"]) == 0
     assert "precious" not in target.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("mode", [0o600, 0o440])
+def test_a_file_that_is_replaced_keeps_its_place_and_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, mode: int
+) -> None:
+    """A private file stays private, also while it is written, and a link to it stays a link."""
+    source, link, target = tmp_path / "in.csv", tmp_path / f"link{suffix}", tmp_path / "other/real"
+    target.parent.mkdir()
+    target.touch(mode)
+    link.symlink_to(target)
+    seen: list[int] = []
+
+    def seeing(path: Path, of: Path) -> Path:
+        seen.extend(stat.S_IMODE(one.stat().st_mode) for one in target.parent.glob("*.partial*"))
+        return replace(path, of)
+
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", seeing)
+    assert _classify_rest(_csv(source, 10), link, "--overwrite") == 10
+    assert (link.is_symlink(), stat.S_IMODE(target.stat().st_mode)) == (True, mode)
+    assert target.read_bytes().startswith(b"PAR1" if suffix == ".parquet" else b"id,text,")
+    assert {one & 0o177 for one in seen} <= {0, mode & 0o177}
+    assert {path.name for path in target.parent.iterdir()} == {"real"}
 
 
 def test_ctrl_c_and_resume(bundle: Path, tmp_path: Path) -> None:
@@ -550,12 +579,12 @@ class _RecordingClassifier:
             yield chunk, [good] * len(chunk.texts)
 
 
-def _classify_rest(source: Path, target: Path) -> int:
+def _classify_rest(source: Path, target: Path, *more: str) -> int:
     """Start or continue the run, and finish it. Returns the number of texts classified now."""
     classifier = _RecordingClassifier()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "_classifier", lambda *_: classifier)
-        options = ["--input", str(source), "--output", str(target), "--resume"]
+        options = ["--input", str(source), "--output", str(target), "--resume", *more]
         assert main(["classify", *options]) == 0
     return len(classifier.texts)
 
@@ -657,7 +686,7 @@ def test_killed_at_each_step(
     assert steps > 20
 
 
-def _killed_at(step: int, source: Path, target: Path) -> bool:
+def _killed_at(step: int, source: Path, target: Path, *more: str) -> bool:
     """Run in a process that is killed at this step: before or after a file operation.
 
     Returns False if the run was complete before it got to the step.
@@ -684,10 +713,26 @@ def _killed_at(step: int, source: Path, target: Path) -> bool:
             setattr(Path, name, counted(getattr(Path, name)))
         os.fsync = counted(os.fsync)
         try:
-            _classify_rest(source, target)
+            _classify_rest(source, target, *more)
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_resume_of_a_run_that_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command with --resume continues it; without an unfinished run, it overwrites."""
+    monkeypatch.setattr(tables, "CHUNK_CHARS", 60)
+    source, target = _csv(tmp_path / "in.csv", 30), tmp_path / "out.csv"
+    target.write_text("precious\n")
+    assert _killed_at(12, source, target, "--overwrite")
+    assert target.read_text() == "precious\n"
+    done = _saved_rows(target)
+    assert 0 < done < 30
+    assert _classify_rest(source, target, "--overwrite") == 30 - done
+    whole = target.read_bytes()
+    target.write_text("precious\n")
+    assert _classify_rest(source, target, "--overwrite") == 30
+    assert target.read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", ["out.csv.partial", "out.csv.progress"])

@@ -110,7 +110,10 @@ def test_csv_cells_stay_unchanged(tmp_path: Path) -> None:
 
 
 def test_csv_rows_of_another_width(tmp_path: Path) -> None:
-    """A row with too few or too many cells fails in its place and names its line; others do not."""
+    """A row with too few or too many cells fails in its place and names its line; others do not.
+
+    Surplus cells are written as part of the last one.
+    """
     table = _Input(_file(tmp_path, "a.csv", b"id,text\n1\n2,two\n3,three,more\n4,four\n"))
     assert _texts(table) == [
         "invalid_request: line 2: the header has 2 columns, but this row has 1",
@@ -121,8 +124,10 @@ def test_csv_rows_of_another_width(tmp_path: Path) -> None:
     assert _written(table, ".csv", tmp_path).splitlines()[1:4] == [
         b"1,,good,0.75,0.25,0.75,,",
         b"2,two,good,0.75,0.25,0.75,,",
-        b"3,three,good,0.75,0.25,0.75,,",
+        b'3,"three,more",good,0.75,0.25,0.75,,',
     ]
+    tabs = _Input(_file(tmp_path, "a.tsv", b"text\nx\ty\t\n\n"))
+    assert json.loads(_written(tabs, ".jsonl", tmp_path))["text"] == "x\ty\t"
 
 
 NOT_LINES = r"is not JSON lines.* a JSON list must be in a file that ends in \.json"
@@ -362,6 +367,7 @@ def test_headers_of_spreadsheets(
     [
         ("utf-16", "UTF-16"),
         ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
         ("utf-32", "UTF-32"),
         ("windows-1252", "WINDOWS-1252"),
     ],
@@ -505,8 +511,8 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.json", b"", NOT_A_LIST),
     ("a.json", b'{"text": "love"}', NOT_A_LIST),
     ("a.json", b'{"text": "love"}\n{"text": "it"}', NOT_A_LIST),
-    ("a.json", b'["love", NaN]', NOT_A_LIST),
-    ("a.json", b'["cut \\ud83d", NaN]', NOT_A_LIST),
+    ("a.json", b'["love", nan]', NOT_A_LIST),
+    ("a.json", b'["love", NaN', NOT_A_LIST),
     ("a.json", b'["cut \\ud83d", "\\ud8x0"]', NOT_A_LIST),
     ("a.json", b'["love", \\ud83d]', NOT_A_LIST),
     ("a.json", b"[" * 100_000 + b"]" * 100_000, NOT_A_LIST),
@@ -657,12 +663,20 @@ def test_another_separator_is_seen_in_the_header(tmp_path: Path, name: str, sepa
     assert _written(table, ".csv", tmp_path).startswith(b"id,text,label,score,")
 
 
-def test_jsonl_with_constants_that_json_lacks(tmp_path: Path) -> None:
-    """NaN and infinity become null, also in a row that fails or as text; other lines stay."""
-    lines = ['{"text": "love", "n": [NaN, 1]}', '{"text": 7, "n": -Infinity}', '{"n":  1.10}']
-    lines += ['{"text": NaN, "n": 2}']
-    table = _Input(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
-    assert _texts(table)[3] == "empty_text: line 4 has no 'text'"
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_jsonl_with_constants_that_json_lacks(tmp_path: Path, name: str) -> None:
+    """NaN and infinity become null, also in a row that fails or as text; other lines stay.
+
+    It is so in a JSON list, too.
+    """
+    lines = ['{"text": "lo\\"ve, NaN", "n": [NaN, 1]}', '{"text": 7, "n": -Infinity}']
+    lines += ['{"n":  1.10}', '{"text": NaN, "n": 2}']
+    content = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
+    table = _Input(_file(tmp_path, name, content.encode()))
+    assert _texts(table)[0] == 'lo"ve, NaN'
+    assert (
+        _texts(table)[3] == f"empty_text: {'line' if name == 'a.jsonl' else 'item'} 4 has no 'text'"
+    )
     written = _written(table, ".jsonl", tmp_path, [GOOD, FAILED, FAILED]).decode().splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in written]
     assert [row["n"] for row in rows] == [[None, 1], None, 1.1, 2]
@@ -670,12 +684,15 @@ def test_jsonl_with_constants_that_json_lacks(tmp_path: Path) -> None:
 
 
 def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
-    """A line's members are written unchanged, with all digits; a bad line fails in its place."""
+    """A line's members are written unchanged, with all digits; a bad line fails in its place.
+
+    The error quotes its begin.
+    """
     lines = [
         '{"text": "love", "n": 1.10, "big": 12345678901234567890123, "é": null}',
         "",
         ' { "text" : "a\\ud83d" } ',
-        "not JSON",
+        "not\tJSON" + "x" * 500,
         "[1]",
         '{"text": 7}',
         "{ }",
@@ -686,8 +703,8 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
     texts = [
         "love",
         "a\ud83d",
-        "invalid_request: line 4 is not a JSON object",
-        "invalid_request: line 5 is not a JSON object",
+        f"invalid_request: line 4 is not a JSON object: 'not\\tJSON{'x' * 192}'",
+        "invalid_request: line 5 is not a JSON object: '[1]'",
         "invalid_request: line 6: 'text' is not text",
         "empty_text: line 7 has no 'text'",
         "empty_text: line 8 has no 'text'",
@@ -835,15 +852,42 @@ def test_old_parquet_timestamps(tmp_path: Path) -> None:
     assert table.records(chunk.rows)[0]["when"] == "9999-12-31 23:59:59.000000"
 
 
-def test_a_parquet_column_that_cannot_be_text(tmp_path: Path) -> None:
-    """A one-line error says so; Parquet keeps the column."""
-    text = pa.array(["x"])
-    twice = pa.StructArray.from_arrays([text, text], names=["a", "a"])
-    pq.write_table(pa.table({"text": text, "both": twice}), tmp_path / "a.parquet")
-    table = _Input(tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="column that can only be written as Parquet"):
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.StructArray.from_arrays([pa.array(["x"])] * 2, names=["a", "a"]),
+        pa.array([[2**61]], pa.list_(pa.timestamp("us"))),  # behind the year 9999
+        pa.array([[2**61]], pa.list_(pa.timestamp("ms", tz="UTC"))),
+        pa.array([[b"\xff"]], pa.list_(pa.binary())).view(pa.list_(pa.string())),
+    ],
+)
+def test_a_parquet_column_that_cannot_be_text(tmp_path: Path, column: pa.Array) -> None:
+    """One line names the column and what to do; Parquet keeps the column."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x"], "both": column}), path)
+    table = _Input(path)
+    with pytest.raises(UserError) as error:
         _written(table, ".csv", tmp_path)
+    said = str(error.value)
+    assert said.startswith(f"{path}: column 'both' can only be written as Parquet (")
+    assert said.endswith("); leave it out, or write Parquet")
+    assert "\n" not in said
     _written(table, ".parquet", tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_parquet_strings_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
+    """They do not refuse the file: each is written as the same bytes of a CSV file would be."""
+    raw = pa.array([b"caf\xe9", None], pa.binary()).view(pa.string())
+    names = {"note": raw, "kind": raw.dictionary_encode()}
+    pq.write_table(pa.table({"text": ["love", "it"], **names}), tmp_path / "a.parquet")
+    first, second = _written(_Input(tmp_path / "a.parquet"), suffix, tmp_path).splitlines()[-2:]
+    if suffix == ".csv":
+        assert first.startswith(b"love,caf\xe9,caf\xe9,good,")
+        assert second.startswith(b"it,,,good,")
+    else:
+        assert [json.loads(first)[name] for name in names] == ["caf\ufffd"] * 2
+        assert [json.loads(second)[name] for name in names] == [None] * 2
 
 
 def _write_sources(path: Path) -> None:
@@ -907,7 +951,8 @@ LAST = 2**53  # up to here, each whole number has a float
         (["1", "null"], pa.int64(), [1, None]),
         (["1", "2.5"], pa.float64(), [1.0, 2.5]),
         (["true", "false"], pa.bool_(), [True, False]),
-        (["1", '"one"'], pa.string(), ["1", '"one"']),
+        (["1", '"one"'], pa.string(), ["1", "one"]),
+        (['"a \\"b\\""', "[1]", '"\\ud83d"'], pa.string(), ['a "b"', "[1]", "\ufffd"]),
         (['{"a": "\\ud83d"}', "null"], pa.string(), ['{"a": "\ufffd"}', None]),
         (["1", "9999999999999999999"], pa.string(), ["1", "9999999999999999999"]),
     ],
@@ -915,7 +960,7 @@ LAST = 2**53  # up to here, each whole number has a float
 def test_jsonl_columns_have_types_in_parquet(
     tmp_path: Path, values: list[str], kind: pa.DataType, expected: list[Any]
 ) -> None:
-    """A column with one type keeps it, and one of mixed types becomes JSON text.
+    """A column with one type keeps it. In one of mixed types, as in CSV, all but strings is JSON.
 
     NaN and infinity are null, whatever the type of their column. Whole numbers and others become
     JSON text if floats would change one of them.

@@ -152,14 +152,14 @@ def fault(options: Namespace) -> str | None:
         return f"{made} must end in one of: {' '.join(WRITTEN)}"
     if options.resume and not (given and made):
         return "--resume needs the same --input and --output as the interrupted run"
-    if options.overwrite and (options.resume or not made):
-        return "--overwrite needs an --output, and no --resume"
+    if options.overwrite and not made:
+        return "--overwrite needs an --output"
     if options.json and made:
         return "--json applies to standard output only; the ending of --output decides its format"
     if made and not made.parent.is_dir():
         return f"the directory {made.parent} of --output does not exist"
-    if made and made.is_dir():
-        return f"{made} is a directory; --output must be a file"
+    if made and made.exists() and not made.is_file():
+        return f"{made} is a directory or a device; --output must be a file"
     if given and made and made.exists() and made.samefile(given):
         return "--output must not be the --input"
     return None
@@ -213,7 +213,7 @@ class Source:
 def _to_file(
     output: OutputFile, source: Source | None, table: Table, options: Namespace, settings: Settings
 ) -> None:
-    target = output.target
+    target, suffix = output.target, Path(options.output).suffix.lower()
     complete = target.exists() and not (output.saved or options.overwrite)
     if complete:
         if not (source and options.resume):
@@ -231,7 +231,7 @@ def _to_file(
         "encoding": options.encoding,
         "sheet": options.sheet,
         "threshold": options.threshold,
-        "output": target.suffix.lower(),
+        "output": suffix,
         "columns of results": [*classifier.columns.types],
         **classifier.identity,
     }
@@ -242,7 +242,7 @@ def _to_file(
         print(f"sentiment: {target} is complete; nothing is left to do", file=sys.stderr)
         return
     total = output.begin(
-        output_format(target.suffix, table, classifier.columns), identity, resume=options.resume
+        output_format(suffix, table, classifier.columns), identity, resume=options.resume
     )
     before, started = total.rows, time.monotonic()
     try:

@@ -171,7 +171,10 @@ class CsvTable(Table):
             yield *self._checked(row), size
 
     def _checked(self, row: Row) -> tuple[list[str], TextOrError]:
-        """The row with as many cells as there are columns, and its text."""
+        """The row with as many cells as there are columns, and its text.
+
+        Surplus cells are part of the last one, so that nothing is lost.
+        """
         width, found = len(self.columns), len(row.cells)
         if row.fault and self._separator not in MAYBE_UNQUOTED:
             error = InvalidRequest(f"line {row.number}: the row {_advice(row)}")
@@ -181,7 +184,8 @@ class CsvTable(Table):
             error = InvalidRequest(
                 f"line {row.number}: the header has {width} columns, but this row has {found}"
             )
-        return [*row.cells, *[""] * width][:width], error
+        last = self._separator.join(row.cells[width - 1 :])
+        return [*[*row.cells, *[""] * width][: width - 1], last], error
 
 
 def rows_without_header(path: Path, width: int, file_options: FileOptions = PLAIN) -> Iterator[Row]:

@@ -118,7 +118,7 @@ class GrowingOutput(Output):
         return _encoded("".join(f"{row}\n{json.dumps(result)}\n" for row, result in pairs))
 
     def finish(self, chunks: Path) -> Path:
-        complete = chunks.with_name(f"{chunks.name}.tmp")
+        complete = self.new_file(chunks)
         with chunks.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
             pieces = iter(lambda: [*islice(lines, 2 * CHUNK_ROWS)], [])
             self._output().write(complete, map(_saved_chunk, pieces))

@@ -34,12 +34,15 @@ from sentiment_service.files.text_files import PLAIN, FileOptions, TextFile, che
 
 INT64_MAX = 2**63 - 1
 FLOAT_INT_MAX = 2**53  # up to here, each whole number has a float
+SHOWN_CHARS = 200  # of a line that cannot be read
 INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
 # Each escape in JSON; with a group, unless it is half of a pair of surrogates without the other.
 ESCAPE = re.compile(
     rb"(\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})"
     rb"|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}|(\\.)"
 )
+# A string, or in a group a constant that JSON lacks.
+CONSTANT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)')
 NOT_A_LIST = (
     "is not a JSON list of texts or objects ({}); a file with an object in each line must end in "
     ".jsonl"
@@ -117,11 +120,15 @@ class JsonlTable(Table):
                     if type(value) is int and abs(value) > FLOAT_INT_MAX:
                         self._exact.add(name)
                     self._types[name] = object if kind is float and name in self._exact else kind
-                yield (line, record), self._text(number, record), len(line)
+                text: TextOrError
+                if record is None:  # then the error is all that is left of the line
+                    begin = repr(line[:SHOWN_CHARS])
+                    text = InvalidRequest(f"{self.kind} {number} is not a JSON object: {begin}")
+                else:
+                    text = self._text(number, record)
+                yield (line, record), text, len(line)
 
-    def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
-        if record is None:
-            return InvalidRequest(f"{self.kind} {number} is not a JSON object")
+    def _text(self, number: int, record: dict[str, Any]) -> TextOrError:
         text = record.get(self._column)
         if isinstance(text, str):
             return text
@@ -217,7 +224,7 @@ class XlsxTable(JsonlTable):
             except Exception as error:
                 raise CannotContinue(f"{path} cannot be read: {first_line(error)}") from None
 
-    def _text(self, number: int, record: dict[str, Any] | None) -> TextOrError:
+    def _text(self, number: int, record: dict[str, Any]) -> TextOrError:
         from openpyxl.cell.cell import ERROR_CODES
 
         text = super()._text(number, record)
@@ -236,9 +243,11 @@ def _items(content: bytes) -> list[msgspec.Raw]:
     try:
         return msgspec.json.decode(content, type=list[msgspec.Raw])
     except msgspec.DecodeError:
-        # msgspec refuses half of a pair of surrogates, which must fail only its own text. With
-        # another escape of the same length, it finds where the items are.
+        # msgspec refuses half of a pair of surrogates, which must fail only its own text, and NaN
+        # and infinity, which are null in JSON lines. With something else of the same length, it
+        # finds where the items are.
         paired = ESCAPE.sub(lambda found: found[1] or found[2] or rb"\ufffd", content)
+        paired = CONSTANT.sub(lambda found: b"1" * len(found[1] or b"") or found[0], paired)
         items, end = [], 0
         for item in map(bytes, msgspec.json.decode(paired, type=list[msgspec.Raw])):
             start = paired.index(item, end)

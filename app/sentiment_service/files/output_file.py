@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class OutputFile:
     lock. ``FILE.progress`` has a line of JSON about the run, and one for each finished chunk, which
     is written when the chunk is on the disk. A run that is killed in between leaves a rest in
     ``FILE.partial``, which the next one cuts off.
+
+    A file that is replaced leaves its permissions to the new one, and to what is written until
+    then. Of a symbolic link, the file that it leads to is FILE.
     """
 
     def __init__(self, target: Path) -> None:
@@ -46,6 +50,8 @@ class OutputFile:
             UserError: another run is writing to ``target``, or the files are not of a run.
             OSError: the directory cannot be written.
         """
+        if target.is_symlink():
+            target = Path(os.path.realpath(target))
         self.target = target
         self.partial, self._progress = Path(f"{target}.partial"), Path(f"{target}.progress")
         self._new = Path(f"{self._progress}.tmp")
@@ -64,6 +70,7 @@ class OutputFile:
         self._begun, self._end = False, 0
         self.saved: list[SavedChunk] = []  # by earlier runs
         try:
+            self._keep_mode(self.partial, stat.S_IRUSR | stat.S_IWUSR)
             self._identity = self._read_progress()
         except BaseException:
             if not self.partial.stat().st_size:
@@ -169,11 +176,19 @@ class OutputFile:
         complete = self._output.finish(self.partial)
         with suppress(AttributeError, OSError):
             os.setxattr(complete, ATTRIBUTE, f"{json.dumps(self._identity)}\n".encode())
+        self._keep_mode(complete)
         sync(complete)
         complete.replace(self.target)
         if complete != self.partial:
             self._file.truncate(0)
         self._remove()
+
+    def _keep_mode(self, path: Path, needed: int = 0) -> None:
+        """Give the file the permissions of the one that it will replace, and those ``needed``."""
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(self.target.stat().st_mode) | needed
+            if mode != stat.S_IMODE(path.stat().st_mode):
+                path.chmod(mode)
 
     def _remove(self) -> None:
         """Remove all but the target; at last ``FILE.partial``, which has the lock.

@@ -41,14 +41,16 @@ def result_arrays(
 
 
 def texts(column: Any) -> list[str | ServiceError]:
-    """The texts of a column of strings; an error for a row without a text.
+    """The texts of a column of strings; an error for a row without a text."""
+    return [EmptyText("the row has no text") if text is None else text for text in _strings(column)]
 
-    Decoded here and not by pyarrow, so that bytes that are not UTF-8 fail only their text.
-    """
+
+def _strings(column: Any) -> list[str | None]:
+    """Decoded here and not by pyarrow, which fails if one of them is not UTF-8."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
     return [
-        EmptyText("the row has no text") if raw is None else raw.decode("utf-8", "surrogateescape")
+        None if raw is None else raw.decode("utf-8", "surrogateescape")
         for raw in column.cast(pa.large_binary()).to_pylist()
     ]
 
@@ -98,15 +100,20 @@ class ParquetTable(Table):
 
         Python's types for them have neither nanoseconds nor years after 9999.
         """
-        schema = pa.schema([(field.name, _writable(field.type)) for field in rows.schema])
+        columns = map(self._values, self.columns, rows.columns)
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _values(self, name: str, column: pa.Array) -> list[Any]:
+        if is_text(column.type):
+            return _strings(column)
         try:
-            records: list[dict[str, Any]] = rows.cast(schema).to_pylist()
-        except (pa.ArrowException, ValueError) as error:
+            values: list[Any] = column.cast(_writable(column.type)).to_pylist()
+        except (pa.ArrowException, ValueError, OverflowError) as error:
             raise UserError(
-                f"{self._path} has a column that can only be written as Parquet: "
-                f"{first_line(error)}"
+                f"{self._path}: column {name!r} can only be written as Parquet "
+                f"({first_line(error)}); leave it out, or write Parquet"
             ) from None
-        return records
+        return values
 
 
 class ParquetOutput(Output):
@@ -137,7 +144,7 @@ class ParquetOutput(Output):
         return content
 
     def finish(self, chunks: Path) -> Path:
-        complete = chunks.with_name(f"{chunks.name}.tmp")
+        complete = self.new_file(chunks)
         with pa.OSFile(str(chunks)) as file, pq.ParquetWriter(complete, self.schema) as whole:
             while file.tell() < file.size():
                 for batch in pa.ipc.open_stream(file):
@@ -197,7 +204,7 @@ def _array(
 
 
 def _arrow_value(value: Any, kind: type) -> Any:
-    """The value for a column of type ``kind``; as JSON where the column's types are mixed."""
+    """The value for a column of type ``kind``; where types are mixed, JSON of all but strings."""
     if value is None or kind in (int, float, bool):
         return value
-    return well_formed(value) if kind is str else json_text(value)
+    return well_formed(value) if isinstance(value, str) else json_text(value)

@@ -5,6 +5,7 @@ A table is read once, in chunks of rows.
 
 import json
 import math
+import shutil
 import stat
 from abc import ABC, abstractmethod
 from base64 import b64encode
@@ -183,6 +184,13 @@ class Output(ABC):
     def finish(self, chunks: Path) -> Path:
         """The complete file, for a file with the header and all chunks: mostly the same."""
         return chunks
+
+    def new_file(self, chunks: Path) -> Path:
+        """An empty file for ``finish``, with the permissions of the one with the chunks."""
+        complete = chunks.with_name(f"{chunks.name}.tmp")
+        complete.touch()
+        shutil.copymode(chunks, complete)
+        return complete
 
     def write(self, path: Path, chunks: Iterable[ClassifiedChunk]) -> None:
         with path.open("wb") as file:

@@ -295,7 +295,7 @@ def _other_encoding(start: bytes) -> str | None:
         if start.startswith(mark):
             return encoding
     if start.count(0) > len(start) // 4:
-        return "UTF-16LE"
+        return "UTF-16BE" if start[::2].count(0) > start[1::2].count(0) else "UTF-16LE"
     text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(start)
     bad, special = len(NOT_UTF8.findall(text)), len(NOT_ASCII.findall(text))
     return "WINDOWS-1252" if bad > special / 2 else None
