@@ -876,15 +876,10 @@ def _checked(value: Any) -> Text | ItemError:
     return ItemError("invalid_request", f"{NO_TEXT}, not {type(value).__name__}")
 
 
-def index_of(texts: Any) -> Any:
-    """The index of a column of pandas; None for others."""
-    index = getattr(texts, "index", None)
-    return None if callable(index) else index  # lists have a method of this name
-
-
 def results_of(outcomes: Iterable[Outcome], texts: Any, model: ModelInfo | None) -> Results:
     """The results of a column, with one warning if it is probably no column of texts."""
-    results = Results(outcomes, index_of(texts), model)
+    index = getattr(texts, "index", None)  # of pandas; lists have a method of this name
+    results = Results(outcomes, None if callable(index) else index, model)
     strange = [one for one in results if isinstance(one, ItemError) and NO_TEXT in one.message]
     if len(strange) > len(results) * STRANGE_SHARE:
         warnings.warn(

@@ -21,7 +21,6 @@ from sentiment_client import (
     Text,
     are_several,
     column_of,
-    index_of,
     outcome_of,
     results_of,
     several,
@@ -190,7 +189,7 @@ class Classifier:
         whole: list[Outcome] = []
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             whole += chunk
-        return Results(whole, index_of(texts), self._info)
+        return results_of(whole, texts, self._info)
 
     def add_columns(
         self,
