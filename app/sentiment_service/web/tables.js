@@ -11,6 +11,7 @@ const UNCLOSED = "unexpected end of data";
 const LONGEST_CELL = 1 << 24;
 const SAMPLE = 50; // rows
 const MOST_SAMPLED = 20; // columns
+const SHOWN = 200; // characters of a line that cannot be read
 
 // Opens a file and checks its beginning. `columns` are those that may have the texts; `column` is
 // the one that is called so, or the one with the longest values.
@@ -135,7 +136,7 @@ class JsonLines extends Table {
       const text = object?.[column];
       const row = { number, json: object ? line.trim() : "{}" };
       if (typeof text === "string") yield checked({ ...row, text });
-      else if (!object) yield failed(row, "invalid_request", "is not a JSON object");
+      else if (!object) yield failed(row, "invalid_request", `is not a JSON object: ${JSON.stringify(line.slice(0, SHOWN))}`);
       else if (text == null) yield failed(row, "empty_text", `has no “${column}”`);
       else yield failed(row, "invalid_request", `“${column}” is not text`);
     }
@@ -202,7 +203,9 @@ class Delimited extends Table {
       if (row.fault && this.strict) failed(row, "invalid_request", `the row ${advice(row)}`);
       else if (found === width) checked(Object.assign(row, { text: row.cells[place] }));
       else failed(row, "invalid_request", `the header has ${count(width)}, but this row has ${found}`);
-      row.cells = [...row.cells, ...Array(Math.max(0, width - found)).fill("")].slice(0, width);
+      const filled = [...row.cells, ...Array(Math.max(0, width - found)).fill("")];
+      // Surplus cells are part of the last one, so that nothing is lost.
+      row.cells = [...filled.slice(0, width - 1), filled.slice(width - 1).join(this.separator)];
       yield row;
     }
   }
