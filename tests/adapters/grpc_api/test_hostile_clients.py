@@ -617,6 +617,14 @@ def test_calls_that_end_early_leave_nothing_in_memory(
 ) -> None:
     """grpc.aio kept what it had given to each operation that failed or was cancelled."""
 
+    async def at_rest() -> int:
+        """The library frees what belongs to calls a little after their ends."""
+        sizes = []
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            sizes.append(_Allocated.bytes_now())
+        return min(sizes)
+
     async def left() -> int:
         port, service, sizes = free_port(), Service(Settings(), Paths()), []
         limits = _Counted(service, lambda task: server.drop(task))
@@ -627,14 +635,15 @@ def test_calls_that_end_early_leave_nothing_in_memory(
         server = AioServer([], handlers, crashed=print)
         server.add_insecure_port(f"127.0.0.1:{port}".encode())
         await server.start()
-        for _ in range(6):
-            limits.begun = 0
-            await attack(port, limits)
-            sizes.append(_Allocated.bytes_now())
+        for rounds in (2, 4):
+            for _ in range(rounds):
+                limits.begun = 0
+                await attack(port, limits)
+            sizes.append(await at_rest())
         await server.shutdown(None)
-        return sizes[-1] - sizes[1]
+        return sizes[1] - sizes[0]
 
-    assert asyncio.run(left()) < 50 * 4 * 500
+    assert asyncio.run(left()) < 75 * 4 * 500
 
 
 def test_calls_whose_clients_leave_during_a_write_take_no_room() -> None:
