@@ -45,6 +45,7 @@ STEPS = (
     Step("new_shapes", "Batches that each have a new shape", 90),
     Step("service", "The service over HTTP", 240),
     Step("start", "Starts: tuning, seconds and memory", 90),
+    Step("reload", "Reloads under load", 120),
     Step("independence", "The same texts alone and in random batches", 90),
     Step("cuda_graph", "A few texts as a CUDA graph", 60),
     Step("faults", "No memory, and a lost GPU", 60),

@@ -28,6 +28,7 @@ class Size:
     connections: int = 64  # of each client; there are as many clients as workers
     load_seconds: float = 4.0
     starts: int = 3  # the first of them without a cache
+    reloads: int = 6
 
 
 BASE = Size({"RoBERTa-base": ("roberta", {"vocab_size": 50_265})})
@@ -55,6 +56,7 @@ TINY = Size(
     connections=2,
     load_seconds=0.3,
     starts=2,
+    reloads=2,
 )
 SIZES: dict[SizeName, Size] = {"base": BASE, "tiny": TINY}
 
