@@ -153,7 +153,7 @@ def test_requests_made_up_from_the_document_find_no_fault(tmp_path: Path) -> Non
     bundle = make_bundle(tmp_path / "pairs")
     write_manifest(bundle, text_pairs=True, max_tokens=512)
     st = str(Path(sys.executable).parent / "st")
-    command = [st, "run", "--seed", "1", "--max-examples", "120"]
+    command = [st, "run", "--seed", "1", "--max-examples", "70"]
     command += ["--exclude-tag", "compatibility"]
     with Process("--model", str(bundle)) as process:
         document, hooks = f"{process.url}/openapi.json", made_up_requests.__file__

@@ -12,7 +12,7 @@ from sentiment_service.engine.host import cpu_flags
 from tests.conftest import FLAGS
 from tests.replay.comparison import differences
 from tests.replay.corpus import CORPUS, GUARDED, GUARDED_FLAGS
-from tests.replay.recording import read, recorded
+from tests.replay.recording import RecordedExchange, read, recorded
 from tests.support.machines.cpus import avx2_alone
 from tests.support.serving import Process
 
@@ -42,16 +42,26 @@ READ_BY_3_14 = {*DEEP, "json document: deep list, not closed", "stream: deep"}
     ],
 )
 def test_the_answers_are_the_recorded_ones(cpu: str, tmp_path: Path) -> None:
-    """Status, headers and body are as recorded, and so is whether the connection stays open."""
+    """Status, headers and body are as recorded, and so is whether the connection stays open.
+
+    Where only the kernels differ, requests that are refused are left out: no kernel sees them.
+    """
+    before = read(HERE / "recorded_answers.json")
     left_out = OTHER_WORDS if sys.version_info >= (3, 13) else set()
     left_out = left_out | READ_BY_3_14 if sys.version_info >= (3, 14) else left_out
-    variables = avx2_alone(tmp_path) if cpu == "AVX2 alone" else {}
+    variables = {}
+    if cpu == "AVX2 alone":
+        variables = avx2_alone(tmp_path)
+        left_out = left_out | {name for name, one in before.items() if not _computed(one)}
     with Process(*FLAGS, variables=variables) as service:
         answers = recorded(service.url, [one for one in CORPUS if one.name not in left_out])
-    before = read(HERE / "recorded_answers.json")
     for name in left_out:
         del before[name]
     assert list(differences(before, answers, tolerance=TOLERANCE)) == [], IF_MEANT
+
+
+def _computed(entry: RecordedExchange) -> bool:
+    return any(answer["status"].endswith(" 200") for answer in entry["answers"])
 
 
 def test_the_answers_with_keys_and_cors_are_the_recorded_ones() -> None:
