@@ -89,10 +89,6 @@ def distil(recipe: Distillation, output: Path, say: Callable[[str], None] = prin
 
     After an interruption, the same call goes on, and gives the same bundle as an uninterrupted run.
     What it needs for that is in ``<output>.training`` until then.
-
-    Raises:
-        UserError: ``output`` is the teacher, there are too few texts, the training diverges, the
-            student is worse than allowed, or it was written without int8.
     """
     output = check_bundle_output(output)
     if (source := Path(recipe.source)).exists() and source.resolve() == output:
@@ -144,11 +140,7 @@ class Teacher:
 
     @classmethod
     def find(cls, recipe: Distillation) -> "Teacher":
-        """The teacher; the weights of a bundle are read back.
-
-        Raises:
-            UserError: there is none, it is an ONNX graph, or it takes pairs of texts.
-        """
+        """The teacher; the weights of a bundle are read back."""
         path = Path(recipe.source)
         if is_bundle(path):
             recipe.options.refuse_bundle(recipe.source)
@@ -176,12 +168,7 @@ class Teacher:
 
 
 def chosen_layers(wanted: int | Sequence[int] | None, teacher: Teacher) -> list[int]:
-    """The layers that the student has, counted from 0: evenly chosen unless they are named.
-
-    Raises:
-        UserError: the teacher has not these layers, none to drop, or none that can do without the
-            others.
-    """
+    """The layers that the student has, counted from 0: evenly chosen unless they are named."""
     depth, kind = teacher.described["layers"], teacher.checkpoint.config["model_type"]
     name = teacher.described["name"]
     if kind in ("albert", "modernbert"):

@@ -100,10 +100,6 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
 
     Returns:
         The averaged model's scores on the validation texts that are not in the training data.
-
-    Raises:
-        UserError: ``base`` is incomplete or cannot be exported, a label has no training text, no
-            validation text is left, or no token is to be trained.
     """
     output = check_new_output(output)
     side_files, _ = choose_local_files(recipe.base)
@@ -271,11 +267,7 @@ def tokenise(
 
 
 def load_base(base: Path) -> Any:
-    """The pretrained encoder with a classifier for ``SENTIMENTS``.
-
-    Raises:
-        UserError: a weight of the encoder does not fit, see ``pretrained_weights``.
-    """
+    """The pretrained encoder with a classifier for ``SENTIMENTS``."""
     entries = read_config(base, str(base))
     held = pretrained_weights(base, entries)
     config = model_config(entries)

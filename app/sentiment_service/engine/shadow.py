@@ -74,9 +74,6 @@ class Shadow:
     """The candidate at ``path`` beside ``model``. Use it on the event loop only.
 
     ``observer_of`` makes the observer for the candidate's digest.
-
-    Raises:
-        OSError: the process cannot be started.
     """
 
     def __init__(

@@ -98,11 +98,7 @@ class TextColumn(Table):
 
 
 def json_text(value: Any) -> str:
-    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks.
-
-    Raises:
-        CannotContinue: the value is nested too deeply.
-    """
+    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks."""
     try:
         return json.dumps(_json_value(value), ensure_ascii=False, default=str)
     except RecursionError:

@@ -252,8 +252,7 @@ class TextRoute(Route):
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     """The body, decompressed and validated as ``schema``.
 
-    Raises:
-        OtherForm: it has a field of another server's form that the route knows, too.
+    With a field of another server's form that the route knows, it raises ``OtherForm``.
     """
     if request.parsed is not None:
         return checked(request.parsed, schema)

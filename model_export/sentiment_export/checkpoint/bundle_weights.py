@@ -36,12 +36,7 @@ def options_of(bundle: Bundle) -> CheckpointOptions:
 
 
 def write_checkpoint(bundle: Bundle, directory: Path) -> None:
-    """Write a checkpoint with the weights of the bundle's fp32 graph, or else of its int8 one.
-
-    Raises:
-        UserError: the bundle has neither, or the graph is not one that an export has written from
-            weights.
-    """
+    """Write a checkpoint with the weights of the bundle's fp32 graph, or else of its int8 one."""
     from safetensors.numpy import save_file  # of the extra torch
 
     config = read_config(bundle.path, str(bundle.path))

@@ -111,11 +111,6 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
     """Load a local checkpoint. Pickled weights are read as plain tensors; their code never runs.
 
     ``options`` override what the checkpoint says, and what ``decide`` knows of it.
-
-    Raises:
-        UserError: a file is missing or damaged, the weights or the graph do not match config.json,
-            the model is not a sequence classifier, an output has no usable label, or the model has
-            fewer positions than ``options.max_tokens``.
     """
     side_files, weights = choose_local_files(path, options.onnx)
     of_graph = weights.endswith(GRAPH)
@@ -251,9 +246,6 @@ def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
     """What a new classifier starts from: the whole encoder, and what there is of a head.
 
     ``entries`` are those of config.json, checked. A pooler belongs to the head.
-
-    Raises:
-        UserError: a weight of the encoder does not fit, as in ``check_fit``.
     """
     import torch
 

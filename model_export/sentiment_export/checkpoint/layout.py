@@ -52,10 +52,6 @@ def choose_files(
     Returns:
         The config and tokenizer files, and the weights: one file, the index of the shards, or a
         graph.
-
-    Raises:
-        UserError: config or weights are missing, or it is not known which graph to read; the
-            message names ``where``.
     """
     held = set(names)
     weights = next((name for name in WEIGHT_FILES if name in held), None)

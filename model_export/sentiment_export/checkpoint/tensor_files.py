@@ -74,11 +74,7 @@ class Tensor:
 
 
 def read_tensors(weights: Path) -> dict[str, Tensor]:
-    """The tensors of a file, or of the shards of an index, by their names in the files.
-
-    Raises:
-        UserError: a file is missing, damaged, or holds more than plain tensors.
-    """
+    """The tensors of a file, or of the shards of an index, by their names in the files."""
     tensors: dict[str, Tensor] = {}
     for file in shards(weights):
         path = weights.with_name(file)

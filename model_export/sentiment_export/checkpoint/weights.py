@@ -103,11 +103,6 @@ def check_fit(
     """Check that the tensors make up the model that config.json describes.
 
     A tensor that the model does not read must be ``known_unused``.
-
-    Raises:
-        UserError: a weight is missing, has another shape, belongs to a layer that the model lacks,
-            or is no floating-point number of 16 bits or more. The message names the weight and the
-            likely cause.
     """
     for name, key in fitted.names.items():
         found, wanted = list(tensors[key].shape), list(expected[name])

@@ -274,11 +274,7 @@ class SourceGraphs:
 
 
 def _at_our_opset(source: Path, plain: Path) -> None:
-    """Write the graph at the opset of the passes, or a newer one, with its constants folded.
-
-    Raises:
-        NotRecognised: an operator has no form at that opset that is known.
-    """
+    """Write the graph at the opset of the passes, or a newer one, with its constants folded."""
     model = onnx.load_model(source, load_external_data=False)
     version = next(used.version for used in model.opset_import if not used.domain)
     if version >= OPSET:
