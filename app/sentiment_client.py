@@ -719,7 +719,6 @@ class AsyncClient(_BaseClient):
         return await self._done(self._request("/models", _models))
 
     async def _done(self, steps: Steps[T]) -> T:
-        """Like ``Client._done``."""
         result: Any = None
         while True:
             try:
@@ -934,7 +933,6 @@ def _body(inputs: Text | list[Text], members: dict[str, Any]) -> bytes:
 
 
 def _document(response: "httpx.Response") -> Any:
-    """The JSON of an answer."""
     try:
         document = response.json()
     except (ValueError, RecursionError):
@@ -1126,7 +1124,6 @@ def _names(table: Any) -> list[str]:
 
 
 def column_of(table: Any, column: str) -> Any:
-    """The values of a table's column."""
     if (names := _names(table)).count(column) != 1:
         found = "several columns" if column in names else "no column"
         raise ValueError(

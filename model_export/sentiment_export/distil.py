@@ -229,7 +229,6 @@ def _texts(
 
 
 def _examples(recipe: Distillation, checkpoint: Checkpoint) -> list[Example]:
-    """Those of the labelled file, if there is one."""
     if (labelled := recipe.labelled) is None:
         return []
     columns = recipe.columns

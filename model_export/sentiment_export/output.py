@@ -153,7 +153,6 @@ The layers {layers} of the {depth} layers of {teacher}, counted from 0, have lea
 
 
 def model_card(manifest: Manifest) -> str:
-    """The model card (Markdown), filled in from the manifest."""
     source, revision = manifest.source.repo_id or manifest.source.path, manifest.source.revision
     rows = [
         f"| {precision} | `{variant.file}` | {variant.total_bytes / 1e6:.1f} "

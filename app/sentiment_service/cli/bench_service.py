@@ -68,7 +68,6 @@ class Server:
         self._reading.join()
 
     def _read(self, log: IO[str]) -> None:
-        """Read what it logs from now on, and forget it."""
         with log:
             for _ in log:
                 pass

@@ -102,7 +102,6 @@ def add_arguments(classify: ArgumentParser) -> None:
 
 
 def add_input(parser: ArgumentParser, words: str) -> None:
-    """Add --input, and what says more of the file."""
     parser.add_argument("--input", type=os.path.expanduser, metavar="FILE", help=words)
     parser.add_argument(
         "--column",

@@ -145,7 +145,6 @@ class OutputFile:
             )
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem], tally: Tally) -> None:
-        """Save a finished chunk and its counts."""
         if not self._lock.is_held():
             raise CannotContinue(f"{self.partial} was removed during the run")
         content = self._output.chunk(chunk, results)

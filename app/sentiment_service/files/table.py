@@ -75,7 +75,6 @@ class Table(ABC):
         return [[record.get(column) for column in self.columns] for record in self.records(rows)]
 
     def json_objects(self, rows: Any) -> Iterator[str]:
-        """Each row as a JSON object."""
         for record in self.records(rows):
             yield json_text(record)
 

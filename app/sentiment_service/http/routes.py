@@ -127,7 +127,6 @@ class HttpExchange(Exchange):
         return [route for route in self._router.routes if isinstance(route, Route)]
 
     def matching(self) -> list["Route"]:
-        """The routes that have its path."""
         return [one for one in self.routes if one.matches(self._scope)[0] is not Match.NONE]
 
     async def send(self, message: Message) -> None:

@@ -167,7 +167,6 @@ REFUSED = {
 
 
 def find_architecture(model_type: object, where: str) -> Architecture:
-    """The architecture of a ``model_type``."""
     if not isinstance(model_type, str):
         raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
     if model_type in ARCHITECTURES:

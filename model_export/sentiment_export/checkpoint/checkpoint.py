@@ -63,7 +63,6 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """Name of the model class."""
         return ARCHITECTURES[self.config["model_type"]].class_name
 
     @property
@@ -219,7 +218,6 @@ class Described:
         return self.weights[self.word_embedding][0]
 
     def fit(self, tensors: Mapping[str, Tensor], where: str) -> Fit:
-        """How the tensors in the files make up the model."""
         fitted = fit(self.weights, self.prefix, tensors)
         known_unused = is_known_unused if self.encoder else lambda _: True
         check_fit(fitted, self.weights, tensors, where, known_unused)
@@ -273,7 +271,6 @@ def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
 
 
 def shapes(model: Any) -> dict[str, Shape]:
-    """The weights of a PyTorch module."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

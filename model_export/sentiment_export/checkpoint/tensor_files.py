@@ -130,7 +130,6 @@ def _check_cover(entries: Iterable[Any], size: int) -> None:
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file that ``torch.save`` wrote."""
     data = _mapped(path)
     if data[:4] != b"PK\x03\x04":
         if b"ustar" in data[:512] or OLD_FORM in data[:32]:

@@ -184,7 +184,6 @@ def _what_is_missing(fitted: Fit, where: str) -> str:
 
 
 def options_of(bundle: Bundle) -> CheckpointOptions:
-    """What the bundle's manifest says of its checkpoint."""
     manifest = bundle.manifest
     return CheckpointOptions(
         labels=tuple(manifest.labels),

@@ -53,7 +53,6 @@ def array_of(value: ir.Value | None) -> np.ndarray:
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value:
-    """The node's input of this number."""
     value = node.inputs[index]
     if value is None:
         raise NotRecognised(f"{node.op_type} {node.name} lacks input {index}")
@@ -61,7 +60,6 @@ def input_of(node: ir.Node, index: int) -> ir.Value:
 
 
 def producer(value: ir.Value | None, *op_types: str) -> ir.Node:
-    """The node that computes the value."""
     node = value.producer() if value is not None else None
     if node is None or (op_types and node.op_type not in op_types):
         raise NotRecognised(f"{value} should come from {' or '.join(op_types) or 'a node'}")

@@ -248,7 +248,6 @@ class SourceGraphs:
         return (self._file.precision,) if self.kept else wanted
 
     def write(self, precision: Precision, target: Path) -> list[str]:
-        """Write a variant, and return what was done to the graph."""
         if not self.kept:
             return _write_from_graph(self._plain, precision, target)
         _save_source(onnx.load_model(self._source), target)
