@@ -353,7 +353,6 @@ def calibrate_bundle(
     file: Path,
     loss: CalibrationLoss,
     columns: Columns = BY_DEFAULT,
-    say: Callable[[str], None] = print,
 ) -> None:
     """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
 
@@ -363,7 +362,7 @@ def calibrate_bundle(
     bundle = Bundle.open(path)
     labels, multi_label = bundle.manifest.labels, bundle.multi_label
     examples = read_examples(file, labels, columns, multi_label=multi_label, least=LEAST_TEXTS)
-    manifest = calibrated(bundle, examples, sha256(file), loss, say, needed=True)
+    manifest = calibrated(bundle, examples, sha256(file), loss, needed=True)
     # The manifest may hold entries of a newer version; they stay.
     document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     for precision, variant in manifest.variants.items():
@@ -375,6 +374,6 @@ def calibrate_bundle(
         path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     )
     if not text.startswith(before):
-        say(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
+        print(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
     else:
         write_text_atomically(card, model_card(manifest) + text.removeprefix(before))

@@ -1,4 +1,4 @@
-"""A table of texts, whatever the kind of its file, and what classifies and what writes it.
+"""A table of texts, whatever the kind of its file, and what writes it.
 
 A table is read once, in chunks of rows.
 """
@@ -10,13 +10,13 @@ import stat
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files.results import Advance, ResultColumns, ResultItem
+from sentiment_service.files.results import ResultItem
 from sentiment_service.files.text_files import well_formed
 
 # The kinds of files that are written, and those that are read.
@@ -195,30 +195,3 @@ class Output(ABC):
 
 # While one chunk of a table is written, the next two are computed.
 READ_AHEAD_CHUNKS = 2
-
-
-class TableClassifier(Protocol):
-    """Classifies tables.
-
-    ``columns`` are those that its results have in a file. A run can be continued only by a
-    classifier with the same ``identity``: model, precision and so on, as JSON values.
-    """
-
-    columns: ResultColumns
-    identity: dict[str, Any]
-
-    def classify(
-        self,
-        chunks: Iterable[Chunk],
-        *,
-        read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda *_: None,
-    ) -> Generator[ClassifiedChunk, None, None]:
-        """Classify the chunks in order.
-
-        Up to ``read_ahead`` more chunks are read before a chunk's results are given, so that
-        there is always something to compute. ``advance(n)`` is called when n more texts are done.
-
-        Raises:
-            UserError: the model or the service failed.
-        """

@@ -215,14 +215,14 @@ class CallLimits:
         # A quarter of all calls at most is in each of these, so that others can be answered.
         self.arriving = Waiting(bytes_allowed)
         self.arriving_bytes = max(settings.max_body_bytes, 4 * self.call_bytes)
-        self._leaving = Waiting(bytes_allowed // 4)
+        self.leaving = Waiting(bytes_allowed // 4)
         self._watching = 0
 
     def begin(self, task: ServingTask) -> None:
         """Count the call of a task until its end, with the status that its client must take."""
         self.running.add(task)
         task.add_done_callback(self.running.discard)
-        task.add_done_callback(self._leaving.remove)
+        task.add_done_callback(self.leaving.remove)
 
     def check(self) -> None:
         """Return if the calls in progress are not too many."""
@@ -242,10 +242,7 @@ class CallLimits:
 
     def leaves(self, task: ServingTask, size: int = 0) -> None:
         """Count a message of this size, or the status, that the client has not taken yet."""
-        self._leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
-
-    def taken(self, task: ServingTask) -> None:
-        self._leaving.remove(task)
+        self.leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
 
     def overloaded(self, detail: str) -> Overloaded:
         """Count a call that is refused because there are too many; return its error."""
@@ -329,7 +326,7 @@ class Call(Exchange):
             async with asyncio.timeout(self.limits.untaken_s) as timer:
                 await self._context.write(content)
         finally:
-            self.limits.taken(self._task)
+            self.limits.leaving.remove(self._task)
         if timer.expired():
             self.limits.drop(self._task)
         writing = cast(Operation, self._task.operation)
