@@ -459,11 +459,7 @@ class _BaseClient:
         return pause_s
 
     def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> Steps[T]:
-        """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it.
-
-        Raises:
-            SentimentError: there was no answer, or it is an error.
-        """
+        """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it."""
         request = {"method": "POST" if body else "GET", "url": path, "content": body}
         started = time.monotonic()
         attempts = 0
@@ -509,9 +505,7 @@ class _BaseClient:
     def _outcomes(self, size: int, model: _OneModel, document: Any) -> list[Outcome]:
         """The outcomes of a batch of ``size`` texts.
 
-        Raises:
-            SentimentError: the answer is not from the service or from another model; or, if the
-                client is patient, all errors say nothing of their texts.
+        If all are errors that a patient client waits out, the answer as a whole is such an error.
         """
         outcomes = _outcomes(document, size, model)
         first = outcomes[0]
@@ -725,7 +719,6 @@ class AsyncClient(_BaseClient):
         return await self._done(self._request("/models", _models))
 
     async def _done(self, steps: Steps[T]) -> T:
-        """Like ``Client._done``."""
         result: Any = None
         while True:
             try:
@@ -773,9 +766,6 @@ def _way_to(address: "httpx.URL") -> tuple[dict[str, Any], str]:
 
     httpx reads all variables of proxies and certificates, and one that it cannot read ends it, also
     where it is for other addresses. So they are read here, for this address alone.
-
-    Raises:
-        ValueError: a variable for this address cannot be used.
     """
     if address.scheme == "http":
         certificates: Any = False  # nothing is encrypted
@@ -943,11 +933,6 @@ def _body(inputs: Text | list[Text], members: dict[str, Any]) -> bytes:
 
 
 def _document(response: "httpx.Response") -> Any:
-    """The JSON of an answer.
-
-    Raises:
-        SentimentError: the answer is an error, or it is not from the service.
-    """
     try:
         document = response.json()
     except (ValueError, RecursionError):
@@ -1139,12 +1124,6 @@ def _names(table: Any) -> list[str]:
 
 
 def column_of(table: Any, column: str) -> Any:
-    """The values of a table's column.
-
-    Raises:
-        TypeError: it is not a table.
-        ValueError: it has no such column, or several.
-    """
     if (names := _names(table)).count(column) != 1:
         found = "several columns" if column in names else "no column"
         raise ValueError(

@@ -6,7 +6,6 @@ from sentiment_service.server import process
 
 
 def main() -> int:
-    """Run the command and return its exit code."""
     serving = sys.argv[1:2] == ["serve"]
     if serving:
         process.while_starting()

@@ -43,11 +43,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def atomic_directory(output: Path) -> Iterator[Path]:
-    """Yield a temporary directory to fill; rename it to ``output``, or remove it on an error.
-
-    Raises:
-        UserError: another process is writing to ``output``, or its disk is full.
-    """
+    """Yield a temporary directory to fill; rename it to ``output``, or remove it on an error."""
     output.parent.mkdir(parents=True, exist_ok=True)
     directory = output.with_name(f".{output.name}.partial")
     old = output.with_name(f".{output.name}.old")
@@ -103,9 +99,6 @@ def full_disk_named(directory: Path) -> Iterator[None]:
     The libraries that write weights and graphs have words of their own for that, and some of them
     notice only when they read the file again. Use this inside of what removes files after an
     error, because the disk has room again then.
-
-    Raises:
-        UserError: the disk of ``directory`` is full.
     """
     try:
         yield

@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sentiment_service import errors
 from sentiment_service.engine.loading import load_all
 from sentiment_service.engine.model.bundle import bundles_to_use
-from sentiment_service.http import operations, pages, scrapes
+from sentiment_service.http import operations, pages
 from sentiment_service.http import routes as own_routes
-from sentiment_service.http.not_found import no_route
 from sentiment_service.http.openapi import with_components
 from sentiment_service.http.routes import HttpRequest, Route, TextRoute, application
 from sentiment_service.observability.metrics import Metrics
@@ -102,7 +101,7 @@ def create_app(
 
 def create_metrics_app(service: Service) -> FastAPI:
     """An application that serves only the service's metrics, for a separate port."""
-    return Application(service, scrapes.router.routes)
+    return Application(service, operations.metrics_router.routes)
 
 
 class Application(FastAPI):
@@ -121,9 +120,9 @@ class Application(FastAPI):
             **options,
         )
         self.state.service = service
-        self.state.scrapes = scrapes.Scrapes(service.metrics)
+        self.state.scrapes = operations.Scrapes(service.metrics)
         self.router.routes.extend(routes)
-        self.router.default = no_route
+        self.router.default = pages.no_route
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, which is made at the first request for it."""
@@ -175,7 +174,7 @@ def all_routes(service: Service, adapters: Iterable[Adapter]) -> list[BaseRoute]
     """
     own = [*own_routes.router.routes, *operations.router.routes, *pages.router.routes]
     if not service.settings.metrics_port:
-        own += scrapes.router.routes
+        own += operations.metrics_router.routes
     if service.settings.docs == "on":
         own += pages.docs_router.routes
     routes = [*own, *(route for adapter in adapters for route in adapter.routes)]

@@ -27,10 +27,10 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
-from sentiment_export.checkpoint.bundle_weights import options_of, write_checkpoint
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.checkpoint.config import model_config
 from sentiment_export.checkpoint.source import find_checkpoint, origin
+from sentiment_export.checkpoint.weights import options_of, write_checkpoint
 from sentiment_export.export import LeftOut, calibrated, export
 from sentiment_export.finetune import fingerprint
 from sentiment_export.output import check_bundle_output, distilled_section, is_bundle
@@ -89,10 +89,6 @@ def distil(recipe: Distillation, output: Path, say: Callable[[str], None] = prin
 
     After an interruption, the same call goes on, and gives the same bundle as an uninterrupted run.
     What it needs for that is in ``<output>.training`` until then.
-
-    Raises:
-        UserError: ``output`` is the teacher, there are too few texts, the training diverges, the
-            student is worse than allowed, or it was written without int8.
     """
     output = check_bundle_output(output)
     if (source := Path(recipe.source)).exists() and source.resolve() == output:
@@ -144,11 +140,7 @@ class Teacher:
 
     @classmethod
     def find(cls, recipe: Distillation) -> "Teacher":
-        """The teacher; the weights of a bundle are read back.
-
-        Raises:
-            UserError: there is none, it is an ONNX graph, or it takes pairs of texts.
-        """
+        """The teacher; the weights of a bundle are read back."""
         path = Path(recipe.source)
         if is_bundle(path):
             recipe.options.refuse_bundle(recipe.source)
@@ -176,12 +168,7 @@ class Teacher:
 
 
 def chosen_layers(wanted: int | Sequence[int] | None, teacher: Teacher) -> list[int]:
-    """The layers that the student has, counted from 0: evenly chosen unless they are named.
-
-    Raises:
-        UserError: the teacher has not these layers, none to drop, or none that can do without the
-            others.
-    """
+    """The layers that the student has, counted from 0: evenly chosen unless they are named."""
     depth, kind = teacher.described["layers"], teacher.checkpoint.config["model_type"]
     name = teacher.described["name"]
     if kind in ("albert", "modernbert"):
@@ -242,7 +229,6 @@ def _texts(
 
 
 def _examples(recipe: Distillation, checkpoint: Checkpoint) -> list[Example]:
-    """Those of the labelled file, if there is one."""
     if (labelled := recipe.labelled) is None:
         return []
     columns = recipe.columns

@@ -87,13 +87,7 @@ def export(
     fp32 is left out. So is an int8 that differs from the ``reference`` by more than its tolerance.
     That is PyTorch's model, or the fp32 graph where PyTorch is not installed. Of an ONNX graph, it
     is that graph itself; one that is quantized or fp16 is the only variant. At the end, ``judge``
-    may add to the manifest, or refuse the bundle.
-
-    Raises:
-        UserError: the architecture is not supported, PyTorch is needed and not installed, fp32 or
-            fp16 differs from the reference by more than its tolerance, ``output`` holds something
-            other than a bundle, a labelled text cannot be classified, or the disk is full.
-        LeftOut: the other variants were written.
+    may add to the manifest, or refuse the bundle; and ``LeftOut`` says which variants are missing.
     """
     output = check_bundle_output(output)
     gate = AccuracyGate(examples, max_accuracy_loss)
@@ -359,21 +353,16 @@ def calibrate_bundle(
     file: Path,
     loss: CalibrationLoss,
     columns: Columns = BY_DEFAULT,
-    say: Callable[[str], None] = print,
 ) -> None:
     """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
 
     What was added below a model card stays there. One that was edited otherwise stays as it is; its
     new section is printed instead.
-
-    Raises:
-        UserError: ``path`` is not a bundle, ``file`` is refused, or see ``calibrated``. Nothing was
-            changed.
     """
     bundle = Bundle.open(path)
     labels, multi_label = bundle.manifest.labels, bundle.multi_label
     examples = read_examples(file, labels, columns, multi_label=multi_label, least=LEAST_TEXTS)
-    manifest = calibrated(bundle, examples, sha256(file), loss, say, needed=True)
+    manifest = calibrated(bundle, examples, sha256(file), loss, needed=True)
     # The manifest may hold entries of a newer version; they stay.
     document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     for precision, variant in manifest.variants.items():
@@ -385,6 +374,6 @@ def calibrate_bundle(
         path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     )
     if not text.startswith(before):
-        say(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
+        print(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
     else:
         write_text_atomically(card, model_card(manifest) + text.removeprefix(before))

@@ -26,11 +26,15 @@ from sentiment_service.errors import UserError
 from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.settings import CheckpointOptions
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES, BERTWEET_BPE
+from sentiment_export.checkpoint.architectures import (
+    ARCHITECTURES,
+    BERTWEET_BPE,
+    CONFIG_FILE,
+    choose_local_files,
+)
 from sentiment_export.checkpoint.checkpoint import max_tokens, pretrained_weights
 from sentiment_export.checkpoint.config import SENTIMENTS, SINGLE_LABEL, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.layout import CONFIG_FILE, choose_local_files
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.output import check_new_output
 from sentiment_export.quality.evaluation import batches
@@ -100,10 +104,6 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
 
     Returns:
         The averaged model's scores on the validation texts that are not in the training data.
-
-    Raises:
-        UserError: ``base`` is incomplete or cannot be exported, a label has no training text, no
-            validation text is left, or no token is to be trained.
     """
     output = check_new_output(output)
     side_files, _ = choose_local_files(recipe.base)
@@ -271,11 +271,7 @@ def tokenise(
 
 
 def load_base(base: Path) -> Any:
-    """The pretrained encoder with a classifier for ``SENTIMENTS``.
-
-    Raises:
-        UserError: a weight of the encoder does not fit, see ``pretrained_weights``.
-    """
+    """The pretrained encoder with a classifier for ``SENTIMENTS``."""
     entries = read_config(base, str(base))
     held = pretrained_weights(base, entries)
     config = model_config(entries)

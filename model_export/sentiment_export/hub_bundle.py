@@ -29,10 +29,6 @@ def fetch_bundle(
     The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
     and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
     checkpoint there. ``options`` are what the user says of a checkpoint.
-
-    Raises:
-        UserError: the repository cannot be read, the bundle is damaged or has none of the
-            precisions, there are ``options``, or ``output`` must not be written.
     """
     try:
         info, names = ask(source, revision)

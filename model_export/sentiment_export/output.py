@@ -33,10 +33,6 @@ def check_bundle_output(output: Path) -> Path:
     """The absolute path of ``output``, if an export may write there.
 
     It may if nothing is there, or an empty directory, or a bundle and nothing else.
-
-    Raises:
-        UserError: the export would delete something that is not a bundle's, which the message
-            names; or see ``check_new_output``.
     """
     output = _resolved(output)
     if _is_occupied(output) and not is_bundle(output):
@@ -53,11 +49,7 @@ def check_bundle_output(output: Path) -> Path:
 
 
 def check_new_output(output: Path) -> Path:
-    """The absolute path of ``output``, if nothing or an empty directory is there.
-
-    Raises:
-        UserError: something is there, or the path is not valid UTF-8.
-    """
+    """The absolute path of ``output``, if nothing or an empty directory is there."""
     output = _resolved(output)
     if _is_occupied(output):
         raise UserError(f"{output} exists and is not replaced; choose another --output")
@@ -161,7 +153,6 @@ The layers {layers} of the {depth} layers of {teacher}, counted from 0, have lea
 
 
 def model_card(manifest: Manifest) -> str:
-    """The model card (Markdown), filled in from the manifest."""
     source, revision = manifest.source.repo_id or manifest.source.path, manifest.source.revision
     rows = [
         f"| {precision} | `{variant.file}` | {variant.total_bytes / 1e6:.1f} "

@@ -73,9 +73,6 @@ def train(
     """Train the groups of ``parameters``; what ``judge`` said after each epoch, and the seconds.
 
     The state is saved in ``work`` after each epoch and every few minutes; what is there is resumed.
-
-    Raises:
-        Diverged: the loss or a gradient is not finite.
     """
     saves = work / f"seed-{plan.seed}.pt"
     optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, fused=True)
@@ -168,10 +165,6 @@ def resumable(output: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """The directory ``<output>.training``, in which an interrupted training is kept for the next.
 
     It is removed at the end, and after a training that has diverged, with all that it holds.
-
-    Raises:
-        UserError: another process is training into ``output``, the directory is of a training that
-            depends on something else, or the disk is full.
     """
     directory = output.with_name(output.name + ".training")
     directory.mkdir(parents=True, exist_ok=True)

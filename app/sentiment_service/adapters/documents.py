@@ -72,9 +72,7 @@ async def judge(
 ) -> list[Written | errors.ServiceError]:
     """What ``write`` makes of each document, or why it has no result, in their order.
 
-    Raises:
-        ServiceError: no document has a result. If the service is to blame, this is the first such
-            error, so that the client tries again.
+    If none has a result and the service is to blame, its error is raised: the client tries again.
     """
     exchange = request.exchange
     exchange.check_number(len(documents))

@@ -288,7 +288,6 @@ class Measurement:
         return 500 / lone_ms
 
     def step(self, rate: float) -> Step:
-        """Send requests at this rate and see what comes of it."""
         load = self._target.load(self._bodies, self._seconds, rate)
         before, waits = self._target.metrics(), []
         with self._generator(load) as generator:

@@ -68,7 +68,6 @@ class Server:
         self._reading.join()
 
     def _read(self, log: IO[str]) -> None:
-        """Read what it logs from now on, and forget it."""
         with log:
             for _ in log:
                 pass
@@ -147,11 +146,7 @@ class Target:
             return sums("")
 
     def _ask(self, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of an answer. A redirect is not followed: the key is for this URL.
-
-        Raises:
-            OSError, ValueError: there is none in time, or it is too long, or not HTTP.
-        """
+        """Status and body of an answer. A redirect is not followed: the key is for this URL."""
         to = urlsplit(self.url)
         kind = HTTPSConnection if to.scheme == "https" else HTTPConnection
         headers = {"content-type": "application/json"} if body else {}

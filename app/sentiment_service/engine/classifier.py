@@ -171,9 +171,8 @@ class Classification:
     def items(self, *, single: bool = False) -> list[Prediction | FailedItem]:
         """The outcomes as ``results`` of an answer, which has a place for the error of each text.
 
-        Raises:
-            ServiceError: no text has a result. It is the error of a single text, or in a list the
-                first server error (5xx).
+        If no text has a result, the error of a ``single`` text is raised, or the first of the
+        server (5xx).
         """
         outcomes = self.outcomes
         if isinstance(outcomes[0], ServiceError):  # seldom

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sentiment_service.errors import CannotContinue, UserError, system_error
 from sentiment_service.files.formats import LinesOutput, ResultsOutput, open_table, output_format
@@ -21,7 +21,6 @@ from sentiment_service.files.table import (
     WRITTEN,
     Chunk,
     Table,
-    TableClassifier,
     TextColumn,
     check_is_file,
 )
@@ -33,6 +32,12 @@ from sentiment_service.files.text_files import (
 )
 from sentiment_service.settings.formats import SHARE
 from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
+
+if TYPE_CHECKING:
+    from sentiment_service.files.local import LocalClassifier
+    from sentiment_service.files.remote import RemoteClassifier
+
+    Classifier = LocalClassifier | RemoteClassifier
 
 # Settings that apply only when the command loads a model itself, and what differs in their use.
 LOCAL = (*("model", "device", "precision", "cache_dir", "refresh"), *CheckpointOptions.model_fields)
@@ -102,7 +107,6 @@ def add_arguments(classify: ArgumentParser) -> None:
 
 
 def add_input(parser: ArgumentParser, words: str) -> None:
-    """Add --input, and what says more of the file."""
     parser.add_argument("--input", type=os.path.expanduser, metavar="FILE", help=words)
     parser.add_argument(
         "--column",
@@ -274,7 +278,7 @@ def _fill(
     total: Tally,
     source: Source | None,
     table: Table,
-    classifier: TableClassifier,
+    classifier: "Classifier",
 ) -> None:
     """Classify the chunks that are not saved yet, and add their results to the file."""
     with progress_bar(shown=sys.stderr.isatty(), done=total.rows) as advance:
@@ -291,7 +295,7 @@ def _fill(
                 total.add(tally)
 
 
-def _to_standard_output(table: Table, classifier: TableClassifier, options: Namespace) -> None:
+def _to_standard_output(table: Table, classifier: "Classifier", options: Namespace) -> None:
     output = ResultsOutput() if options.json else LinesOutput()
     is_file = options.input is not None
     shown = is_file and sys.stderr.isatty() and not sys.stdout.isatty()
@@ -332,8 +336,8 @@ def _read_ahead(is_file: bool) -> int:
     return READ_AHEAD_CHUNKS if is_file else 0
 
 
-def _classifier(options: Namespace, settings: Settings) -> TableClassifier:
-    classifier: TableClassifier
+def _classifier(options: Namespace, settings: Settings) -> "Classifier":
+    classifier: Classifier
     if options.url is not None:
         from sentiment_service.files.remote import RemoteClassifier
 

@@ -72,7 +72,8 @@ class CsvOutput(TextOutput):
         self._table = table
         self._columns = columns
         self._separator = separator
-        self.header = _encoded(self._line([*table.columns, *columns.names(table.columns)]))
+        names = [*table.columns, *free_names(columns.types, table.columns)]
+        self.header = _encoded(self._line(names))
 
     def lines(self, chunk: Chunk, results: Sequence[ResultItem]) -> Iterator[str]:
         for cells, result in zip(self._table.cells(chunk.rows), results, strict=True):

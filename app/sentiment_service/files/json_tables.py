@@ -234,12 +234,7 @@ class XlsxTable(JsonlTable):
 
 
 def _items(content: bytes) -> list[msgspec.Raw]:
-    """The items of a JSON list, unchanged.
-
-    Raises:
-        msgspec.DecodeError: it is not a JSON list.
-        RecursionError: it has too many lists and objects within each other.
-    """
+    """The items of a JSON list, unchanged."""
     try:
         return msgspec.json.decode(content, type=list[msgspec.Raw])
     except msgspec.DecodeError:

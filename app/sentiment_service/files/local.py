@@ -86,6 +86,7 @@ class LocalClassifier:
         self._options = TextOptions(threshold=threshold)
         self.columns = ResultColumns(model.labels, multi_label=model.multi_label)
         self.version = model.version
+        # Only a classifier with the same identity can continue a run. The values are for JSON.
         self.identity: dict[str, Any] = {
             "model": model.name,
             "device": str(model.device).partition(":")[0],  # GPUs may give other bits than CPUs
@@ -101,6 +102,11 @@ class LocalClassifier:
         read_ahead: int = READ_AHEAD_CHUNKS,
         advance: Advance = lambda *_: None,
     ) -> Generator[ClassifiedChunk, None, None]:
+        """Classify the chunks in order.
+
+        Up to ``read_ahead`` more chunks are read before a chunk's results are given, so that
+        there is always something to compute. ``advance(n)`` is called when n more texts are done.
+        """
         classified = self.outcomes(
             chunks, read_ahead=read_ahead, advance=advance, options=self._options
         )

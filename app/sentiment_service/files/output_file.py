@@ -44,12 +44,7 @@ class OutputFile:
     """
 
     def __init__(self, target: Path) -> None:
-        """Lock the file for this run until the context is left.
-
-        Raises:
-            UserError: another run is writing to ``target``, or the files are not of a run.
-            OSError: the directory cannot be written.
-        """
+        """Lock the file for this run until the context is left."""
         if target.is_symlink():
             target = Path(os.path.realpath(target))
         self.target = target
@@ -96,9 +91,6 @@ class OutputFile:
 
         ``identity`` has JSON values that tell the run from one with another input or other options.
         Without ``input``, the run cannot be continued.
-
-        Raises:
-            UserError: there is an unfinished run: of another identity, or ``resume`` is not set.
         """
         self._output, self._resumable = output, "input" in identity
         identity = _as_json(identity)
@@ -142,11 +134,7 @@ class OutputFile:
         return _rows(self._chunks(self._lines()[1:]))
 
     def check_complete(self, identity: dict[str, Any]) -> None:
-        """Return if the complete file is of a run with this identity, or of an unknown one.
-
-        Raises:
-            UserError: it is of another one.
-        """
+        """Return if the complete file is of a run with this identity, or of an unknown one."""
         made: dict[str, Any] = {}
         with suppress(AttributeError, OSError):
             made = _json_line(os.getxattr(self.target, ATTRIBUTE))
@@ -157,12 +145,6 @@ class OutputFile:
             )
 
     def add(self, chunk: Chunk, results: Sequence[ResultItem], tally: Tally) -> None:
-        """Save a finished chunk and its counts.
-
-        Raises:
-            CannotContinue: the file was removed.
-            OSError: the chunk cannot be written.
-        """
         if not self._lock.is_held():
             raise CannotContinue(f"{self.partial} was removed during the run")
         content = self._output.chunk(chunk, results)

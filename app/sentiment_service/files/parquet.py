@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sentiment_service.errors import CannotContinue, EmptyText, ServiceError, UserError, first_line
-from sentiment_service.files.results import ResultColumns, ResultItem, column_index
+from sentiment_service.files.results import ResultColumns, ResultItem, column_index, free_names
 from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,
@@ -27,7 +27,7 @@ RESULT_TYPES = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string(
 def result_schema(columns: ResultColumns, taken: Sequence[str]) -> pa.Schema:
     """The columns of results beside a table of Arrow with the columns ``taken``."""
     kinds = [RESULT_TYPES[kind] for kind in columns.types.values()]
-    return pa.schema(zip(columns.names(taken), kinds, strict=True))
+    return pa.schema(zip(free_names(columns.types, taken), kinds, strict=True))
 
 
 def result_arrays(

@@ -53,7 +53,7 @@ class RemoteClassifier:
         read_ahead: int = READ_AHEAD_CHUNKS,
         advance: Advance = lambda *_: None,
     ) -> Generator[ClassifiedChunk, None, None]:
-        """As ``TableClassifier`` has it. The client decides how far it reads ahead, if it may."""
+        """As ``LocalClassifier`` has it. The client decides how far it reads ahead, if it may."""
         for group in [chunks] if read_ahead else ([chunk] for chunk in chunks):
             to_send, to_answer = tee(group)
             texts = (text for chunk in to_send for text in chunk.texts if isinstance(text, str))

@@ -38,9 +38,6 @@ class ResultColumns:
         self.members = list(members)
         self.types = {"label": str, **dict.fromkeys(figures, float), **members, "error": str}
 
-    def names(self, taken: Sequence[str]) -> list[str]:
-        return free_names(self.types, taken)
-
     def values(self, result: ResultItem) -> list[Any]:
         return [
             *map(result.get, ("label", "score")),

@@ -1,4 +1,4 @@
-"""A table of texts, whatever the kind of its file, and what classifies and what writes it.
+"""A table of texts, whatever the kind of its file, and what writes it.
 
 A table is read once, in chunks of rows.
 """
@@ -10,13 +10,13 @@ import stat
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files.results import Advance, ResultColumns, ResultItem
+from sentiment_service.files.results import ResultItem
 from sentiment_service.files.text_files import well_formed
 
 # The kinds of files that are written, and those that are read.
@@ -75,7 +75,6 @@ class Table(ABC):
         return [[record.get(column) for column in self.columns] for record in self.records(rows)]
 
     def json_objects(self, rows: Any) -> Iterator[str]:
-        """Each row as a JSON object."""
         for record in self.records(rows):
             yield json_text(record)
 
@@ -98,11 +97,7 @@ class TextColumn(Table):
 
 
 def json_text(value: Any) -> str:
-    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks.
-
-    Raises:
-        CannotContinue: the value is nested too deeply.
-    """
+    """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks."""
     try:
         return json.dumps(_json_value(value), ensure_ascii=False, default=str)
     except RecursionError:
@@ -200,30 +195,3 @@ class Output(ABC):
 
 # While one chunk of a table is written, the next two are computed.
 READ_AHEAD_CHUNKS = 2
-
-
-class TableClassifier(Protocol):
-    """Classifies tables.
-
-    ``columns`` are those that its results have in a file. A run can be continued only by a
-    classifier with the same ``identity``: model, precision and so on, as JSON values.
-    """
-
-    columns: ResultColumns
-    identity: dict[str, Any]
-
-    def classify(
-        self,
-        chunks: Iterable[Chunk],
-        *,
-        read_ahead: int = READ_AHEAD_CHUNKS,
-        advance: Advance = lambda *_: None,
-    ) -> Generator[ClassifiedChunk, None, None]:
-        """Classify the chunks in order.
-
-        Up to ``read_ahead`` more chunks are read before a chunk's results are given, so that
-        there is always something to compute. ``advance(n)`` is called when n more texts are done.
-
-        Raises:
-            UserError: the model or the service failed.
-        """

@@ -262,11 +262,7 @@ def _only_member(path: Path) -> ZipInfo:
 
 
 def inner_suffix(path: Path) -> str:
-    """The ending of the name in lower case, of a compressed file that of what it holds.
-
-    Raises:
-        UserError: the file is of another kind than its name says.
-    """
+    """The ending of the name in lower case, of a compressed file that of what it holds."""
     _check_kind(path)
     if path.suffix.lower() == ".zip":
         return Path(_only_member(path).filename).suffix.lower()

@@ -127,7 +127,6 @@ class HttpExchange(Exchange):
         return [route for route in self._router.routes if isinstance(route, Route)]
 
     def matching(self) -> list["Route"]:
-        """The routes that have its path."""
         return [one for one in self.routes if one.matches(self._scope)[0] is not Match.NONE]
 
     async def send(self, message: Message) -> None:
@@ -252,8 +251,7 @@ class TextRoute(Route):
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     """The body, decompressed and validated as ``schema``.
 
-    Raises:
-        OtherForm: it has a field of another server's form that the route knows, too.
+    With a field of another server's form that the route knows, it raises ``OtherForm``.
     """
     if request.parsed is not None:
         return checked(request.parsed, schema)

@@ -68,7 +68,6 @@ class Tracer:
         return span
 
     def end_request(self, span: trace.Span, *, method: str, route: str, status: int) -> None:
-        """Add what is known after the answer, and end the span."""
         span.update_name(f"{method} {route}")
         span.set_attribute("http.route", route)
         span.set_attribute("http.response.status_code", status)

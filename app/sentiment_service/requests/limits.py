@@ -97,7 +97,6 @@ class Access:
             self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
 
     def check(self, head: Head) -> None:
-        """Return if the request may pass."""
         paths, reads = self._paths, head.verb in READING
         if reads and head.path in self._free:
             return
@@ -218,7 +217,6 @@ def _address(hop: str) -> str:
 
 
 def timeout_ms(asked: bytes) -> int:
-    """The milliseconds that the header x-request-timeout-ms allows."""
     if not TIMEOUT_MS.fullmatch(asked):
         raise InvalidRequest(
             "x-request-timeout-ms must be a whole number of milliseconds, 1 or more"

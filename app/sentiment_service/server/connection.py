@@ -182,7 +182,6 @@ class Connection(asyncio.BufferedProtocol):
         return self.closing or bool(self._transport.is_closing())
 
     def pause_reading(self) -> None:
-        """Let the client wait."""
         self._reads = False
         self._transport.pause_reading()
 
@@ -314,7 +313,6 @@ class TlsConnection(Connection):
             self._decrypt()
 
     def _shake_hands(self) -> None:
-        """Take the next step of the handshake."""
         if self._transport.is_closing():
             return
         if self._tls is None:

@@ -139,7 +139,6 @@ class Server(uvicorn.Server):
         self.started = True
 
     def _tell_ready(self, models: str) -> None:
-        """Say that these models are served now."""
         announce(models, [*self._configs], self._service.settings)
 
     def _listen(self) -> None:

@@ -332,7 +332,6 @@ class GroupReload:
         min(self._workers, key=lambda worker: worker.rank).send(channels.HangUp())
 
     async def run(self) -> None:
-        """Carry out reloads until this is cancelled."""
         while True:
             requester, asked = await self._requests.get()
             fault = await self._reload(asked.model, promote=asked.promote)

@@ -18,15 +18,20 @@ from sentiment_service.errors import UserError, first_line
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
+from sentiment_export.checkpoint.architectures import (
+    ARCHITECTURES,
+    GRAPH,
+    NotRecognised,
+    choose_local_files,
+    weight_files,
+)
 from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.family import Encoder, is_known_unused
+from sentiment_export.checkpoint.family import Encoder, Shape, is_known_unused
 from sentiment_export.checkpoint.graph_file import GraphFile
-from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
-from sentiment_export.checkpoint.weights import Fit, Shape, Weights, check_fit, fit
+from sentiment_export.checkpoint.weights import Fit, Weights, check_fit, fit
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
@@ -58,7 +63,6 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """Name of the model class."""
         return ARCHITECTURES[self.config["model_type"]].class_name
 
     @property
@@ -111,11 +115,6 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
     """Load a local checkpoint. Pickled weights are read as plain tensors; their code never runs.
 
     ``options`` override what the checkpoint says, and what ``decide`` knows of it.
-
-    Raises:
-        UserError: a file is missing or damaged, the weights or the graph do not match config.json,
-            the model is not a sequence classifier, an output has no usable label, or the model has
-            fewer positions than ``options.max_tokens``.
     """
     side_files, weights = choose_local_files(path, options.onnx)
     of_graph = weights.endswith(GRAPH)
@@ -219,7 +218,6 @@ class Described:
         return self.weights[self.word_embedding][0]
 
     def fit(self, tensors: Mapping[str, Tensor], where: str) -> Fit:
-        """How the tensors in the files make up the model."""
         fitted = fit(self.weights, self.prefix, tensors)
         known_unused = is_known_unused if self.encoder else lambda _: True
         check_fit(fitted, self.weights, tensors, where, known_unused)
@@ -251,9 +249,6 @@ def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
     """What a new classifier starts from: the whole encoder, and what there is of a head.
 
     ``entries`` are those of config.json, checked. A pooler belongs to the head.
-
-    Raises:
-        UserError: a weight of the encoder does not fit, as in ``check_fit``.
     """
     import torch
 
@@ -276,7 +271,6 @@ def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
 
 
 def shapes(model: Any) -> dict[str, Shape]:
-    """The weights of a PyTorch module."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

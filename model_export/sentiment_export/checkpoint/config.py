@@ -12,8 +12,12 @@ from typing import Any
 
 from sentiment_service.errors import UserError
 
-from sentiment_export.checkpoint.architectures import find_architecture, rows_after_padding
-from sentiment_export.checkpoint.layout import CONFIG_FILE, read_json
+from sentiment_export.checkpoint.architectures import (
+    CONFIG_FILE,
+    find_architecture,
+    read_json,
+    rows_after_padding,
+)
 
 # What changes the computation in a way that the export does not follow, and the one value that
 # does not: causal attention, layers with fewer heads than the others.
@@ -65,10 +69,6 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
 
     If it is that ``of_graph``, only what texts and logits mean is read: the graph says what is
     computed.
-
-    Raises:
-        UserError: the file cannot be read, its architecture is not exported, or an entry makes
-            it compute what no export does, or may do so.
     """
     config = read_json(directory / CONFIG_FILE)
     find_architecture(config.get("model_type"), where)
@@ -173,11 +173,6 @@ def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()
 
     ``config`` has the entries of config.json. A config without ``id2label`` means ``LABEL_0``,
     ``LABEL_1`` and so on, as in transformers.
-
-    Raises:
-        UserError: the outputs are not classes, their ids are not 0, 1, 2 and so on, a label is
-            empty, repeated or cannot be shown in a line, or ``named`` has another number of
-            labels. The message begins with ``where``.
     """
     names = output_names(config, where)
     _check_head(config.get("problem_type"), len(names), where)

@@ -46,12 +46,7 @@ class GraphFile:
 
     @classmethod
     def read(cls, path: Path) -> "GraphFile":
-        """Read the file and check the graph.
-
-        Raises:
-            UserError: it is damaged, its opset is newer than ONNX's, it is no classifier, or takes
-                other inputs than texts of any number and length.
-        """
+        """Read the file and check the graph."""
         model = read_model(path)
         if model.producer_name == PRODUCER:
             raise UserError(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentiment_service.errors import UserError, first_line
 
-from sentiment_export.checkpoint.layout import shards
+from sentiment_export.checkpoint.architectures import shards
 
 # Types of values: PyTorch's spelling, that of its storages, that of safetensors, numpy's. NumPy has
 # no bfloat16, whose bits are the upper half of a float32's.
@@ -74,11 +74,7 @@ class Tensor:
 
 
 def read_tensors(weights: Path) -> dict[str, Tensor]:
-    """The tensors of a file, or of the shards of an index, by their names in the files.
-
-    Raises:
-        UserError: a file is missing, damaged, or holds more than plain tensors.
-    """
+    """The tensors of a file, or of the shards of an index, by their names in the files."""
     tensors: dict[str, Tensor] = {}
     for file in shards(weights):
         path = weights.with_name(file)
@@ -134,7 +130,6 @@ def _check_cover(entries: Iterable[Any], size: int) -> None:
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file that ``torch.save`` wrote."""
     data = _mapped(path)
     if data[:4] != b"PK\x03\x04":
         if b"ustar" in data[:512] or OLD_FORM in data[:32]:

@@ -105,9 +105,6 @@ def load_tokenizer(
     """Load the tokenizer of a local checkpoint, whose config.json has these ``entries``.
 
     ``rows`` is the number of tokens that the model has an embedding for.
-
-    Raises:
-        UserError: the files are missing or damaged, or a token of the vocabulary has no embedding.
     """
     model_type = entries["model_type"]
     present = {file.name for file in path.iterdir()}

@@ -251,7 +251,6 @@ def add(tokenizer: Tokenizer, tokens: Sequence[Any]) -> bool:
 
 
 def read(file: Path, how: Callable[[Path], Any]) -> Any:
-    """What ``how`` reads from the file."""
     try:
         return how(file)
     except UserError:

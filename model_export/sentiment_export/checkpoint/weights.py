@@ -4,21 +4,34 @@ Checkpoints on the hub spell the same weights in several ways: TensorFlow's ``ga
 ``beta``, prefixes added by a trainer, and extra entries that no classifier reads. A weight that
 does not match is an error with its name, both shapes and the likely cause. It is never replaced
 by random numbers.
+
+``write_checkpoint`` writes a bundle as the checkpoint that it would be exported from, with weights
+read back from a graph. Of fp32, they are the checkpoint's own. Of int8, they are what the int8
+values stand for, so an export of them has the same int8 values again.
 """
 
+import json
 import mmap
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
+from sentiment_service.engine.model.bundle import SIDE_FILES, Bundle, Precision
 from sentiment_service.errors import UserError
+from sentiment_service.settings.settings import CheckpointOptions
 
+from sentiment_export.checkpoint.architectures import NotRecognised
+from sentiment_export.checkpoint.config import read_config
+from sentiment_export.checkpoint.family import Encoder, Shape
 from sentiment_export.checkpoint.tensor_files import Tensor
 
-Shape = tuple[int, ...]
 # Of DataParallel and DistributedDataParallel, of Lightning, and of torch.compile.
 TRAINERS_PREFIXES = ("module.", "model.", "_orig_mod.")
 # Name parts that PEFT gives to the weights of an adapter, and to those that it stands beside.
@@ -103,11 +116,6 @@ def check_fit(
     """Check that the tensors make up the model that config.json describes.
 
     A tensor that the model does not read must be ``known_unused``.
-
-    Raises:
-        UserError: a weight is missing, has another shape, belongs to a layer that the model lacks,
-            or is no floating-point number of 16 bits or more. The message names the weight and the
-            likely cause.
     """
     for name, key in fitted.names.items():
         found, wanted = list(tensors[key].shape), list(expected[name])
@@ -173,3 +181,87 @@ def _what_is_missing(fitted: Fit, where: str) -> str:
         f"{where} lacks {listed}: the file is cut short, or the number of layers in "
         "config.json is from another checkpoint"
     )
+
+
+def options_of(bundle: Bundle) -> CheckpointOptions:
+    manifest = bundle.manifest
+    return CheckpointOptions(
+        labels=tuple(manifest.labels),
+        preprocessing=manifest.preprocessing,
+        text_pairs=manifest.text_pairs,
+        max_tokens=manifest.max_tokens,
+        languages=tuple(manifest.languages or filter(None, [manifest.language])),
+    )
+
+
+def write_checkpoint(bundle: Bundle, directory: Path) -> None:
+    """Write a checkpoint with the weights of the bundle's fp32 graph, or else of its int8 one."""
+    from safetensors.numpy import save_file  # of the extra torch
+
+    config = read_config(bundle.path, str(bundle.path))
+    source, held_variants = bundle.manifest.source, bundle.manifest.variants
+    if not {"fp32", "int8"} & {*held_variants}:
+        raise UserError(
+            f"{bundle.path} holds only {', '.join(held_variants)}, from which weights are not read "
+            f"back: give the checkpoint, {source.repo_id or source.path}"
+        )
+    precision: Precision = "fp32" if "fp32" in held_variants else "int8"
+    try:
+        encoder = Encoder.of(config, len(bundle.manifest.labels))
+        graph = onnx.load(bundle.variant_path(precision)).graph
+        held = _renamed({t.name: numpy_helper.to_array(t) for t in graph.initializer}, encoder)
+        weights = {
+            name: np.ascontiguousarray(_weight(name, shape, held, encoder), np.float32)
+            for name, shape in encoder.weights.items()
+        }
+    except (NotRecognised, KeyError, ValueError) as error:
+        raise UserError(
+            f"the weights of {bundle.path} cannot be read back from its {precision} graph "
+            f"({error}): give the checkpoint, {source.repo_id or source.path}"
+        ) from error
+    for name in SIDE_FILES:
+        shutil.copyfile(bundle.path / name, directory / name)
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, directory / "model.safetensors")
+
+
+def _renamed(held: Mapping[str, Any], encoder: Encoder) -> dict[str, Any]:
+    """The constants under the names of today; those of 0.2.0 had some others for int8."""
+    words = f"{encoder.family.prefix}.embeddings.word_embeddings.weight"
+    found = {}
+    for name, values in held.items():
+        plain = name.removeprefix("int8.")
+        plain = re.sub("^word_embedding(?=$|_)", f"{words}_int8", plain)
+        plain = plain.replace("weight_int8_scale", "weight_scale")
+        if layer := re.fullmatch(r"layer\.(\d+)\.attention_output\.bias", plain):
+            place = encoder.layers[int(layer[1])]
+            plain = f"{place}.{encoder.family.layer.attention_output}.bias_folded"
+        found[plain] = values
+    return found
+
+
+def _weight(
+    name: str, shape: tuple[int, ...], held: Mapping[str, Any], encoder: Encoder
+) -> np.ndarray:
+    """A weight of the checkpoint, undoing what ``graph.classifier`` did to it."""
+    layer, (module, _, kind) = encoder.family.layer, name.rpartition(".")
+    if name in held:
+        values = held[name]
+    elif f"{name}.T" in held:
+        values = held[f"{name}.T"].T
+    elif f"{name}_int8" in held:
+        values = held[f"{name}_int8"] * held[f"{module}.weight_scale"]
+        values = values if module.endswith("word_embeddings") else values.T
+    elif f"{name}.0" in held:  # token types, of which only the first is read
+        values = np.broadcast_to(held[f"{name}.0"], shape)
+    elif f"{name}_folded" in held:
+        values = held[f"{name}_folded"]
+    elif kind == "bias" and module.endswith((layer.key, layer.value)):
+        # Softmax ignores the key's. The value's is in the folded one, which must be there.
+        place = next(place for place in encoder.layers if module.startswith(f"{place}."))
+        values = np.zeros_like(held[f"{place}.{layer.attention_output}.bias_folded"])
+    else:
+        raise KeyError(f"it has no {name}")
+    if values.shape != shape:
+        raise ValueError(f"{name} is {values.shape}, not {shape}")
+    return np.asarray(values)

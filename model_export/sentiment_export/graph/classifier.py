@@ -76,7 +76,6 @@ class Classifier:
         self._call = ""  # after the names of a layer that is called again (ALBERT)
 
     def write(self, target: Path) -> None:
-        """Write the graph."""
         hidden, layers = self.embed(), self.encoder.layers
         for number, layer in enumerate(layers[:-1]):
             self._call = _call(layers, number)
@@ -180,7 +179,6 @@ class Classifier:
         return self.normalise(norm, self.at(parent(module))("Add", result, residual))
 
     def activate(self, module: str, x: Value, activation: str) -> Value:
-        """The activation of a linear layer's result."""
         kind = self.encoder.activation
         return ACTIVATIONS[kind](self.linear(module, x), self.at(activation), self.number)
 

@@ -1,4 +1,7 @@
-"""Reads and edits graphs that come from elsewhere: linear layers, neighbours, constants, nodes."""
+"""Reads and edits graphs that come from elsewhere: linear layers, neighbours, constants, nodes.
+
+What a graph lacks raises ``NotRecognised``.
+"""
 
 from dataclasses import dataclass
 
@@ -43,22 +46,13 @@ def as_linear(matmul: ir.Node) -> Linear | None:
 
 
 def array_of(value: ir.Value | None) -> np.ndarray:
-    """The array of a constant (an initializer).
-
-    Raises:
-        NotRecognised: the value is computed, or there is none.
-    """
+    """The array of a constant (an initializer)."""
     if value is None or value.const_value is None:
         raise NotRecognised(f"{value} is not a constant")
     return value.const_value.numpy()
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value:
-    """The node's input of this number.
-
-    Raises:
-        NotRecognised: the node has no such input.
-    """
     value = node.inputs[index]
     if value is None:
         raise NotRecognised(f"{node.op_type} {node.name} lacks input {index}")
@@ -66,11 +60,6 @@ def input_of(node: ir.Node, index: int) -> ir.Value:
 
 
 def producer(value: ir.Value | None, *op_types: str) -> ir.Node:
-    """The node that computes the value.
-
-    Raises:
-        NotRecognised: it is a constant or an input of the graph, or not one of ``op_types``.
-    """
     node = value.producer() if value is not None else None
     if node is None or (op_types and node.op_type not in op_types):
         raise NotRecognised(f"{value} should come from {' or '.join(op_types) or 'a node'}")

@@ -35,9 +35,6 @@ def compute_on_rows(model: ir.Model) -> tuple[list[Linear], bool]:
     Returns:
         The linear layers that compute on rows, in the order of the graph; and whether those after
         the last attention compute the first token only.
-
-    Raises:
-        NotRecognised: the graph has no attention mask.
     """
     rows = _RowsPass(model)
     for node in tuple(model.graph):
@@ -166,11 +163,7 @@ class _RowsPass:
         return known[rows]
 
     def keep_first_token(self) -> bool:
-        """Reduce the layers that feed only the classifier to the first row of each text.
-
-        Returns:
-            Whether there are any.
-        """
+        """Reduce the layers that feed only the classifier to each text's first row, if any do."""
         reduced = dict.fromkeys(self._poolings)  # a dict, so that equal graphs give equal files
         for node in reversed(tuple(self._graph)):
             readers = {reader for output in node.outputs for reader in consumers(output)}

@@ -248,7 +248,6 @@ class SourceGraphs:
         return (self._file.precision,) if self.kept else wanted
 
     def write(self, precision: Precision, target: Path) -> list[str]:
-        """Write a variant, and return what was done to the graph."""
         if not self.kept:
             return _write_from_graph(self._plain, precision, target)
         _save_source(onnx.load_model(self._source), target)
@@ -274,11 +273,7 @@ class SourceGraphs:
 
 
 def _at_our_opset(source: Path, plain: Path) -> None:
-    """Write the graph at the opset of the passes, or a newer one, with its constants folded.
-
-    Raises:
-        NotRecognised: an operator has no form at that opset that is known.
-    """
+    """Write the graph at the opset of the passes, or a newer one, with its constants folded."""
     model = onnx.load_model(source, load_external_data=False)
     version = next(used.version for used in model.opset_import if not used.domain)
     if version >= OPSET:

@@ -49,9 +49,6 @@ def calibrate(
     """Fit a temperature; ``sha256`` is the digest of the labelled file.
 
     Each text has so many ``decisions``, one after the other; they are in one fold.
-
-    Raises:
-        UserError: no temperature fits, or, cross-validated, the ECE or the log loss is worse.
     """
     if (_right(logits, gold) == 1).all():
         raise UserError(
@@ -190,11 +187,7 @@ def as_decisions(
 
 
 def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.float32]:
-    """The logits [examples, labels] of the examples, in the same order.
-
-    Raises:
-        UserError: a text cannot be classified (the message names its row).
-    """
+    """The logits [examples, labels] of the examples, in the same order."""
     encodings = []
     for row, example in enumerate(examples, start=1):
         try:

@@ -100,11 +100,6 @@ def read_examples(
     A label may be written in upper or lower case, in the checkpoint's spelling (``POS``) or by its
     position (``LABEL_2``); the examples have the spelling of ``labels``. A text of a multi-label
     model has any number of them, also none.
-
-    Raises:
-        UserError: the file cannot be read, has fewer than the ``least`` texts or lacks a column,
-            or a row has no label, one that is not of ``labels``, or a text that the service would
-            refuse; the message names the first such row.
     """
     spellings = known_spellings(labels)
     examples: list[Example] = []
@@ -134,9 +129,6 @@ def read_texts(
 
     Returns:
         The texts, how many others the service would refuse, and whether there are labels.
-
-    Raises:
-        UserError: the file cannot be read, or lacks the column.
     """
     if not path.name.lower().endswith(READ):
         raise UserError(f"{path} holds texts only if its name ends in {READ_NAMES}")

@@ -99,9 +99,6 @@ def verify(model: Model, reference: Reference, *, coarse: bool = False) -> tuple
 
     Returns:
         The parity, and whether each text had the same bits alone and in its batch.
-
-    Raises:
-        DiffersTooMuch: the variant differs from the reference by more than its tolerance.
     """
     encodings = reference.encodings
     alone = [_logits(result) for one in encodings for result in model.infer([one])]

@@ -21,10 +21,9 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc
-from sentiment_service.adapters.grpc.call import Call, CallLimits
+from sentiment_service.adapters.grpc.call import Call, CallLimits, ServingTask
 from sentiment_service.adapters.grpc.messages import METHODS, more_fields
 from sentiment_service.adapters.grpc.methods import HANDLERS, _document
-from sentiment_service.adapters.grpc.operations import ServingTask
 from sentiment_service.adapters.grpc.server import (
     AT_ONCE,
     LEAST_CONNECTIONS,

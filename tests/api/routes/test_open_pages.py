@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from sentiment_service.http.scrapes import Scrapes
+from sentiment_service.http.operations import Scrapes
 from starlette.websockets import WebSocketDisconnect
 
 from tests.conftest import Serve

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentiment_export.checkpoint.bundle_weights import options_of, write_checkpoint
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.weights import options_of, write_checkpoint
 from sentiment_export.export import export
 from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,

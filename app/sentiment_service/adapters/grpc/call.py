@@ -3,11 +3,24 @@
 Bytes that have arrived as a whole message are counted in ``Service.inflight``. gRPC does not say
 how many of a message have come or gone so far, so calls that wait for their clients are counted
 here, each for the most that it can take.
+
+The tasks and futures of grpc.aio are ours, so that its C library's operations leave nothing in
+memory. It frees what it gave the library for an operation only when the task that waits goes on:
+not when the operation has failed, nor when the task was cancelled (grpcio 1.85, ``execute_batch``
+in ``callback_common.pyx.pxi``). Clients that reset calls would fill the memory, 550 bytes a call.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
 from urllib.parse import unquote
@@ -16,7 +29,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
-from sentiment_service.adapters.grpc.operations import Operation, ServingTask
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.errors import (
     ClientDisconnected,
@@ -74,6 +86,73 @@ Handler = (
     | Callable[["Call"], AsyncGenerator[Message, None]]
 )
 Handlers = Mapping[str, Handler]
+
+
+class Operation(asyncio.Future[None]):
+    """The end of an operation of the C library, for a task that waits.
+
+    It has a result even if the operation has ``failed``, or if the task has ``given_up`` the
+    operation and no longer looks at its end.
+    """
+
+    failed = given_up = False
+    seen = False  # by the task
+
+    def set_result(self, result: None) -> None:
+        if not self.done():
+            super().set_result(result)
+
+    def set_exception(self, exception: type[BaseException] | BaseException) -> None:
+        if isinstance(exception, grpc.aio.InternalError):
+            self.failed = True
+            self.set_result(None)
+        elif not self.done():
+            super().set_exception(exception)
+
+    def result(self) -> None:
+        self.seen = True
+        return super().result()
+
+
+class ServingTask(asyncio.Task[object]):
+    """A task of grpc.aio: one waits for the end of a call, and has made the one that serves it.
+
+    To cancel it while it waits for its latest operation is to give that up.
+    """
+
+    maker: asyncio.Task[object]
+    operation: Operation | None = None
+
+    def cancel(self, msg: object = None) -> bool:
+        if self.operation is None or self.operation.seen:
+            return super().cancel(msg)
+        self.operation.given_up = True
+        self.operation.set_result(None)
+        return True
+
+
+class Operations:
+    """The event loop as grpc.aio uses it. Create it on the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def create_task(
+        self, work: Coroutine[Any, Any, object], *, name: str | None = None
+    ) -> ServingTask:
+        task = ServingTask(work, loop=self._loop, name=name)
+        task.maker = cast(asyncio.Task[object], asyncio.current_task())
+        return task
+
+    def create_future(self) -> asyncio.Future[None]:
+        task = asyncio.current_task()
+        if not isinstance(task, ServingTask):
+            return self._loop.create_future()
+        task.operation = Operation(loop=self._loop)
+        return task.operation
+
+    def call_soon_threadsafe(self, function: Callable[..., None], *args: object) -> None:
+        function(*args)  # grpc.aio takes its events on this event loop already
 
 
 class Waiting:
@@ -136,14 +215,14 @@ class CallLimits:
         # A quarter of all calls at most is in each of these, so that others can be answered.
         self.arriving = Waiting(bytes_allowed)
         self.arriving_bytes = max(settings.max_body_bytes, 4 * self.call_bytes)
-        self._leaving = Waiting(bytes_allowed // 4)
+        self.leaving = Waiting(bytes_allowed // 4)
         self._watching = 0
 
     def begin(self, task: ServingTask) -> None:
         """Count the call of a task until its end, with the status that its client must take."""
         self.running.add(task)
         task.add_done_callback(self.running.discard)
-        task.add_done_callback(self._leaving.remove)
+        task.add_done_callback(self.leaving.remove)
 
     def check(self) -> None:
         """Return if the calls in progress are not too many."""
@@ -163,10 +242,7 @@ class CallLimits:
 
     def leaves(self, task: ServingTask, size: int = 0) -> None:
         """Count a message of this size, or the status, that the client has not taken yet."""
-        self._leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
-
-    def taken(self, task: ServingTask) -> None:
-        self._leaving.remove(task)
+        self.leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
 
     def overloaded(self, detail: str) -> Overloaded:
         """Count a call that is refused because there are too many; return its error."""
@@ -250,7 +326,7 @@ class Call(Exchange):
             async with asyncio.timeout(self.limits.untaken_s) as timer:
                 await self._context.write(content)
         finally:
-            self.limits.taken(self._task)
+            self.limits.leaving.remove(self._task)
         if timer.expired():
             self.limits.drop(self._task)
         writing = cast(Operation, self._task.operation)

@@ -209,7 +209,6 @@ class Client(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def hand_on(self) -> None:
-        """Hand on what has arrived, and read on."""
         if self._inner is not None and not self.transport.is_closing():
             kept, self.kept = self.kept, b""
             self._inner.write(kept)

@@ -27,9 +27,10 @@ from sentiment_service.adapters.grpc.call import (
     CallLimits,
     Context,
     Handler,
+    Operations,
+    ServingTask,
 )
 from sentiment_service.adapters.grpc.door import Door
-from sentiment_service.adapters.grpc.operations import Operations, ServingTask
 from sentiment_service.errors import ANSWERS, UserError
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.limits import Access

@@ -222,12 +222,7 @@ class Model:
         ]
 
     def compute(self, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
-        """Logits and scores of each encoding, computed as one batch.
-
-        Raises:
-            OutOfMemory: the batch needs more memory than there is.
-            DeviceLost: no further batch can be computed.
-        """
+        """Logits and scores of each encoding, computed as one batch."""
         try:
             logits = self.infer(encodings)
         except Exception as error:
