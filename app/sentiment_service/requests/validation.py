@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, LiteralString, NotRequired, Protocol, TypeVar
+from typing import Annotated, Any, LiteralString, NotRequired, Protocol, TypeGuard, TypeVar
 
 import msgspec
 from pydantic import (
@@ -143,13 +143,18 @@ class RequestBody(BaseModel):
         return body
 
 
+def is_own_form(schema: Schema[Any]) -> TypeGuard[type[RequestBody]]:
+    """Whether it is one of our own forms, which may also be a text."""
+    return isinstance(schema, type) and issubclass(schema, RequestBody)
+
+
 UNICODE = re.compile(r'charset *= *"?(utf-?8|us-ascii)\b')
 
 
 def text_body(content_type: str, body: bytes, schema: Schema[Any]) -> dict[str, str]:
     """What one of our own forms reads in a body that is not JSON: a text."""
     kind, _, parameters = content_type.lower().partition(";")
-    has_texts = isinstance(schema, type) and issubclass(schema, RequestBody)
+    has_texts = is_own_form(schema)
     if not has_texts or kind.strip() != "text/plain":
         or_text = ", or one text, with content-type: text/plain" if has_texts else ""
         raise UnsupportedMediaType(f"send JSON, with content-type: application/json{or_text}")

@@ -75,7 +75,7 @@ class Body:
             arrival=Arrival(0.0, complete=True),
         )
         self.exchange.in_steps = partial(cast(Any, Exchange).in_steps, self.exchange)
-        self.scope = {"headers": list(headers)}
+        self.scope = {"headers": list(headers), "query_string": b""}
 
     def _hold(self, size: int) -> None:
         self.held += size
