@@ -120,6 +120,45 @@ def test_bad_lines_are_counted(client: TestClient) -> None:
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="invalid_request") == 2
 
 
+@pytest.mark.parametrize(
+    ("lines", "bad"),
+    [
+        (["it", '"love.', 'worst"', "it"], {1, 2}),
+        (["it", '"love.', "", "worst", 'it"', "it"], {1, 2, 3, 4}),
+        (['"love ""so"".', 'worst ""it"".', 'it"', "it"], {0, 1, 2}),
+        (["it", '"love, it', 'worst, it"', "it"], {1, 2}),
+        (["it", 'it,"love', 'worst"', "it"], {1, 2}),
+        (["it", '"' + "love " * 40_000, 'worst"', "it"], {1, 2}),
+        # A quote inside a text opens nothing, and of a wrong one only the line is bad.
+        (["it", 'a 5" love', "it", '"love" it', "it", '"love ""it"""', "it"], {3}),
+        # A line that closes and goes on has ended the text: after it, lines are read as before.
+        (["it", '"love', "worst", '"it" love', "it"], {1, 2, 3}),
+        (["it", *["it"] * 130, '"love', "worst"], {131, 132}),
+    ],
+)
+def test_no_part_of_a_text_with_line_breaks_is_classified(
+    client: TestClient, lines: list[str], bad: set[int]
+) -> None:
+    """All lines of a quoted text that spans lines are invalid: a part would get a wrong label.
+
+    If its quote does not close, these are all lines from there on.
+    """
+    answer = _post(client, "\r\n".join(lines), "text/csv").text.splitlines()
+    wrong = {number for number, line in enumerate(answer) if line == ",,invalid_request"}
+    assert (len(answer), wrong) == (len(lines), bad)
+
+
+def test_a_text_with_a_line_break_is_told_where_to_go(client: TestClient) -> None:
+    """The message of each of its lines names JSON Lines, which has room for line breaks."""
+    answer = _post(client, 'it\n"love\n\nit"', "text/csv", "application/json").json()
+    said = [item["error"]["message"] for item in answer[1:]]
+    assert said == [
+        f"line {number} is part of a quoted text with a line break; send such texts as "
+        "application/jsonlines"
+        for number in (2, 3, 4)
+    ]
+
+
 def test_records_are_classified_in_groups(serve: Serve) -> None:
     """More records than the queue takes at once are answered, in their order."""
     client = serve(max_queue_tokens=256)  # one request may have 128 tokens: 8 of these texts
