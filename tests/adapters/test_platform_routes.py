@@ -92,6 +92,43 @@ def test_a_route_with_another_purpose_is_refused(
         serve()
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "answered"),
+    [
+        ("/v1/models/tiny:predict", "instances", "predictions"),
+        ("/predict", "instances", "predictions"),
+        ("/invocations", "instances", "predictions"),
+        ("/classify", "inputs", "results"),
+        ("/tokenize", "inputs", "results"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("missing", "code"),
+    [
+        (None, "empty_text"),
+        ({"text": None}, "empty_text"),
+        ({"text": None, "text_pair": "love"}, "invalid_request"),  # the model takes no pairs
+    ],
+)
+def test_a_missing_text_of_a_list_fails_alone(
+    client: TestClient, path: str, field: str, answered: str, missing: Any, code: str
+) -> None:
+    """A null, as tables have it for a missing value, has its error in its place in each form."""
+    answer = client.post(path, json={field: ["love", missing, {"text": "love"}]})
+    assert answer.status_code == 200, answer.text
+    text, error, same = answer.json()[answered]
+    assert error["error"]["code"] == code
+    assert text == same
+
+
+@pytest.mark.parametrize("other", [{}, {"x": None}, 1], ids=json.dumps)
+def test_what_is_no_text_is_the_error_of_the_request(client: TestClient, other: Any) -> None:
+    """An object without a text, or a number, is no missing value but another form."""
+    for path, field in (("/v1/models/tiny:predict", "instances"), ("/classify", "inputs")):
+        answer = client.post(path, json={field: ["love", other]})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
 def _post(client: TestClient, content: str | bytes, given: str, accept: str = "*/*") -> Any:
     headers = {"content-type": given, "accept": accept}
     return client.post("/invocations", content=content, headers=headers)

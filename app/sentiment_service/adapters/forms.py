@@ -105,13 +105,14 @@ ACCEPTED = f"a string, or an object with a string in one of the fields {', '.joi
 def text_of_record(value: Any) -> Text | None:
     """The text that a record of a platform holds: the value itself, or one of its fields.
 
-    A record with ``text_pair`` holds a pair. None means that the record holds something else.
+    A record with ``text_pair`` holds a pair. Null is an empty text. None means that the record
+    holds something else.
     """
     text, text_pair = value, None
     if isinstance(value, dict):
-        text = next((value[name] for name in TEXT_FIELDS if name in value), None)
+        text = next((value[name] for name in TEXT_FIELDS if name in value), value)
         text_pair = value.get("text_pair")
-    return text_or_pair(text, text_pair)
+    return text_or_pair("" if text is None else text, text_pair)
 
 
 def _texts(value: Any) -> list[Text]:

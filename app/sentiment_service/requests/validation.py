@@ -251,11 +251,15 @@ def as_list(inputs: Text | list[Text]) -> list[Text]:
 
 
 def text_of(value: Any) -> Text | None:
-    """The text or pair that a string or an object is; None if it is neither."""
+    """The text or pair that a string or an object is; None if it is neither.
+
+    In an object, null is an empty text.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and value.keys() <= PairObject.__annotations__.keys():
-        return text_or_pair(value.get("text"), value.get("text_pair"))
+        text = value.get("text", value)
+        return text_or_pair("" if text is None else text, value.get("text_pair"))
     return None
 
 
