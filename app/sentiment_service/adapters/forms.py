@@ -13,8 +13,8 @@ from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.errors import InvalidRequest, UnknownField
-from sentiment_service.http.routes import HttpRequest, JsonAnswer
+from sentiment_service.errors import InvalidRequest, ServiceError, UnknownField
+from sentiment_service.http.routes import HttpRequest, JsonAnswer, Route
 from sentiment_service.requests.validation import (
     NO_OBJECT,
     Threshold,
@@ -72,6 +72,15 @@ class ByField:
             detail = f"{NO_OBJECT} with at least one of the fields {names}"
             raise UnknownField(detail, fields)
         return form.model_validate(obj)
+
+
+class OpenAiRoute(Route):
+    """A route whose errors have the member that OpenAI's clients read."""
+
+    @staticmethod
+    def error_members(kind: type[ServiceError], detail: str) -> dict[str, Any]:
+        failure = {"message": detail, "type": kind.title, "param": None, "code": kind.code}
+        return {"error": failure}
 
 
 class LabelScore(TypedDict):

@@ -23,6 +23,7 @@ from sentiment_service.adapters.forms import (
     ACCEPTED,
     ByField,
     InstancesRequest,
+    OpenAiRoute,
     TextClassification,
     answer_instances,
     best_labels,
@@ -267,7 +268,7 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
 
-models_router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
+models_router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=OpenAiRoute)
 # Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a
 # name.
 predict_router = APIRouter(prefix="/v1/models", include_in_schema=False, route_class=TextRoute)
