@@ -1,6 +1,7 @@
 """The routes of Vertex AI, KServe V1 and SageMaker, and the forms that they share."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from sentiment_service.errors import UserError
 
 from tests.conftest import Serve
 from tests.support.serving import metric
+from tests.support.tiny_bundle import make_bundle
 
 KEY = "a-key-for-tests"
 
@@ -18,6 +20,20 @@ def test_openai_finds_the_same_model(client: TestClient) -> None:
     """OpenAI's client gets a model from the route that KServe asks."""
     openai = OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client)
     assert openai.models.retrieve("tiny").id == "tiny"
+
+
+def test_predict_of_kserve_takes_post_alone(serve: Serve, bundle: Path, tmp_path: Path) -> None:
+    """GET is answered with 405 and the method, and not as if the model was unknown.
+
+    A model may have such a name: then GET describes it.
+    """
+    client = serve(model=(bundle, make_bundle(tmp_path / "other", name="a:predict")))
+    for name in ("tiny", "none"):
+        answer = client.get(f"/v1/models/{name}:predict")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert answer.json()["detail"] == "allowed here: POST"
+    assert client.get("/v1/models/none").status_code == 404
+    assert client.get("/v1/models/a:predict").json()["id"] == "a:predict"
 
 
 def test_vertex_chooses_its_routes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,7 +289,10 @@ async def models(request: HttpRequest) -> dict[str, Any]:
 async def model(request: HttpRequest) -> dict[str, Any]:
     """OpenAI's description of a model, and KServe's: succeeds while you can send traffic for it."""
     service = request.exchange.service
-    classifier = service.models.classifiers.of(request.path_params["name"])
+    asked = request.path_params["name"]
+    if asked.endswith(":predict") and asked not in service.models.classifiers:
+        raise errors.MethodNotAllowed("allowed here: POST", allowed=["POST"])
+    classifier = service.models.classifiers.of(asked)
     service.lifecycle.check()
     await classifier.health.check_ready()
     name = classifier.model.name
