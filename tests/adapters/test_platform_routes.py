@@ -1,6 +1,7 @@
 """The routes of Vertex AI, KServe V1 and SageMaker, and the forms that they share."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from sentiment_service.errors import UserError
 
 from tests.conftest import Serve
 from tests.support.serving import metric
+from tests.support.tiny_bundle import make_bundle
 
 KEY = "a-key-for-tests"
 
@@ -18,6 +20,20 @@ def test_openai_finds_the_same_model(client: TestClient) -> None:
     """OpenAI's client gets a model from the route that KServe asks."""
     openai = OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client)
     assert openai.models.retrieve("tiny").id == "tiny"
+
+
+def test_predict_of_kserve_takes_post_alone(serve: Serve, bundle: Path, tmp_path: Path) -> None:
+    """GET is answered with 405 and the method, and not as if the model was unknown.
+
+    A model may have such a name: then GET describes it.
+    """
+    client = serve(model=(bundle, make_bundle(tmp_path / "other", name="a:predict")))
+    for name in ("tiny", "none"):
+        answer = client.get(f"/v1/models/{name}:predict")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert answer.json()["detail"] == "allowed here: POST"
+    assert client.get("/v1/models/none").status_code == 404
+    assert client.get("/v1/models/a:predict").json()["id"] == "a:predict"
 
 
 def test_vertex_chooses_its_routes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +108,43 @@ def test_a_route_with_another_purpose_is_refused(
         serve()
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "answered"),
+    [
+        ("/v1/models/tiny:predict", "instances", "predictions"),
+        ("/predict", "instances", "predictions"),
+        ("/invocations", "instances", "predictions"),
+        ("/classify", "inputs", "results"),
+        ("/tokenize", "inputs", "results"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("missing", "code"),
+    [
+        (None, "empty_text"),
+        ({"text": None}, "empty_text"),
+        ({"text": None, "text_pair": "love"}, "invalid_request"),  # the model takes no pairs
+    ],
+)
+def test_a_missing_text_of_a_list_fails_alone(
+    client: TestClient, path: str, field: str, answered: str, missing: Any, code: str
+) -> None:
+    """A null, as tables have it for a missing value, has its error in its place in each form."""
+    answer = client.post(path, json={field: ["love", missing, {"text": "love"}]})
+    assert answer.status_code == 200, answer.text
+    text, error, same = answer.json()[answered]
+    assert error["error"]["code"] == code
+    assert text == same
+
+
+@pytest.mark.parametrize("other", [{}, {"x": None}, 1], ids=json.dumps)
+def test_what_is_no_text_is_the_error_of_the_request(client: TestClient, other: Any) -> None:
+    """An object without a text, or a number, is no missing value but another form."""
+    for path, field in (("/v1/models/tiny:predict", "instances"), ("/classify", "inputs")):
+        answer = client.post(path, json={field: ["love", other]})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
 def _post(client: TestClient, content: str | bytes, given: str, accept: str = "*/*") -> Any:
     headers = {"content-type": given, "accept": accept}
     return client.post("/invocations", content=content, headers=headers)
@@ -118,6 +171,45 @@ def test_bad_lines_are_counted(client: TestClient) -> None:
         True,
     ]
     assert metric(client, "sentiment_texts_total", model="tiny", outcome="invalid_request") == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "bad"),
+    [
+        (["it", '"love.', 'worst"', "it"], {1, 2}),
+        (["it", '"love.', "", "worst", 'it"', "it"], {1, 2, 3, 4}),
+        (['"love ""so"".', 'worst ""it"".', 'it"', "it"], {0, 1, 2}),
+        (["it", '"love, it', 'worst, it"', "it"], {1, 2}),
+        (["it", 'it,"love', 'worst"', "it"], {1, 2}),
+        (["it", '"' + "love " * 40_000, 'worst"', "it"], {1, 2}),
+        # A quote inside a text opens nothing, and of a wrong one only the line is bad.
+        (["it", 'a 5" love', "it", '"love" it', "it", '"love ""it"""', "it"], {3}),
+        # A line that closes and goes on has ended the text: after it, lines are read as before.
+        (["it", '"love', "worst", '"it" love', "it"], {1, 2, 3}),
+        (["it", *["it"] * 130, '"love', "worst"], {131, 132}),
+    ],
+)
+def test_no_part_of_a_text_with_line_breaks_is_classified(
+    client: TestClient, lines: list[str], bad: set[int]
+) -> None:
+    """All lines of a quoted text that spans lines are invalid: a part would get a wrong label.
+
+    If its quote does not close, these are all lines from there on.
+    """
+    answer = _post(client, "\r\n".join(lines), "text/csv").text.splitlines()
+    wrong = {number for number, line in enumerate(answer) if line == ",,invalid_request"}
+    assert (len(answer), wrong) == (len(lines), bad)
+
+
+def test_a_text_with_a_line_break_is_told_where_to_go(client: TestClient) -> None:
+    """The message of each of its lines names JSON Lines, which has room for line breaks."""
+    answer = _post(client, 'it\n"love\n\nit"', "text/csv", "application/json").json()
+    said = [item["error"]["message"] for item in answer[1:]]
+    assert said == [
+        f"line {number} is part of a quoted text with a line break; send such texts as "
+        "application/jsonlines"
+        for number in (2, 3, 4)
+    ]
 
 
 def test_records_are_classified_in_groups(serve: Serve) -> None:

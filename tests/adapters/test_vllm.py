@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ def client(url: str) -> Iterator[OpenAI]:
 
 def _classify(client: OpenAI, **body: Any) -> Any:
     return client.post("/classify", body=body, cast_to=object)
+
+
+def _retrieve(client: OpenAI) -> Any:
+    return client.models.retrieve("gpt")
+
+
+def _listed(client: OpenAI) -> Any:
+    return client.models.list().data
 
 
 def _post(url: str, path: str, **body: Any) -> Any:
@@ -109,15 +118,14 @@ def test_the_client_shows_what_was_wrong(client: OpenAI) -> None:
 def test_an_unknown_model_and_a_wrong_key_are_the_clients_own_exceptions(
     client: OpenAI, url: str
 ) -> None:
-    """404 names the served models; 401 says what to send."""
-    with pytest.raises(NotFoundError, match="served models are: tiny"):
-        _classify(client, model="gpt", input="love")
-    with (
-        OpenAI(base_url=f"{url}/v1", api_key="another", max_retries=0) as other,
-        pytest.raises(AuthenticationError) as caught,
-    ):
-        _classify(other, input="love")
-    assert "Authorization: Bearer KEY" in str(caught.value.body)
+    """404 names the served models; 401 says what to send, also where the client lists models."""
+    for asked in (partial(_classify, model="gpt", input="love"), _retrieve):
+        with pytest.raises(NotFoundError, match="served models are: tiny"):
+            asked(client)
+    with OpenAI(base_url=f"{url}/v1", api_key="another", max_retries=0) as other:
+        for asked in (partial(_classify, input="love"), _retrieve, _listed):
+            with pytest.raises(AuthenticationError, match="Authorization: Bearer KEY"):
+                asked(other)
 
 
 def test_the_client_lists_the_served_models(client: OpenAI) -> None:

@@ -13,8 +13,8 @@ from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.errors import InvalidRequest, UnknownField
-from sentiment_service.http.routes import HttpRequest, JsonAnswer
+from sentiment_service.errors import InvalidRequest, ServiceError, UnknownField
+from sentiment_service.http.routes import HttpRequest, JsonAnswer, Route
 from sentiment_service.requests.validation import (
     NO_OBJECT,
     Threshold,
@@ -74,6 +74,15 @@ class ByField:
         return form.model_validate(obj)
 
 
+class OpenAiRoute(Route):
+    """A route whose errors have the member that OpenAI's clients read."""
+
+    @staticmethod
+    def error_members(kind: type[ServiceError], detail: str) -> dict[str, Any]:
+        failure = {"message": detail, "type": kind.title, "param": None, "code": kind.code}
+        return {"error": failure}
+
+
 class LabelScore(TypedDict):
     label: str
     score: float
@@ -105,13 +114,14 @@ ACCEPTED = f"a string, or an object with a string in one of the fields {', '.joi
 def text_of_record(value: Any) -> Text | None:
     """The text that a record of a platform holds: the value itself, or one of its fields.
 
-    A record with ``text_pair`` holds a pair. None means that the record holds something else.
+    A record with ``text_pair`` holds a pair. Null is an empty text. None means that the record
+    holds something else.
     """
     text, text_pair = value, None
     if isinstance(value, dict):
-        text = next((value[name] for name in TEXT_FIELDS if name in value), None)
+        text = next((value[name] for name in TEXT_FIELDS if name in value), value)
         text_pair = value.get("text_pair")
-    return text_or_pair(text, text_pair)
+    return text_or_pair("" if text is None else text, text_pair)
 
 
 def _texts(value: Any) -> list[Text]:

@@ -23,6 +23,7 @@ from sentiment_service.adapters.forms import (
     ACCEPTED,
     ByField,
     InstancesRequest,
+    OpenAiRoute,
     TextClassification,
     answer_instances,
     best_labels,
@@ -63,6 +64,8 @@ GROUP_RECORDS = 128
 # A text with such an error could be answered later or elsewhere. So the whole request fails, and
 # the platform sends it again.
 TRY_AGAIN = (503, 504)
+# A line of CSV whose last column begins with a quote that does not close.
+OPEN_QUOTE = re.compile(rb'(?:(?:[^",][^,]*+|"[^"]*+(?:""[^"]*+)*+")?,)*+"[^"]*+(?:""[^"]*+)*+')
 
 
 def read_json(line: bytes, number: int) -> Text:
@@ -75,14 +78,34 @@ def read_json(line: bytes, number: int) -> Text:
     return text
 
 
-def read_csv(line: bytes, number: int) -> Text:
-    """The text of a line of CSV, which has one column and no header."""
+class CsvReader:
+    """Reads the lines of CSV, which has one column and no header.
+
+    A line is answered by a line, so a quoted text with a line break has no answer: all its lines
+    are refused, because a part of it alone would get a label of its own.
+    """
+
+    def __init__(self) -> None:
+        self._open = False  # whether a quoted text goes on after the last line
+
+    def __call__(self, line: bytes, number: int) -> Text:
+        goes_on = self._open
+        self._open = OPEN_QUOTE.fullmatch(b'"' + line if goes_on else line) is not None
+        if goes_on or self._open:
+            raise errors.InvalidRequest(
+                f"line {number} is part of a quoted text with a line break; send such texts as "
+                "application/jsonlines"
+            )
+        return _read_csv(line, number)
+
+
+def _read_csv(line: bytes, number: int) -> Text:
     try:
         (columns,) = csv.reader([line.decode()], strict=True)
     except UnicodeDecodeError:
         raise errors.InvalidRequest(f"line {number} is not UTF-8") from None
     except (csv.Error, ValueError):
-        raise errors.InvalidRequest(f"line {number} is not valid CSV in one line") from None
+        raise errors.InvalidRequest(f"line {number} is not valid CSV") from None
     if len(columns) > 1:
         raise errors.InvalidRequest(
             f"line {number} has {len(columns)} columns; send one, and quote texts with commas"
@@ -117,12 +140,12 @@ class Answers:
 
 
 JSON_LINES = Answers("application/jsonlines", write_json)
-# By content type: how a line is read, and how lines are answered that ask for no other form.
-RECORDS: dict[str, tuple[Reader, Answers]] = {
-    "application/jsonlines": (read_json, JSON_LINES),
-    "application/jsonl": (read_json, JSON_LINES),
-    "application/x-ndjson": (read_json, JSON_LINES),
-    "text/csv": (read_csv, Answers("text/csv", write_csv)),
+# By content type: how lines are read, and how lines are answered that ask for no other form.
+RECORDS: dict[str, tuple[Callable[[], Reader], Answers]] = {
+    "application/jsonlines": (lambda: read_json, JSON_LINES),
+    "application/jsonl": (lambda: read_json, JSON_LINES),
+    "application/x-ndjson": (lambda: read_json, JSON_LINES),
+    "text/csv": (CsvReader, Answers("text/csv", write_csv)),
 }
 # By the header Accept.
 ANSWERS = {
@@ -168,9 +191,9 @@ async def invocations(request: HttpRequest) -> Response:
     """
     content_type = media_type(request, b"content-type")
     if content_type in RECORDS:
-        read, answers = RECORDS[content_type]
+        reader, answers = RECORDS[content_type]
         answers = ANSWERS.get(media_type(request, b"accept"), answers)
-        return await answer_records(request, read, answers)
+        return await answer_records(request, reader(), answers)
     if content_type != "application/json":
         raise errors.UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
     body = await read_body(request, ByField(FORMS))
@@ -245,7 +268,7 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
 
-models_router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=Route)
+models_router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=OpenAiRoute)
 # Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a
 # name.
 predict_router = APIRouter(prefix="/v1/models", include_in_schema=False, route_class=TextRoute)
@@ -266,7 +289,10 @@ async def models(request: HttpRequest) -> dict[str, Any]:
 async def model(request: HttpRequest) -> dict[str, Any]:
     """OpenAI's description of a model, and KServe's: succeeds while you can send traffic for it."""
     service = request.exchange.service
-    classifier = service.models.classifiers.of(request.path_params["name"])
+    asked = request.path_params["name"]
+    if asked.endswith(":predict") and asked not in service.models.classifiers:
+        raise errors.MethodNotAllowed("allowed here: POST", allowed=["POST"])
+    classifier = service.models.classifiers.of(asked)
     service.lifecycle.check()
     await classifier.health.check_ready()
     name = classifier.model.name

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
-from sentiment_service.adapters.forms import Refused
+from sentiment_service.adapters.forms import OpenAiRoute, Refused
 from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.step_thread import Kind, Steps
@@ -87,13 +87,8 @@ class TokenizeRequest(BaseModel):
     return_token_strs: StrictBool | None = None
 
 
-class VllmRoute(TextRoute):
-    """A route whose errors have the member that OpenAI's clients read."""
-
-    @staticmethod
-    def error_members(kind: type[ServiceError], detail: str) -> dict[str, Any]:
-        failure = {"message": detail, "type": kind.title, "param": None, "code": kind.code}
-        return {"error": failure}
+class VllmRoute(OpenAiRoute, TextRoute):
+    """A route of vLLM's that takes texts."""
 
 
 router = APIRouter(tags=["compatibility"], route_class=VllmRoute)

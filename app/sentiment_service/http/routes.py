@@ -10,7 +10,8 @@ one text (``benchmarks/cpu_time/``). And its errors would have to be rewritten t
 import asyncio
 import gzip
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -42,6 +43,7 @@ from sentiment_service.requests.validation import (
     Schema,
     as_list,
     checked,
+    is_own_form,
     parse,
     text_body,
 )
@@ -56,6 +58,8 @@ COMPRESS_BYTES = 8_192
 # If a body's content-length is above this, the body is read only if the queue has room. Otherwise
 # it would be read and parsed in vain. A shorter body has usually arrived with the headers.
 LONG_BYTES = 65_536
+# The fields of our own forms whose values are no strings, which all values of a query are.
+NO_STRINGS = frozenset({"threshold", "add_special_tokens"})
 add_compress_type(errors.PROBLEM)
 add_compress_type("application/x-ndjson", streaming=True)
 
@@ -256,10 +260,13 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     if request.parsed is not None:
         return checked(request.parsed, schema)
     body = await read_bytes(request)
+    query = _own_fields_of_query(request, schema)
     main, _, sub = media_type(request, b"content-type").partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
         text = text_body(_header(request, b"content-type"), body, schema)
-        return checked(text | _model_of_query(request), schema)
+        _belong_in_body(query.keys() & text.keys())
+        return checked(query | text, schema)
+    _belong_in_body(query)
     try:
         return await validated(request, body, schema)
     except errors.UnknownField as error:
@@ -271,10 +278,24 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
     raise OtherForm(known[0], parsed)
 
 
-def _model_of_query(request: HttpRequest) -> dict[str, str]:
-    """The model in the query, as the field of a body: a body that is a text has no place for it."""
-    query = request.query_params
-    return {"model": query["model"]} if "model" in query else {}
+def _own_fields_of_query(request: HttpRequest, schema: Schema[Any]) -> dict[str, Any]:
+    """The fields of one of our own forms that the query has: a text has no place for them.
+
+    A query may have others, which proxies add.
+    """
+    if not request.scope["query_string"]:
+        return {}
+    known = schema.model_fields if is_own_form(schema) else {}
+    fields = {name: value for name, value in request.query_params.items() if name in known}
+    for name in fields.keys() & NO_STRINGS:
+        with suppress(msgspec.DecodeError, RecursionError):  # then it is refused as a string
+            fields[name] = msgspec.json.decode(fields[name])
+    return fields
+
+
+def _belong_in_body(names: Iterable[str]) -> None:
+    for name in names:
+        raise errors.InvalidRequest(f"put {name} in the body, not in the query")
 
 
 async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> Body:

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, LiteralString, NotRequired, Protocol, TypeVar
+from typing import Annotated, Any, LiteralString, NotRequired, Protocol, TypeGuard, TypeVar
 
 import msgspec
 from pydantic import (
@@ -143,13 +143,18 @@ class RequestBody(BaseModel):
         return body
 
 
+def is_own_form(schema: Schema[Any]) -> TypeGuard[type[RequestBody]]:
+    """Whether it is one of our own forms, which may also be a text."""
+    return isinstance(schema, type) and issubclass(schema, RequestBody)
+
+
 UNICODE = re.compile(r'charset *= *"?(utf-?8|us-ascii)\b')
 
 
 def text_body(content_type: str, body: bytes, schema: Schema[Any]) -> dict[str, str]:
     """What one of our own forms reads in a body that is not JSON: a text."""
     kind, _, parameters = content_type.lower().partition(";")
-    has_texts = isinstance(schema, type) and issubclass(schema, RequestBody)
+    has_texts = is_own_form(schema)
     if not has_texts or kind.strip() != "text/plain":
         or_text = ", or one text, with content-type: text/plain" if has_texts else ""
         raise UnsupportedMediaType(f"send JSON, with content-type: application/json{or_text}")
@@ -246,11 +251,15 @@ def as_list(inputs: Text | list[Text]) -> list[Text]:
 
 
 def text_of(value: Any) -> Text | None:
-    """The text or pair that a string or an object is; None if it is neither."""
+    """The text or pair that a string or an object is; None if it is neither.
+
+    In an object, null is an empty text.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and value.keys() <= PairObject.__annotations__.keys():
-        return text_or_pair(value.get("text"), value.get("text_pair"))
+        text = value.get("text", value)
+        return text_or_pair("" if text is None else text, value.get("text_pair"))
     return None
 
 

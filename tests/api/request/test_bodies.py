@@ -26,8 +26,17 @@ else:
     import zstandard as zstd
 
 Compress = Callable[[bytes], bytes]
+
+
+def _members(body: bytes) -> bytes:
+    """Gzip of several members, as `cat a.gz b.gz`, bgzip and files that are appended to have it."""
+    parts = [body[start : start + 100_000] for start in range(0, len(body), 100_000)]
+    return b"".join(gzip.compress(part) for part in (b"", *parts, b""))
+
+
 ENCODINGS: list[tuple[str, Compress]] = [
     ("gzip", gzip.compress),
+    ("gzip", _members),
     ("x-gzip", gzip.compress),
     ("deflate", zlib.compress),
     ("br", brotli.compress),

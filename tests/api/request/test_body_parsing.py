@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import math
+import random
 import zlib
 from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
@@ -18,7 +19,13 @@ from sentiment_service.errors import (
     InvalidRequest,
     PayloadTooLarge,
 )
-from sentiment_service.http.decoding import FIRST_BYTES, UNSUSPICIOUS_BYTES, decoder
+from sentiment_service.http.decoding import (
+    FIRST_BYTES,
+    FREE_MEMBERS,
+    MEMBER_BYTES,
+    UNSUSPICIOUS_BYTES,
+    decoder,
+)
 from sentiment_service.http.routes import HttpRequest, read_body, read_bytes
 from sentiment_service.requests.exchange import Arrival, Exchange
 from sentiment_service.requests.limits import InflightBytes
@@ -75,7 +82,7 @@ class Body:
             arrival=Arrival(0.0, complete=True),
         )
         self.exchange.in_steps = partial(cast(Any, Exchange).in_steps, self.exchange)
-        self.scope = {"headers": list(headers)}
+        self.scope = {"headers": list(headers), "query_string": b""}
 
     def _hold(self, size: int) -> None:
         self.held += size
@@ -120,6 +127,38 @@ def test_a_bomb_is_refused_before_it_has_expanded(encoding: str) -> None:
     with pytest.raises(PayloadTooLarge, match="times as long"):
         pieces.extend(content)
     assert sum(map(len, pieces)) <= UNSUSPICIOUS_BYTES
+
+
+def test_gzip_may_have_several_members(worker: StepThread) -> None:
+    """All of them are the body, as in RFC 1952, 2.2; what follows them must be one, too."""
+    headers = (JSON, (b"content-encoding", b"gzip"))
+    packed = gzip.compress(b"lo") + gzip.compress(b"") + gzip.compress(b"ve")
+    assert _run(read_bytes(Body(packed, headers=headers, worker=worker).request)) == b"love"
+    for more, says in ((b"more", "is not valid gzip"), (packed[:15], "its gzip data has no end")):
+        with pytest.raises(InvalidRequest, match=says):
+            _run(read_bytes(Body(packed + more, headers=headers, worker=worker).request))
+    packed = zlib.compress(b"lo") + zlib.compress(b"ve")
+    with pytest.raises(InvalidRequest, match="more bytes after the end of its deflate data"):
+        _run(read_bytes(Body(packed, headers=(JSON, (b"content-encoding", b"deflate"))).request))
+
+
+@pytest.mark.parametrize("content", [b"", b"x"])
+@pytest.mark.parametrize("step", [1, 2**21])
+def test_short_gzip_members_are_limited(content: bytes, step: int) -> None:
+    """Each takes time, but hardly any bytes: so their number is limited, by the body's length."""
+    member = gzip.compress(content)
+    packed = member * (2**21 // len(member))
+    stream = decoder("gzip")
+    parts = (packed[start : start + step] for start in range(0, len(packed), step))
+    pieces: list[bytes] = []
+    with pytest.raises(InvalidRequest, match="compress it in one piece"):
+        pieces.extend(piece for part in parts for piece in stream.decode(part))
+    assert len(pieces) <= (1 if step > 1 else len(member)) * 1.1 * FREE_MEMBERS
+    fitting = decoder("gzip")
+    assert b"".join(fitting.decode(member * FREE_MEMBERS)) == content * FREE_MEMBERS
+    fitting.end()
+    long = gzip.compress(random.Random(1).randbytes(MEMBER_BYTES)) * 4 * FREE_MEMBERS
+    assert sum(map(len, decoder("gzip").decode(long))) == 4 * FREE_MEMBERS * MEMBER_BYTES
 
 
 @pytest.mark.parametrize("size", [FIRST_BYTES - 1, FIRST_BYTES, FIRST_BYTES + 1, 300_000])

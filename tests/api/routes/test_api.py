@@ -102,18 +102,58 @@ def test_models_of_one_name_can_be_served_under_two(
     assert [one["name"] for one in client.get("/models").json()["models"]] == ["a", "b"]
 
 
-def test_the_query_names_the_model_for_a_plain_text(
+def test_the_query_has_the_options_of_a_plain_text(
     serve: Serve, bundle: Path, tmp_path: Path
 ) -> None:
-    """A body that is a text has no field for the model; JSON has one, and its query is ignored."""
+    """They are checked as in a body. The text itself is the body; what else it has is ignored."""
     client = serve(model=(bundle, make_bundle(tmp_path / "other")), served_name=("a", "b"))
     plain: dict[str, Any] = {"content": "I love this!", "headers": {"content-type": "text/plain"}}
     assert client.post("/classify?model=b", **plain).json()["model"]["name"] == "b"
     assert client.post("/explain?model=b", **plain).json()["model"]["name"] == "b"
     assert client.post("/classify", **plain).json()["model"]["name"] == "a"
     assert client.post("/classify?model=c", **plain).json()["code"] == "model_not_found"
-    answer = client.post("/classify?model=b", json={"inputs": "I love this!"})
-    assert answer.json()["model"]["name"] == "a"
+    assert client.post("/classify?model=b&key=k", **plain).json()["model"]["name"] == "b"
+    (result,) = client.post("/classify?split=sentences", **plain).json()["results"]
+    assert len(result["sentences"]) == 1
+    (tokens,) = client.post("/tokenize?add_special_tokens=false", **plain).json()["results"]
+    assert set(tokens["sequence_ids"]) == {0}
+    for wrong, says in {
+        "/classify?overflow=cut": "overflow must be 'truncate', 'error' or 'window'",
+        "/classify?language=german": "language must be a language tag",
+        "/tokenize?add_special_tokens=2.5": "add_special_tokens must be a boolean",
+        "/classify?inputs=worst": "put inputs in the body, not in the query",
+    }.items():
+        answer = client.post(wrong, **plain)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert says in answer.json()["detail"]
+    long = plain | {"content": "love " * 40}
+    assert client.post("/classify?overflow=error", **long).json()["code"] == "text_too_long"
+
+
+@pytest.mark.parametrize("form", ["inputs", "input"])
+@pytest.mark.parametrize(
+    ("path", "query", "name"),
+    [
+        ("/classify", "model=tiny", "model"),
+        ("/classify", "request=1&overflow=error", "overflow"),
+        ("/classify", "inputs=love", "inputs"),
+        ("/explain", "model=tiny", "model"),
+        ("/tokenize", "add_special_tokens=false", "add_special_tokens"),
+    ],
+)
+def test_a_field_in_the_query_of_json_is_refused(
+    client: TestClient, path: str, query: str, name: str, form: str
+) -> None:
+    """It would be ignored otherwise: the model, for example, might be another than the one meant.
+
+    What is no field of the body is ignored: proxies add theirs.
+    """
+    body = {form: "I love this!"}
+    answer = client.post(f"{path}?{query}", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["detail"] == f"put {name} in the body, not in the query"
+    if form == "inputs":
+        assert client.post(f"{path}?request=1&key=model", json=body).status_code == 200
 
 
 def test_info_says_what_runs(serve: Serve) -> None:

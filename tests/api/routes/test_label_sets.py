@@ -152,6 +152,12 @@ WAYS: dict[str, Callable[[TestClient, Any], Response]] = {
     "classify": lambda client, threshold: client.post(
         "/classify", json={"inputs": ["love"], "threshold": threshold}
     ),
+    "plain text": lambda client, threshold: client.post(
+        "/classify",
+        params={"threshold": threshold},
+        content="love",
+        headers={"content-type": "text/plain"},
+    ),
     "stream": lambda client, threshold: client.post(
         "/classify/stream",
         params={"threshold": threshold},
