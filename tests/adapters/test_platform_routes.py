@@ -186,16 +186,16 @@ def test_bad_lines_are_counted(client: TestClient) -> None:
         (["it", 'a 5" love', "it", '"love" it', "it", '"love ""it"""', "it"], {3}),
         # A line that closes and goes on has ended the text: after it, lines are read as before.
         (["it", '"love', "worst", '"it" love', "it"], {1, 2, 3}),
-        (["it", *["it"] * 130, '"love', "worst"], {131, 132}),
+        (["it", *["it"] * 125, '"love', "worst", "", 'worst"', "it"], {126, 127, 128, 129}),
+        # A quote that does not close spoils its own line.
+        (["it", '"love', "worst", "it"], {1}),
+        (["it", *['a","love'] * 5, "it"], set(range(1, 6))),
     ],
 )
 def test_no_part_of_a_text_with_line_breaks_is_classified(
     client: TestClient, lines: list[str], bad: set[int]
 ) -> None:
-    """All lines of a quoted text that spans lines are invalid: a part would get a wrong label.
-
-    If its quote does not close, these are all lines from there on.
-    """
+    """All lines of a quoted text that spans lines are invalid: a part would get a wrong label."""
     answer = _post(client, "\r\n".join(lines), "text/csv").text.splitlines()
     wrong = {number for number, line in enumerate(answer) if line == ",,invalid_request"}
     assert (len(answer), wrong) == (len(lines), bad)

@@ -85,18 +85,28 @@ class CsvReader:
     are refused, because a part of it alone would get a label of its own.
     """
 
-    def __init__(self) -> None:
-        self._open = False  # whether a quoted text goes on after the last line
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self._lines = lines
+        self._last = 0  # the number of the line that ends the quoted text
+        self._closes = True  # whether a quote may still be closed
 
     def __call__(self, line: bytes, number: int) -> Text:
-        goes_on = self._open
-        self._open = OPEN_QUOTE.fullmatch(b'"' + line if goes_on else line) is not None
-        if goes_on or self._open:
+        if number > self._last and self._closes and OPEN_QUOTE.fullmatch(line):
+            self._last = self._end(number)
+        if number <= self._last:
             raise errors.InvalidRequest(
                 f"line {number} is part of a quoted text with a line break; send such texts as "
                 "application/jsonlines"
             )
         return _read_csv(line, number)
+
+    def _end(self, number: int) -> int:
+        """The number of the line that closes the quote of this one; 0 if none does."""
+        for later in range(number, len(self._lines)):
+            if not OPEN_QUOTE.fullmatch(b'"' + self._lines[later]):
+                return later + 1
+        self._closes = False  # a quote in a later line would end where this one does
+        return 0
 
 
 def _read_csv(line: bytes, number: int) -> Text:
@@ -140,11 +150,12 @@ class Answers:
 
 
 JSON_LINES = Answers("application/jsonlines", write_json)
-# By content type: how lines are read, and how lines are answered that ask for no other form.
-RECORDS: dict[str, tuple[Callable[[], Reader], Answers]] = {
-    "application/jsonlines": (lambda: read_json, JSON_LINES),
-    "application/jsonl": (lambda: read_json, JSON_LINES),
-    "application/x-ndjson": (lambda: read_json, JSON_LINES),
+# By content type: what reads lines, given all of them, and how lines are answered that ask for no
+# other form.
+RECORDS: dict[str, tuple[Callable[[Sequence[bytes]], Reader], Answers]] = {
+    "application/jsonlines": (lambda _: read_json, JSON_LINES),
+    "application/jsonl": (lambda _: read_json, JSON_LINES),
+    "application/x-ndjson": (lambda _: read_json, JSON_LINES),
     "text/csv": (CsvReader, Answers("text/csv", write_csv)),
 }
 # By the header Accept.
@@ -193,7 +204,7 @@ async def invocations(request: HttpRequest) -> Response:
     if content_type in RECORDS:
         reader, answers = RECORDS[content_type]
         answers = ANSWERS.get(media_type(request, b"accept"), answers)
-        return await answer_records(request, reader(), answers)
+        return await answer_records(request, reader, answers)
     if content_type != "application/json":
         raise errors.UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
     body = await read_body(request, ByField(FORMS))
@@ -206,7 +217,9 @@ async def invocations(request: HttpRequest) -> Response:
             return await _as_container(request, cast(TextClassification, body))
 
 
-async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -> Response:
+async def answer_records(
+    request: HttpRequest, reader: Callable[[Sequence[bytes]], Reader], answers: Answers
+) -> Response:
     """Classify the lines of the body. Blank and bad lines have their errors in their places."""
     service = request.exchange.service
     body = await read_bytes(request, empty="the body has no line")
@@ -215,6 +228,7 @@ async def answer_records(request: HttpRequest, read: Reader, answers: Answers) -
     if (found := body.count(b"\n") + 1) > most:  # a line of one byte takes sixty in a list
         raise errors.TooManyTexts(f"there are {found} lines; at most {most} are accepted")
     lines = body.split(b"\n")
+    read = reader(lines)
     classifier = service.models.classifiers.of(None)
     # So that no group has more tokens than one request may queue.
     size = max(1, min(GROUP_RECORDS, classifier.request_tokens // classifier.model.max_tokens))
