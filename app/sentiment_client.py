@@ -426,13 +426,25 @@ class _BaseClient:
         self._batch_size = batch_size
         self._concurrency = concurrency
         headers = {"content-type": "application/json", **_authorization(api_key)}
-        self._open(way, base_url=address, headers=headers)
+        self._way = way
+        self._options: dict[str, Any] = {"base_url": address, "headers": headers}
+        self._open()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _open(self, way: dict[str, Any], **options: Any) -> None:
+    def _open(self) -> None:
+        self._http = self._new_http()
+        self._process = os.getpid()
+
+    def _new_http(self) -> Any:
         raise NotImplementedError
+
+    def _connections(self) -> Any:
+        """A forked process has its own: on the other's, each would read what answers the other."""
+        if self._process != os.getpid() and not self._http.is_closed:
+            self._open()
+        return self._http
 
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
@@ -528,9 +540,9 @@ class _BaseClient:
 class Client(_BaseClient):
     """The synchronous client; threads can share it. Use it in a ``with``, or close it."""
 
-    def _open(self, way: dict[str, Any], **options: Any) -> None:
-        self._http = httpx.Client(transport=httpx.HTTPTransport(**way), **options)
+    def _new_http(self) -> "httpx.Client":
         self._closed = threading.Event()
+        return httpx.Client(transport=httpx.HTTPTransport(**self._way), **self._options)
 
     def __enter__(self) -> Self:
         return self
@@ -540,8 +552,9 @@ class Client(_BaseClient):
 
     def close(self) -> None:
         """Close the connections. A request that waits for its next attempt fails."""
+        http = self._connections()
         self._closed.set()
-        self._http.close()
+        http.close()
 
     @overload
     def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
@@ -638,7 +651,7 @@ class Client(_BaseClient):
                 result = self._closed.wait(step)
                 continue
             try:
-                result = self._http.request(**step)
+                result = self._connections().request(**step)
             except httpx.RequestError as error:
                 result = error
 
@@ -646,8 +659,8 @@ class Client(_BaseClient):
 class AsyncClient(_BaseClient):
     """The asyncio client; tasks can share it. Use it in an ``async with``, or close it."""
 
-    def _open(self, way: dict[str, Any], **options: Any) -> None:
-        self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**way), **options)
+    def _new_http(self) -> "httpx.AsyncClient":
+        return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**self._way), **self._options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -657,7 +670,7 @@ class AsyncClient(_BaseClient):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._connections().aclose()
 
     @overload
     async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
@@ -737,7 +750,7 @@ class AsyncClient(_BaseClient):
                 continue
             try:
                 async with asyncio.timeout(step["timeout"]):
-                    result = await self._http.request(**step)
+                    result = await self._connections().request(**step)
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
 

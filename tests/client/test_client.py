@@ -630,6 +630,42 @@ threading.Thread(target=go_on).start()
     assert done.stdout.splitlines() == ["['positive', 'negative']", "['negative']"], done.stderr
 
 
+ONE_BY_ONE: dict[type, str] = {
+    Client: "[client.classify(text).label for text in texts]",
+    AsyncClient: "asyncio.run(one_by_one(texts))",
+}
+
+
+@pytest.mark.parametrize("client", ONE_BY_ONE)
+def test_forked_processes_have_connections_of_their_own(service: Process, client: type) -> None:
+    """Each gets the results of its own texts, and the process that they come from does so, too."""
+    code = f"""
+import asyncio, multiprocessing, sys
+from sentiment_client import AsyncClient, Client
+client = {client.__name__}(sys.argv[1])
+async def one_by_one(texts):
+    return [(await client.classify(text)).label for text in texts]
+def labels(texts):
+    return {ONE_BY_ONE[client]}
+def fork():
+    with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as pool:
+        print([{{*each}} for each in pool.map(labels, [["love"] * 50, ["worst"] * 50] * 2, 1)])
+async def main():
+    await client.classify("love")
+    fork()
+    print(await one_by_one(["worst"]))
+if isinstance(client, AsyncClient):
+    asyncio.run(main())
+else:
+    client.classify("love")
+    fork()
+    print(labels(["worst"]))
+"""
+    done = run_program(sys.executable, "-c", code, service.url)
+    mine = "[{'positive'}, {'negative'}, {'positive'}, {'negative'}]"
+    assert done.stdout.splitlines() == [mine, "['negative']"], done.stderr
+
+
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 @pytest.mark.parametrize(
     "texts", ["good", b"good", {"text": "good"}, pd.DataFrame({"text": ["a"]})]
