@@ -882,7 +882,12 @@ def _checked(value: Any) -> Text | ItemError:
     """The value as a text or pair that JSON can hold, or why it is none."""
     if isinstance(value, str):
         return value
-    if isinstance(value, Mapping) and all(isinstance(part, str | None) for part in value.values()):
+    if (
+        isinstance(value, Mapping)
+        and value.keys() <= {"text", "text_pair"}
+        and isinstance(value.get("text"), str)
+        and isinstance(value.get("text_pair"), str | None)
+    ):
         return dict(value)
     if str(value) in MISSING:
         return ItemError("empty_text", "there is no text")

@@ -530,19 +530,30 @@ def test_a_table_of_a_model_that_has_changed_since() -> None:
 
 
 MISSING = [None, float("nan"), np.float32("nan"), np.datetime64("NaT"), Decimal("NaN"), pd.NA]
-NO_TEXTS = [3, np.int64(3), b"love", ["love"], {"text": float("nan")}, {"text": {1}}, object()]
+NO_TEXTS: list[Any] = [3, np.int64(3), b"love", ["love"], object()]
+NO_PAIRS: list[Any] = [
+    *({"text": text} for text in (None, float("nan"), {1})),
+    {"text": None, "text_pair": "love"},
+    {"text": "love", "text_pair": 3},
+    {"text": "love", "aspect": "love"},
+    {"content": "love"},
+    {},
+]
 
 
-def test_what_is_no_text_fails_alone(service: Process, classify: Call) -> None:
-    """Missing values and what is no text are errors in their places, as in `Classifier`."""
-    values = ["love", *MISSING, *NO_TEXTS, {"text": "worst"}, np.str_("love"), "\ud83d"]
-    said = "7 of 17 values are neither text nor missing: a text must"
+def test_what_is_no_text_fails_alone(service: Process, classify: Call, bundle: Path) -> None:
+    """Missing values and what is no text or pair are the errors that `Classifier` gives."""
+    no_texts = [*NO_TEXTS, *NO_PAIRS]
+    values = ["love", *MISSING, *no_texts, {"text": "worst"}, np.str_("love"), "\ud83d"]
+    said = "13 of 23 values are neither text nor missing: a text must"
     with pytest.warns(UserWarning, match=said):
         outcomes = classify(service.url, values, {"batch_size": 4})
-    codes = ["empty_text"] * len(MISSING) + ["invalid_request"] * len(NO_TEXTS)
+    codes = ["empty_text"] * len(MISSING) + ["invalid_request"] * len(no_texts)
     expected = ["positive", *codes, "negative", "positive", "invalid_request"]
     assert [getattr(one, "code", one.label) for one in outcomes] == expected
     assert outcomes[1] == ItemError("empty_text", "there is no text")
+    with Classifier(bundle, runners=1, threads=1) as classifier, pytest.warns(match=said):
+        assert outcomes.errors == classifier.classify(values).errors
 
 
 def test_nothing_is_sent_without_a_text(classify: Call) -> None:
@@ -550,7 +561,7 @@ def test_nothing_is_sent_without_a_text(classify: Call) -> None:
     server = Server([])
     with _listening(server) as url:
         assert {one.code for one in classify(url, MISSING, {"batch_size": 3})} == {"empty_text"}
-        for value in (*MISSING, 3, b"love", {"text": 3}):
+        for value in (*MISSING, *NO_TEXTS[:3], *NO_PAIRS):
             code = "empty_text" if any(value is one for one in MISSING) else "invalid_request"
             with pytest.raises(SentimentError) as raised:
                 classify(url, value, {})
