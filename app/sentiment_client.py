@@ -749,7 +749,8 @@ class AsyncClient(_BaseClient):
                 result = await asyncio.sleep(step, False)
                 continue
             try:
-                async with asyncio.timeout(step["timeout"]):
+                # A little longer than httpx waits for a connection, so that it can say so.
+                async with asyncio.timeout(step["timeout"] + 0.1):
                     result = await self._connections().request(**step)
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
@@ -984,9 +985,12 @@ def _document(response: "httpx.Response") -> Any:
 
 
 def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
+    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+        reason = "no connection in time"
+    elif isinstance(error, httpx.TimeoutException | TimeoutError):
         return ConnectionFailed(f"{url} did not answer in time", code="timed_out")
-    reason = str(error) or type(error).__name__
+    else:
+        reason = str(error) or type(error).__name__
     return ConnectionFailed(f"cannot reach {url}: {reason}", code="connection_failed")
 
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -263,6 +265,51 @@ def test_an_answer_of_errors_alone_does_not_decide_how_labels_are(classify: Call
     with _listening(server) as url:
         results = classify(url, ["x", "love"], {"batch_size": 1, "concurrency": 1})
     assert results.model.multi_label
+
+
+def test_a_patient_client_waits_for_a_host_that_drops_connections(classify: Call) -> None:
+    """As for one that refuses them: an attempt that finds no connection is no slow answer."""
+
+    def drop_connections(server: Any) -> None:
+        server.shutdown()
+        server.socket.listen(0)
+        waiting: list[socket.socket] = []
+        with suppress(TimeoutError):
+            while True:  # until the system has no place for another one
+                waiting.append(socket.create_connection(server.server_address, 0.05))
+
+        def return_() -> None:
+            for connection in waiting:
+                connection.close()
+            server.serve_forever(0.01)
+
+        threading.Timer(1.5, return_).start()
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        texts.append(json.loads(body)["inputs"])
+        status, headers, content = _answer([RESULT])
+        if len(texts) == 1:
+            drop_connections(request.server)
+        return status, {**headers, "connection": "close"}, content
+
+    texts: list[Any] = []
+    options = {"timeout_s": 0.5, "patience_s": 30.0, "batch_size": 1, "concurrency": 1}
+    with listening(answer) as url:
+        assert classify(url, ["love", "it"], options) == [POSITIVE, POSITIVE]
+    assert texts == [["love"], ["it"]]
+
+
+def test_a_host_that_drops_connections_is_named(classify: Call) -> None:
+    """It cannot be reached; nobody says that it was slow to answer."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        with socket.create_connection(address), pytest.raises(ConnectionFailed) as raised:
+            classify(f"http://127.0.0.1:{address[1]}", "love", {"timeout_s": 0.5})
+    assert raised.value.code == "connection_failed"
+    assert raised.value.detail.endswith(f":{address[1]}/: no connection in time")
+    # As behind as many requests as may be sent at a time, which all wait for such a host.
+    behind = sentiment_client._connection_failed(httpx.PoolTimeout(""), "URL")
+    assert str(behind) == "connection_failed: cannot reach URL: no connection in time"
 
 
 HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
