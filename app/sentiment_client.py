@@ -651,9 +651,20 @@ class Client(_BaseClient):
                 result = self._closed.wait(step)
                 continue
             try:
-                result = self._connections().request(**step)
-            except httpx.RequestError as error:
+                result = self._answer(**step)
+            except (httpx.RequestError, TimeoutError) as error:
                 result = error
+
+    def _answer(self, timeout: float, **request: Any) -> "httpx.Response":
+        """The answer. httpx itself limits only how long it waits for each part of it."""
+        end, parts = time.monotonic() + timeout, []
+        with self._connections().stream(timeout=timeout, **request) as answer:
+            for part in answer.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > end:
+                    raise TimeoutError
+        answer.headers.pop("content-encoding", None)  # the parts are decoded
+        return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(parts))
 
 
 class AsyncClient(_BaseClient):

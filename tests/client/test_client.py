@@ -1,6 +1,7 @@
 """The Python client, with the service itself and with servers that misbehave."""
 
 import asyncio
+import gzip
 import json
 import socket
 import sys
@@ -256,6 +257,38 @@ def test_a_service_that_does_not_answer(classify: Call, bundle: Path) -> None:
         released.set()
     assert raised.value.code == "timed_out"
     assert len(server.seen) == 1
+
+
+def test_an_answer_that_arrives_slowly(classify: Call) -> None:
+    """It ends at the deadline, too, however short the pauses between its parts are."""
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        _, headers, content = _answer([RESULT])
+        request.send_response(200)
+        for name, value in {**headers, "content-length": str(len(content))}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        with suppress(OSError):  # the client has gone
+            for start in range(0, len(content), 8):
+                request.wfile.write(content[start : start + 8])
+                time.sleep(0.1)
+        return None
+
+    started = time.monotonic()
+    with listening(answer) as url, pytest.raises(ConnectionFailed, match="in time") as raised:
+        classify(url, "love", {"timeout_s": 0.5})
+    assert raised.value.code == "timed_out"
+    assert 0.5 <= time.monotonic() - started < 2
+
+
+def test_a_compressed_answer(classify: Call) -> None:
+    """As a proxy may give it; one that cannot be read is a failed connection."""
+    status, headers, content = _answer([RESULT])
+    headers = {**headers, "content-encoding": "gzip"}
+    with _listening(Server([(status, headers, gzip.compress(content))])) as url:
+        assert classify(url, "love", {}) == POSITIVE
+    with _listening(Server([(status, headers, content)])) as url:
+        assert classify(url, "love", {}) == POSITIVE  # of the second attempt
 
 
 def test_an_answer_of_errors_alone_does_not_decide_how_labels_are(classify: Call) -> None:
