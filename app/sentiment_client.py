@@ -47,7 +47,6 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from html import escape
 from itertools import islice, repeat
-from math import isfinite
 from operator import is_
 from statistics import fmean
 from typing import (
@@ -91,6 +90,8 @@ MAX_BATCH_BYTES = 1_000_000
 MAX_ATTEMPTS = 6
 # The longest pause before the second attempt; it doubles with each of the next MAX_ATTEMPTS.
 FIRST_BACKOFF_S = 0.1
+# The most seconds that Python can wait.
+LONGEST_S = threading.TIMEOUT_MAX
 # Errors of a text that say nothing of the text: later, it has a result.
 PASSING = {"deadline_exceeded", "not_ready", "shutting_down"}
 # A patient client logs why it waits when the wait gets as long as this, and then once in this time.
@@ -410,9 +411,11 @@ class _BaseClient:
             ValueError: the URL, the key or a number is not valid, or a variable of the environment
                 names a proxy or certificates that cannot be used.
         """
-        if timeout_s <= 0 or patience_s < 0 or batch_size < 1 or concurrency < 1:
+        times = 0 < timeout_s <= LONGEST_S and patience_s >= 0  # neither is NaN
+        if not (times and batch_size >= 1 and concurrency >= 1):
             raise ValueError(
-                "timeout_s, batch_size and concurrency must be positive, patience_s not negative"
+                f"timeout_s must be above 0 and at most {LONGEST_S:.0f}, patience_s 0 or more, "
+                "batch_size and concurrency 1 or more"
             )
         _import_httpx()
         address = _address(url)
@@ -1007,13 +1010,16 @@ def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
 
 def _retry_after_s(value: str) -> float | None:
     """The header's value, a number of seconds or a date, as seconds from now."""
-    with suppress(ValueError):
-        return max(0.0, float(value)) if isfinite(float(value)) else None
-    with suppress(ValueError):
-        date = parsedate_to_datetime(value)
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            date = parsedate_to_datetime(value)
+        except ValueError:
+            return None
         moment = date if date.tzinfo else date.replace(tzinfo=UTC)
-        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
-    return None
+        seconds = (moment - datetime.now(UTC)).total_seconds()
+    return max(0.0, seconds) if seconds <= LONGEST_S else None
 
 
 def _prediction(model: _OneModel, document: Any) -> Prediction:

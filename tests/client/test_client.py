@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import math
 import socket
 import sys
 import threading
@@ -447,9 +448,33 @@ def test_an_invalid_url(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"timeout_s": value} for value in (0, -1, math.nan, math.inf, 1e10, 1e300)),
+        *({"patience_s": value} for value in (-1, math.nan)),
+        {"batch_size": 0},
+        {"concurrency": 0},
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_used(client: Any, options: dict[str, float]) -> None:
+    """They are refused when the client is made, with what is accepted."""
+    with pytest.raises(ValueError, match="timeout_s must be above 0 and at most "):
+        client(**options)
+
+
+def test_a_very_long_limit(service: Process, classify: Call) -> None:
+    """Neither Python nor the service refuses what the constructor accepts."""
+    options = {"timeout_s": sentiment_client.LONGEST_S, "patience_s": math.inf}
+    assert classify(service.url, "love", options).tokens == 3
+
+
 def test_retry_after() -> None:
-    """The header is a number of seconds or a date; None if it cannot be understood."""
-    for value, seconds in {"7": 7, "0.5": 0.5, "-1": 0, "soon": None, "inf": None}.items():
+    """The header is a number of seconds or a date; None if it is neither or too long to wait."""
+    never = dict.fromkeys(["soon", "inf", "nan", "1e10", "Fri, 31 Dec 9999 23:59:59 GMT"])
+    for value, seconds in ({"7": 7, "0.5": 0.5, "-1": 0} | never).items():
         assert sentiment_client._retry_after_s(value) == seconds
     later, earlier = (
         format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
