@@ -988,9 +988,15 @@ def _document(response: "httpx.Response") -> Any:
     if response.status_code == 200 and document is not None:
         return document
     problem = document if isinstance(document, dict) else {}
-    kind = response.headers.get("content-type", "none")
+    said = problem.get("detail")
+    if response.has_redirect_location:
+        place = response.headers["location"].partition("?")[0]
+        said = f"{NOT_THE_SERVICE}: it redirects to {place}; use a URL that does not redirect"
+    elif not said:
+        kind = response.headers.get("content-type", "none")
+        said = f"{NOT_THE_SERVICE} (content-type: {kind})"
     raise SentimentError(
-        str(problem.get("detail") or f"{NOT_THE_SERVICE} (content-type: {kind})"),
+        str(said),
         status=response.status_code,
         code=problem.get("code"),
         request_id=problem.get("request_id") or response.headers.get("x-request-id"),

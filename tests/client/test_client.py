@@ -347,6 +347,11 @@ def test_a_host_that_drops_connections_is_named(classify: Call) -> None:
 
 
 HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
+# Where an answer redirects to, and what of it is shown: not what a login asks about.
+REDIRECTS = {
+    "https://sentiment.test/classify": "https://sentiment.test/classify",
+    "https://login.test/?state=s3cret": "https://login.test/",
+}
 
 
 @pytest.mark.parametrize(
@@ -357,6 +362,15 @@ HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
             for status in (400, 401, 403, 404, 422, 500, 504)
         ],
         *[((status, *HTML), None, "text/html") for status in (200, 302, 500)],
+        *[
+            (
+                (status, {"location": location, **HTML[0]}, HTML[1]),
+                None,
+                f"it redirects to {place}; use a URL that does not redirect",
+            )
+            for status in (301, 302, 308)
+            for location, place in REDIRECTS.items()
+        ],
     ],
 )
 def test_other_errors_are_not_tried_again(
@@ -364,7 +378,7 @@ def test_other_errors_are_not_tried_again(
 ) -> None:
     """An error that another attempt cannot change is raised after one attempt.
 
-    A proxy's page of HTML is named by its HTTP status and content type.
+    A proxy's page of HTML is named by its HTTP status and content type, or by where it leads.
     """
     server = Server([step])
     with _listening(server) as url, pytest.raises(SentimentError, match=words) as raised:
