@@ -431,10 +431,22 @@ class _BaseClient:
         headers = {"content-type": "application/json", **_authorization(api_key)}
         self._way = way
         self._options: dict[str, Any] = {"base_url": address, "headers": headers}
+        self._again = partial(
+            type(self),
+            url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            batch_size=batch_size,
+            concurrency=concurrency,
+        )
         self._open()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return self._again, ()  # to pools of processes it goes with its key, without connections
 
     def _open(self) -> None:
         self._http = self._new_http()
@@ -541,7 +553,7 @@ class _BaseClient:
 
 
 class Client(_BaseClient):
-    """The synchronous client; threads can share it. Use it in a ``with``, or close it."""
+    """The synchronous client. Threads and processes can share it; close it, or use a ``with``."""
 
     def _new_http(self) -> "httpx.Client":
         self._closed = threading.Event()

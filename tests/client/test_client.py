@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -742,6 +743,19 @@ def test_results_are_columns(service: Process, classify: Call, bundle: Path) -> 
     pd.testing.assert_frame_equal(results.to_frame(), ours.to_frame())
     assert type(results) is type(ours)
     assert results.model == ours.model
+
+
+def test_processes_that_are_not_forked_can_share_a_client() -> None:
+    """A pool sends it to them with its key and its other options."""
+    server = Server([])
+    with _listening(server) as url, get_context("spawn").Pool(1) as pool:
+        client = Client(url, api_key="s3cret", timeout_s=7.0, batch_size=3, concurrency=1)
+        (results,) = pool.map(client.classify, [["x", "xx", "xxx", "xxxx"]])
+    assert [one.tokens for one in results] == [1, 2, 3, 4]
+    assert [len(body["inputs"]) for _, body in server.seen] == [3, 1]
+    (headers, _), *_ = server.seen
+    assert headers["authorization"] == "Bearer s3cret"
+    assert 0 < int(headers["x-request-timeout-ms"]) <= 7000
 
 
 def test_threads_go_on_after_the_main_thread(service: Process) -> None:
