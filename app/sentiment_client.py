@@ -47,7 +47,6 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from html import escape
 from itertools import islice, repeat
-from math import isfinite
 from operator import is_
 from statistics import fmean
 from typing import (
@@ -91,6 +90,8 @@ MAX_BATCH_BYTES = 1_000_000
 MAX_ATTEMPTS = 6
 # The longest pause before the second attempt; it doubles with each of the next MAX_ATTEMPTS.
 FIRST_BACKOFF_S = 0.1
+# The most seconds that Python can wait.
+LONGEST_S = threading.TIMEOUT_MAX
 # Errors of a text that say nothing of the text: later, it has a result.
 PASSING = {"deadline_exceeded", "not_ready", "shutting_down"}
 # A patient client logs why it waits when the wait gets as long as this, and then once in this time.
@@ -410,9 +411,11 @@ class _BaseClient:
             ValueError: the URL, the key or a number is not valid, or a variable of the environment
                 names a proxy or certificates that cannot be used.
         """
-        if timeout_s <= 0 or patience_s < 0 or batch_size < 1 or concurrency < 1:
+        times = 0 < timeout_s <= LONGEST_S and patience_s >= 0  # neither is NaN
+        if not (times and batch_size >= 1 and concurrency >= 1):
             raise ValueError(
-                "timeout_s, batch_size and concurrency must be positive, patience_s not negative"
+                f"timeout_s must be above 0 and at most {LONGEST_S:.0f}, patience_s 0 or more, "
+                "batch_size and concurrency 1 or more"
             )
         _import_httpx()
         address = _address(url)
@@ -426,13 +429,37 @@ class _BaseClient:
         self._batch_size = batch_size
         self._concurrency = concurrency
         headers = {"content-type": "application/json", **_authorization(api_key)}
-        self._open(way, base_url=address, headers=headers)
+        self._way = way
+        self._options: dict[str, Any] = {"base_url": address, "headers": headers}
+        self._again = partial(
+            type(self),
+            url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            batch_size=batch_size,
+            concurrency=concurrency,
+        )
+        self._open()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def _open(self, way: dict[str, Any], **options: Any) -> None:
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return self._again, ()  # to pools of processes it goes with its key, without connections
+
+    def _open(self) -> None:
+        self._http = self._new_http()
+        self._process = os.getpid()
+
+    def _new_http(self) -> Any:
         raise NotImplementedError
+
+    def _connections(self) -> Any:
+        """A forked process has its own: on the other's, each would read what answers the other."""
+        if self._process != os.getpid() and not self._http.is_closed:
+            self._open()
+        return self._http
 
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
@@ -520,11 +547,11 @@ class _BaseClient:
 
 
 class Client(_BaseClient):
-    """The synchronous client; threads can share it. Use it in a ``with``, or close it."""
+    """The synchronous client. Threads and processes can share it; close it, or use a ``with``."""
 
-    def _open(self, way: dict[str, Any], **options: Any) -> None:
-        self._http = httpx.Client(transport=httpx.HTTPTransport(**way), **options)
+    def _new_http(self) -> "httpx.Client":
         self._closed = threading.Event()
+        return httpx.Client(transport=httpx.HTTPTransport(**self._way), **self._options)
 
     def __enter__(self) -> Self:
         return self
@@ -534,8 +561,9 @@ class Client(_BaseClient):
 
     def close(self) -> None:
         """Close the connections. A request that waits for its next attempt fails."""
+        http = self._connections()
         self._closed.set()
-        self._http.close()
+        http.close()
 
     @overload
     def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
@@ -632,16 +660,27 @@ class Client(_BaseClient):
                 result = self._closed.wait(step)
                 continue
             try:
-                result = self._http.request(**step)
-            except httpx.RequestError as error:
+                result = self._answer(**step)
+            except (httpx.RequestError, TimeoutError) as error:
                 result = error
+
+    def _answer(self, timeout: float, **request: Any) -> "httpx.Response":
+        """The answer. httpx itself limits only how long it waits for each part of it."""
+        end, parts = time.monotonic() + timeout, []
+        with self._connections().stream(timeout=timeout, **request) as answer:
+            for part in answer.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > end:
+                    raise TimeoutError
+        answer.headers.pop("content-encoding", None)  # the parts are decoded
+        return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(parts))
 
 
 class AsyncClient(_BaseClient):
     """The asyncio client; tasks can share it. Use it in an ``async with``, or close it."""
 
-    def _open(self, way: dict[str, Any], **options: Any) -> None:
-        self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**way), **options)
+    def _new_http(self) -> "httpx.AsyncClient":
+        return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**self._way), **self._options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -651,7 +690,7 @@ class AsyncClient(_BaseClient):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._connections().aclose()
 
     @overload
     async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
@@ -729,8 +768,9 @@ class AsyncClient(_BaseClient):
                 result = await asyncio.sleep(step, False)
                 continue
             try:
-                async with asyncio.timeout(step["timeout"]):
-                    result = await self._http.request(**step)
+                # A little longer than httpx waits for a connection, so that it can say so.
+                async with asyncio.timeout(step["timeout"] + 0.1):
+                    result = await self._connections().request(**step)
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
 
@@ -859,7 +899,12 @@ def _checked(value: Any) -> Text | ItemError:
     """The value as a text or pair that JSON can hold, or why it is none."""
     if isinstance(value, str):
         return value
-    if isinstance(value, Mapping) and all(isinstance(part, str | None) for part in value.values()):
+    if (
+        isinstance(value, Mapping)
+        and value.keys() <= {"text", "text_pair"}
+        and isinstance(value.get("text"), str)
+        and isinstance(value.get("text_pair"), str | None)
+    ):
         return dict(value)
     if str(value) in MISSING:
         return ItemError("empty_text", "there is no text")
@@ -940,9 +985,15 @@ def _document(response: "httpx.Response") -> Any:
     if response.status_code == 200 and document is not None:
         return document
     problem = document if isinstance(document, dict) else {}
-    kind = response.headers.get("content-type", "none")
+    said = problem.get("detail")
+    if response.has_redirect_location:
+        place = response.headers["location"].partition("?")[0]
+        said = f"{NOT_THE_SERVICE}: it redirects to {place}; use a URL that does not redirect"
+    elif not said:
+        kind = response.headers.get("content-type", "none")
+        said = f"{NOT_THE_SERVICE} (content-type: {kind})"
     raise SentimentError(
-        str(problem.get("detail") or f"{NOT_THE_SERVICE} (content-type: {kind})"),
+        str(said),
         status=response.status_code,
         code=problem.get("code"),
         request_id=problem.get("request_id") or response.headers.get("x-request-id"),
@@ -951,21 +1002,27 @@ def _document(response: "httpx.Response") -> Any:
 
 
 def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
+    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+        reason = "no connection in time"
+    elif isinstance(error, httpx.TimeoutException | TimeoutError):
         return ConnectionFailed(f"{url} did not answer in time", code="timed_out")
-    reason = str(error) or type(error).__name__
+    else:
+        reason = str(error) or type(error).__name__
     return ConnectionFailed(f"cannot reach {url}: {reason}", code="connection_failed")
 
 
 def _retry_after_s(value: str) -> float | None:
     """The header's value, a number of seconds or a date, as seconds from now."""
-    with suppress(ValueError):
-        return max(0.0, float(value)) if isfinite(float(value)) else None
-    with suppress(ValueError):
-        date = parsedate_to_datetime(value)
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            date = parsedate_to_datetime(value)
+        except ValueError:
+            return None
         moment = date if date.tzinfo else date.replace(tzinfo=UTC)
-        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
-    return None
+        seconds = (moment - datetime.now(UTC)).total_seconds()
+    return max(0.0, seconds) if seconds <= LONGEST_S else None
 
 
 def _prediction(model: _OneModel, document: Any) -> Prediction:

@@ -1,20 +1,25 @@
 """The Python client, with the service itself and with servers that misbehave."""
 
 import asyncio
+import gzip
 import json
+import math
+import socket
 import sys
 import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -256,6 +261,38 @@ def test_a_service_that_does_not_answer(classify: Call, bundle: Path) -> None:
     assert len(server.seen) == 1
 
 
+def test_an_answer_that_arrives_slowly(classify: Call) -> None:
+    """It ends at the deadline, too, however short the pauses between its parts are."""
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        _, headers, content = _answer([RESULT])
+        request.send_response(200)
+        for name, value in {**headers, "content-length": str(len(content))}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        with suppress(OSError):  # the client has gone
+            for start in range(0, len(content), 8):
+                request.wfile.write(content[start : start + 8])
+                time.sleep(0.1)
+        return None
+
+    started = time.monotonic()
+    with listening(answer) as url, pytest.raises(ConnectionFailed, match="in time") as raised:
+        classify(url, "love", {"timeout_s": 0.5})
+    assert raised.value.code == "timed_out"
+    assert 0.5 <= time.monotonic() - started < 2
+
+
+def test_a_compressed_answer(classify: Call) -> None:
+    """As a proxy may give it; one that cannot be read is a failed connection."""
+    status, headers, content = _answer([RESULT])
+    headers = {**headers, "content-encoding": "gzip"}
+    with _listening(Server([(status, headers, gzip.compress(content))])) as url:
+        assert classify(url, "love", {}) == POSITIVE
+    with _listening(Server([(status, headers, content)])) as url:
+        assert classify(url, "love", {}) == POSITIVE  # of the second attempt
+
+
 def test_an_answer_of_errors_alone_does_not_decide_how_labels_are(classify: Call) -> None:
     """A later answer with predictions shows whether a text may have several labels."""
     error = {"error": {"code": "empty_text", "message": "there is no text"}}
@@ -265,7 +302,57 @@ def test_an_answer_of_errors_alone_does_not_decide_how_labels_are(classify: Call
     assert results.model.multi_label
 
 
+def test_a_patient_client_waits_for_a_host_that_drops_connections(classify: Call) -> None:
+    """As for one that refuses them: an attempt that finds no connection is no slow answer."""
+
+    def drop_connections(server: Any) -> None:
+        server.shutdown()
+        server.socket.listen(0)
+        waiting: list[socket.socket] = []
+        with suppress(TimeoutError):
+            while True:  # until the system has no place for another one
+                waiting.append(socket.create_connection(server.server_address, 0.05))
+
+        def return_() -> None:
+            for connection in waiting:
+                connection.close()
+            server.serve_forever(0.01)
+
+        threading.Timer(1.5, return_).start()
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        texts.append(json.loads(body)["inputs"])
+        status, headers, content = _answer([RESULT])
+        if len(texts) == 1:
+            drop_connections(request.server)
+        return status, {**headers, "connection": "close"}, content
+
+    texts: list[Any] = []
+    options = {"timeout_s": 0.5, "patience_s": 30.0, "batch_size": 1, "concurrency": 1}
+    with listening(answer) as url:
+        assert classify(url, ["love", "it"], options) == [POSITIVE, POSITIVE]
+    assert texts == [["love"], ["it"]]
+
+
+def test_a_host_that_drops_connections_is_named(classify: Call) -> None:
+    """It cannot be reached; nobody says that it was slow to answer."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        with socket.create_connection(address), pytest.raises(ConnectionFailed) as raised:
+            classify(f"http://127.0.0.1:{address[1]}", "love", {"timeout_s": 0.5})
+    assert raised.value.code == "connection_failed"
+    assert raised.value.detail.endswith(f":{address[1]}/: no connection in time")
+    # As behind as many requests as may be sent at a time, which all wait for such a host.
+    behind = sentiment_client._connection_failed(httpx.PoolTimeout(""), "URL")
+    assert str(behind) == "connection_failed: cannot reach URL: no connection in time"
+
+
 HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
+# Where an answer redirects to, and what of it is shown: not what a login asks about.
+REDIRECTS = {
+    "https://sentiment.test/classify": "https://sentiment.test/classify",
+    "https://login.test/?state=s3cret": "https://login.test/",
+}
 
 
 @pytest.mark.parametrize(
@@ -276,6 +363,15 @@ HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
             for status in (400, 401, 403, 404, 422, 500, 504)
         ],
         *[((status, *HTML), None, "text/html") for status in (200, 302, 500)],
+        *[
+            (
+                (status, {"location": location, **HTML[0]}, HTML[1]),
+                None,
+                f"it redirects to {place}; use a URL that does not redirect",
+            )
+            for status in (301, 302, 308)
+            for location, place in REDIRECTS.items()
+        ],
     ],
 )
 def test_other_errors_are_not_tried_again(
@@ -283,7 +379,7 @@ def test_other_errors_are_not_tried_again(
 ) -> None:
     """An error that another attempt cannot change is raised after one attempt.
 
-    A proxy's page of HTML is named by its HTTP status and content type.
+    A proxy's page of HTML is named by its HTTP status and content type, or by where it leads.
     """
     server = Server([step])
     with _listening(server) as url, pytest.raises(SentimentError, match=words) as raised:
@@ -367,9 +463,33 @@ def test_an_invalid_url(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"timeout_s": value} for value in (0, -1, math.nan, math.inf, 1e10, 1e300)),
+        *({"patience_s": value} for value in (-1, math.nan)),
+        {"batch_size": 0},
+        {"concurrency": 0},
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_used(client: Any, options: dict[str, float]) -> None:
+    """They are refused when the client is made, with what is accepted."""
+    with pytest.raises(ValueError, match="timeout_s must be above 0 and at most "):
+        client(**options)
+
+
+def test_a_very_long_limit(service: Process, classify: Call) -> None:
+    """Neither Python nor the service refuses what the constructor accepts."""
+    options = {"timeout_s": sentiment_client.LONGEST_S, "patience_s": math.inf}
+    assert classify(service.url, "love", options).tokens == 3
+
+
 def test_retry_after() -> None:
-    """The header is a number of seconds or a date; None if it cannot be understood."""
-    for value, seconds in {"7": 7, "0.5": 0.5, "-1": 0, "soon": None, "inf": None}.items():
+    """The header is a number of seconds or a date; None if it is neither or too long to wait."""
+    never = dict.fromkeys(["soon", "inf", "nan", "1e10", "Fri, 31 Dec 9999 23:59:59 GMT"])
+    for value, seconds in ({"7": 7, "0.5": 0.5, "-1": 0} | never).items():
         assert sentiment_client._retry_after_s(value) == seconds
     later, earlier = (
         format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
@@ -530,19 +650,30 @@ def test_a_table_of_a_model_that_has_changed_since() -> None:
 
 
 MISSING = [None, float("nan"), np.float32("nan"), np.datetime64("NaT"), Decimal("NaN"), pd.NA]
-NO_TEXTS = [3, np.int64(3), b"love", ["love"], {"text": float("nan")}, {"text": {1}}, object()]
+NO_TEXTS: list[Any] = [3, np.int64(3), b"love", ["love"], object()]
+NO_PAIRS: list[Any] = [
+    *({"text": text} for text in (None, float("nan"), {1})),
+    {"text": None, "text_pair": "love"},
+    {"text": "love", "text_pair": 3},
+    {"text": "love", "aspect": "love"},
+    {"content": "love"},
+    {},
+]
 
 
-def test_what_is_no_text_fails_alone(service: Process, classify: Call) -> None:
-    """Missing values and what is no text are errors in their places, as in `Classifier`."""
-    values = ["love", *MISSING, *NO_TEXTS, {"text": "worst"}, np.str_("love"), "\ud83d"]
-    said = "7 of 17 values are neither text nor missing: a text must"
+def test_what_is_no_text_fails_alone(service: Process, classify: Call, bundle: Path) -> None:
+    """Missing values and what is no text or pair are the errors that `Classifier` gives."""
+    no_texts = [*NO_TEXTS, *NO_PAIRS]
+    values = ["love", *MISSING, *no_texts, {"text": "worst"}, np.str_("love"), "\ud83d"]
+    said = "13 of 23 values are neither text nor missing: a text must"
     with pytest.warns(UserWarning, match=said):
         outcomes = classify(service.url, values, {"batch_size": 4})
-    codes = ["empty_text"] * len(MISSING) + ["invalid_request"] * len(NO_TEXTS)
+    codes = ["empty_text"] * len(MISSING) + ["invalid_request"] * len(no_texts)
     expected = ["positive", *codes, "negative", "positive", "invalid_request"]
     assert [getattr(one, "code", one.label) for one in outcomes] == expected
     assert outcomes[1] == ItemError("empty_text", "there is no text")
+    with Classifier(bundle, runners=1, threads=1) as classifier, pytest.warns(match=said):
+        assert outcomes.errors == classifier.classify(values).errors
 
 
 def test_nothing_is_sent_without_a_text(classify: Call) -> None:
@@ -550,7 +681,7 @@ def test_nothing_is_sent_without_a_text(classify: Call) -> None:
     server = Server([])
     with _listening(server) as url:
         assert {one.code for one in classify(url, MISSING, {"batch_size": 3})} == {"empty_text"}
-        for value in (*MISSING, 3, b"love", {"text": 3}):
+        for value in (*MISSING, *NO_TEXTS[:3], *NO_PAIRS):
             code = "empty_text" if any(value is one for one in MISSING) else "invalid_request"
             with pytest.raises(SentimentError) as raised:
                 classify(url, value, {})
@@ -614,6 +745,19 @@ def test_results_are_columns(service: Process, classify: Call, bundle: Path) -> 
     assert results.model == ours.model
 
 
+def test_processes_that_are_not_forked_can_share_a_client() -> None:
+    """A pool sends it to them with its key and its other options."""
+    server = Server([])
+    with _listening(server) as url, get_context("spawn").Pool(1) as pool:
+        client = Client(url, api_key="s3cret", timeout_s=7.0, batch_size=3, concurrency=1)
+        (results,) = pool.map(client.classify, [["x", "xx", "xxx", "xxxx"]])
+    assert [one.tokens for one in results] == [1, 2, 3, 4]
+    assert [len(body["inputs"]) for _, body in server.seen] == [3, 1]
+    (headers, _), *_ = server.seen
+    assert headers["authorization"] == "Bearer s3cret"
+    assert 0 < int(headers["x-request-timeout-ms"]) <= 7000
+
+
 def test_threads_go_on_after_the_main_thread(service: Process) -> None:
     """Another thread, and what ``atexit`` calls, still get their results."""
     code = """
@@ -628,6 +772,42 @@ threading.Thread(target=go_on).start()
 """
     done = run_program(sys.executable, "-c", code, service.url)
     assert done.stdout.splitlines() == ["['positive', 'negative']", "['negative']"], done.stderr
+
+
+ONE_BY_ONE: dict[type, str] = {
+    Client: "[client.classify(text).label for text in texts]",
+    AsyncClient: "asyncio.run(one_by_one(texts))",
+}
+
+
+@pytest.mark.parametrize("client", ONE_BY_ONE)
+def test_forked_processes_have_connections_of_their_own(service: Process, client: type) -> None:
+    """Each gets the results of its own texts, and the process that they come from does so, too."""
+    code = f"""
+import asyncio, multiprocessing, sys
+from sentiment_client import AsyncClient, Client
+client = {client.__name__}(sys.argv[1])
+async def one_by_one(texts):
+    return [(await client.classify(text)).label for text in texts]
+def labels(texts):
+    return {ONE_BY_ONE[client]}
+def fork():
+    with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as pool:
+        print([{{*each}} for each in pool.map(labels, [["love"] * 50, ["worst"] * 50] * 2, 1)])
+async def main():
+    await client.classify("love")
+    fork()
+    print(await one_by_one(["worst"]))
+if isinstance(client, AsyncClient):
+    asyncio.run(main())
+else:
+    client.classify("love")
+    fork()
+    print(labels(["worst"]))
+"""
+    done = run_program(sys.executable, "-c", code, service.url)
+    mine = "[{'positive'}, {'negative'}, {'positive'}, {'negative'}]"
+    assert done.stdout.splitlines() == [mine, "['negative']"], done.stderr
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
