@@ -18,6 +18,7 @@ The file is long because users copy it, so it must not need other files of this 
 """
 
 import asyncio
+import importlib
 import ipaddress
 import json
 import logging
@@ -278,14 +279,12 @@ class Results(list[Outcome]):
         To add them to a table, use ``add_columns``: a join by an index that repeats would multiply
         the rows.
         """
-        import pandas as pd
-
+        pd = _imported("pandas", "to_frame()", "2.2")
         return pd.DataFrame(_typed(pd, _columns(self)), self._valid_index())
 
     def to_arrow(self) -> Any:
         """The columns as a table of pyarrow."""
-        import pyarrow as pa
-
+        pa = _imported("pyarrow", "to_arrow()", "18")
         return pa.table(_typed(pa, _columns(self)))
 
     def summary(self) -> dict[str, Any]:
@@ -302,11 +301,7 @@ class Results(list[Outcome]):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw how many texts have each label, with matplotlib; its axes."""
-        try:
-            from matplotlib import pyplot
-        except ModuleNotFoundError:
-            raise _missing("plot()", "matplotlib", "3.10") from None
-        ax = ax or pyplot.subplots()[1]
+        ax = ax or _imported("matplotlib.pyplot", "plot()", "3.10").subplots()[1]
         counts = self.summary()["labels"]
         ax.bar([*counts], [*counts.values()])
         ax.set(title=self._title(), ylabel="texts")
@@ -784,6 +779,13 @@ def _import_httpx() -> None:
         raise _missing("sentiment_client", "httpx", "0.28") from None
 
 
+def _imported(module: str, needed_by: str, version: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise _missing(needed_by, module.partition(".")[0], version) from None
+
+
 def _missing(needed_by: str, package: str, version: str) -> ModuleNotFoundError:
     command = shlex.join([sys.executable, "-m", "pip", "install", f"{package}>={version}"])
     return ModuleNotFoundError(
@@ -901,9 +903,8 @@ def _checked(value: Any) -> Text | ItemError:
         return value
     if (
         isinstance(value, Mapping)
-        and value.keys() <= {"text", "text_pair"}
-        and isinstance(value.get("text"), str)
-        and isinstance(value.get("text_pair"), str | None)
+        and {"text"} <= value.keys() <= {"text", "text_pair"}
+        and all(isinstance(part, str | None) for part in value.values())
     ):
         return dict(value)
     if str(value) in MISSING:

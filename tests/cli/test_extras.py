@@ -141,13 +141,17 @@ def test_the_client_names_the_package_that_it_needs() -> None:
     )
 
 
-def test_a_plot_names_the_package_that_it_needs() -> None:
-    """Results that are drawn without matplotlib fail with one line that says how to get it."""
-    code = "import sys; sys.modules['matplotlib'] = None; import sentiment_client as c; "
-    done = run_program(sys.executable, "-c", f"{code}c.Results([], ()).plot()")
+@pytest.mark.parametrize(
+    ("method", "package", "version"),
+    [("plot", "matplotlib", "3.10"), ("to_frame", "pandas", "2.2"), ("to_arrow", "pyarrow", "18")],
+)
+def test_results_name_the_package_that_they_need(method: str, package: str, version: str) -> None:
+    """Without it, a plot or a table of results fails with one line that says how to get it."""
+    code = f"import sys; sys.modules['{package}'] = None; import sentiment_client as c; "
+    done = run_program(sys.executable, "-c", f"{code}c.Results([], ()).{method}()")
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: plot() needs the package matplotlib (3.10 or newer): run "
-        f"{shlex.quote(sys.executable)} -m pip install 'matplotlib>=3.10'"
+        f"ModuleNotFoundError: {method}() needs the package {package} ({version} or newer): run "
+        f"{shlex.quote(sys.executable)} -m pip install '{package}>={version}'"
     )
 
 

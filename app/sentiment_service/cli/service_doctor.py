@@ -50,13 +50,14 @@ class _Asker(Client):
 
     def ask(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
         method, limit_s = "GET" if body is None else "POST", self._timeout_s
+        http: httpx.Client = self._http
         # httpx limits the time of each part of an answer, and there may be any number of parts.
-        late = threading.Timer(limit_s, self._http.close)
+        late = threading.Timer(limit_s, http.close)
         late.start()
         try:
-            return self._http.request(method, path, json=body, headers=headers, timeout=limit_s)
+            return http.request(method, path, json=body, headers=headers, timeout=limit_s)
         except (httpx.RequestError, OSError, ValueError, RuntimeError):
-            if self._http.is_closed:  # now, or as the answer before this one ended
+            if http.is_closed:  # now, or as the answer before this one ended
                 raise httpx.ReadTimeout("the answer did not end") from None
             raise
         finally:
