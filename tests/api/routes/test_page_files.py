@@ -171,6 +171,22 @@ def test_the_labelled_file_is_that_of_the_command(
         assert [*mine] == [*other]  # also the order of members
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"id, the  text \n1,love\n"),
+        ("a.jsonl", b'{"id": "1", " the  text ": "love"}\n'),
+    ],
+)
+def test_spaces_in_the_name_of_a_column(page: Page, name: str, content: bytes) -> None:
+    """A column may be called with spaces at the ends or several in a row."""
+    choose(page, name, content)
+    expect(page.get_by_label("Column of the texts")).to_have_value(" the  text ")
+    expect(page.locator("#sample li")).to_have_text(["love"])
+    classify(page)
+    expect(rows(page).locator("td:first-child")).to_have_text(["positive"])
+
+
 def test_rows_are_read_as_the_command_reads_them(
     page: Page, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
