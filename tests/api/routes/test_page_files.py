@@ -34,6 +34,7 @@ FILES: dict[str, bytes] = {
     "lines.txt": b"love\r\n\r\n worst  day \rso so",
     "objects.jsonl": b'{"comment": "love", "n": 1.10, "label": 3}\n\n[1]\n{"n": 2}\n'
     b'{"comment": 5}\n{"comment": "\\ud83d\\ude00"}',
+    "late.jsonl": b'{"comment": "love"}\n' * 60 + b'{"comment": "worst", "label": 3}\n',
 }
 # A file and what the page says of it.
 REFUSED = [
@@ -169,6 +170,18 @@ def test_the_labelled_file_is_that_of_the_command(
         assert error_code(mine.pop(last)) == error_code(other.pop(last))
         assert mine == other
         assert [*mine] == [*other]  # also the order of members
+
+
+def test_a_member_that_comes_late_is_kept(page: Page) -> None:
+    """Beyond what is read before the first result, a row's own members keep their names, too."""
+    early = json.dumps({"comment": "love", "more": "x" * 20_000})
+    late = {"comment": "worst", "label": "mine", "predicted_label": "an older one"}
+    choose(page, "a.jsonl", "\n".join([early] * 60 + [json.dumps(late)]).encode())
+    page.get_by_label("Column of the texts").select_option("comment")
+    classify(page)
+    *_, before, last = read(saved(page).path(), ".jsonl")
+    assert before["label"] == "positive"
+    assert last == {**last, **late, "predicted_predicted_label": "negative"}
 
 
 @pytest.mark.parametrize(
