@@ -1,6 +1,7 @@
 """`sentiment classify` with files: what it writes, and that an interrupted run loses nothing."""
 
 import csv
+import errno
 import gzip
 import json
 import logging
@@ -18,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -399,7 +401,10 @@ def test_an_output_that_exists_is_kept(
     capsys: pytest.CaptureFixture[str],
     kind: str,
 ) -> None:
-    """Only --overwrite replaces it. With --resume, a finished one is said to be complete."""
+    """Only --overwrite replaces it. With --resume, one of this run is said to be complete.
+
+    Where a file can have no mark of its run, each is, unless the input is newer.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     _csv(tmp_path / "in.csv", 10)
     target = tmp_path / "out.csv"
@@ -411,9 +416,15 @@ def test_an_output_that_exists_is_kept(
         f"sentiment: {target} exists; add --overwrite to replace it, or give another --output\n"
     )
     if kind == "file":
-        assert main([*options, "--resume"]) == 0
-        said = capsys.readouterr().err
-        assert said == f"sentiment: {target} is complete; nothing is left to do\n"
+        for fault, code, says in (
+            (errno.EOPNOTSUPP, 0, "is complete; nothing is left to do"),
+            (errno.ENODATA, 1, "is not known to be an output of this run; --overwrite classifies"),
+        ):
+            read = Mock(side_effect=OSError(fault, "made up"))
+            monkeypatch.setattr(os, "getxattr", read, raising=False)
+            assert main([*options, "--resume"]) == code
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"sentiment: {target} {says}")
         later = target.stat().st_mtime + 10
         os.utime(tmp_path / "in.csv", (later, later))
         assert main([*options, "--resume"]) == 1

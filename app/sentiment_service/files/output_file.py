@@ -1,5 +1,6 @@
 """The output of a run, which can be continued after its last finished chunk."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -134,11 +135,21 @@ class OutputFile:
         return _rows(self._chunks(self._lines()[1:]))
 
     def check_complete(self, identity: dict[str, Any]) -> None:
-        """Return if the complete file is of a run with this identity, or of an unknown one."""
-        made: dict[str, Any] = {}
-        with suppress(AttributeError, OSError):
+        """Return if the complete file is of a run with this identity, or no file can have one."""
+        try:
             made = _json_line(os.getxattr(self.target, ATTRIBUTE))
-        if made and (change := _change(made, _as_json(identity))):
+        except AttributeError:  # this system has none
+            return
+        except OSError as error:
+            if error.errno != errno.ENODATA:  # this file system has none
+                return
+            made = {}
+        if not made:
+            raise UserError(
+                f"{self.target} is not known to be an output of this run; --overwrite classifies "
+                "again, or choose another --output"
+            )
+        if change := _change(made, _as_json(identity)):
             raise UserError(
                 f"{self.target} is complete, but of another run: {change}; --overwrite classifies "
                 "again, or choose another --output"
