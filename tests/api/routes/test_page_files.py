@@ -32,6 +32,9 @@ FILES: dict[str, bytes] = {
     "thread.tsv": b'id\tcomment\n1\t"love it, they said\n2\tworst day\n3\tand "love" too"\n',
     "quoted.tsv": b'id\tcomment\n1\t"love\tit"\n2\tworst\n',
     "lines.txt": b"love\r\n\r\n worst  day \rso so",
+    # U+FFFD as it was written, near a line that is not UTF-8.
+    "replaced.csv": "comment\nlove \ufffd\ncafééééé \ufffd".encode()
+    + b"\xff\r\n\xef\xbf\xbd worst\n",
     "objects.jsonl": b'{"comment": "love", "n": 1.10, "label": 3}\n\n[1]\n{"n": 2}\n'
     b'{"comment": 5}\n{"comment": "\\ud83d\\ude00"}',
     "late.jsonl": b'{"comment": "love"}\n' * 60 + b'{"comment": "worst", "label": 3}\n',
