@@ -339,6 +339,7 @@ WRONG_USAGE = [
     (["text", "--input", "in.csv"], "not both"),
     (["love", "in.csv"], "in.csv is a file: its texts are classified with --input in.csv"),
     (["--input", ""], "must end in one of"),
+    (["--input", "-"], "each line of standard input is a text: cat FILE | sentiment classify"),
     (["--input", "in.xls"], ".txt .csv .tsv .jsonl .ndjson .json .parquet .xlsx .zip, all but"),
     (["--input", "in.csv", "--sheet", "A"], "--sheet is for an .xlsx workbook"),
     (["--input", "in.xlsx", "--encoding", "utf-16"], "--encoding is for text; .xlsx has one"),
