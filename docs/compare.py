@@ -2,11 +2,12 @@
 
     python compare.py FILE.jsonl
 
-Each line of the file has what the cloud answered for one text as ``cloud``, and as ``label`` what
+Each line of the file has what the cloud answered for one text as ``cloud``, and at its end what
 ``sentiment classify`` has added.
 """
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -24,8 +25,14 @@ def label_of(cloud: dict[str, Any]) -> str:
     return str(cloud.get("sentiment") or cloud["Sentiment"]).lower()
 
 
+def added(row: dict[str, Any], name: str) -> Any:
+    """What ``classify`` has added: after the user's members, and as none of them is called."""
+    return next(row[key] for key in reversed(row) if re.fullmatch(f"(predicted_)*{name}", key))
+
+
 with Path(sys.argv[1]).open(encoding="utf-8") as file:
-    every = [json.loads(line) for line in file]
+    lines = [json.loads(line) for line in file]
+every = [{**line, "label": added(line, "label"), "score": added(line, "score")} for line in lines]
 rows = [row for row in every if "error" not in row["cloud"] and "ErrorCode" not in row["cloud"]]
 if failed := len(every) - len(rows):
     print(f"{failed} of {len(every)} texts have an error of the cloud; they are left out")

@@ -1,6 +1,7 @@
 """`sentiment classify` with files: what it writes, and that an interrupted run loses nothing."""
 
 import csv
+import errno
 import gzip
 import json
 import logging
@@ -18,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -337,6 +339,7 @@ WRONG_USAGE = [
     (["text", "--input", "in.csv"], "not both"),
     (["love", "in.csv"], "in.csv is a file: its texts are classified with --input in.csv"),
     (["--input", ""], "must end in one of"),
+    (["--input", "-"], "each line of standard input is a text: cat FILE | sentiment classify"),
     (["--input", "in.xls"], ".txt .csv .tsv .jsonl .ndjson .json .parquet .xlsx .zip, all but"),
     (["--input", "in.csv", "--sheet", "A"], "--sheet is for an .xlsx workbook"),
     (["--input", "in.xlsx", "--encoding", "utf-16"], "--encoding is for text; .xlsx has one"),
@@ -399,7 +402,10 @@ def test_an_output_that_exists_is_kept(
     capsys: pytest.CaptureFixture[str],
     kind: str,
 ) -> None:
-    """Only --overwrite replaces it. With --resume, a finished one is said to be complete."""
+    """Only --overwrite replaces it. With --resume, one of this run is said to be complete.
+
+    Where a file can have no mark of its run, each is, unless the input is newer.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     _csv(tmp_path / "in.csv", 10)
     target = tmp_path / "out.csv"
@@ -411,9 +417,15 @@ def test_an_output_that_exists_is_kept(
         f"sentiment: {target} exists; add --overwrite to replace it, or give another --output\n"
     )
     if kind == "file":
-        assert main([*options, "--resume"]) == 0
-        said = capsys.readouterr().err
-        assert said == f"sentiment: {target} is complete; nothing is left to do\n"
+        for fault, code, says in (
+            (errno.EOPNOTSUPP, 0, "is complete; nothing is left to do"),
+            (errno.ENODATA, 1, "is not known to be an output of this run; --overwrite classifies"),
+        ):
+            read = Mock(side_effect=OSError(fault, "made up"))
+            monkeypatch.setattr(os, "getxattr", read, raising=False)
+            assert main([*options, "--resume"]) == code
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"sentiment: {target} {says}")
         later = target.stat().st_mtime + 10
         os.utime(tmp_path / "in.csv", (later, later))
         assert main([*options, "--resume"]) == 1
@@ -422,6 +434,18 @@ def test_an_output_that_exists_is_kept(
     assert main([*options, "--overwrite"]) == 0
     assert "precious" not in target.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+def test_a_complete_output_of_a_model_with_many_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is known to be of the run, although a file's mark has a few KB at most."""
+    labels = [f"a long name of a label, {number}" for number in range(300)]
+    bundle = make_bundle(tmp_path / "bundle", labels=labels, outputs=len(labels))
+    options = _files(_csv(tmp_path / "in.csv", 3), tmp_path / "out.csv", bundle)
+    for said in ("3 rows in", "is complete; nothing is left to do"):
+        assert main(["classify", *options, "--resume"]) == 0
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -73,6 +73,7 @@ def _workbook(
         sheet = book.create_sheet(name)
         for row in content:
             sheet.append(row)
+        sheet.row_dimensions[sheet.max_row + 2].height = 30  # a row without cells
     book.remove(book.worksheets[0])
     file = io.BytesIO()
     book.save(file)
@@ -439,7 +440,11 @@ DAY = datetime.datetime(2024, 2, 29, 12, 30)  # noqa: DTZ001 - Excel has no zone
 
 
 def test_workbooks(tmp_path: Path) -> None:
-    """The first sheet or the named one, with the types of its cells; blank rows are skipped."""
+    """The first sheet or the named one, with the types of its cells.
+
+    A blank row between others is an error in its place, so that results match the sheet; those
+    before the names and after the last row are skipped.
+    """
     rows: list[list[Any]] = [
         [],
         ["id", "text", None, "day"],
@@ -452,6 +457,7 @@ def test_workbooks(tmp_path: Path) -> None:
     source = _Input(path)
     assert _texts(source) == [
         "love",
+        "empty_text: row 4 has no 'text'",
         "empty_text: row 5 has no 'text'",
         "invalid_request: row 6: 'text' is not text",
         "empty_text: row 7 has the error #N/A of a formula",
@@ -463,8 +469,8 @@ def test_workbooks(tmp_path: Path) -> None:
     assert lines[0].startswith("id,text,day,column C,column E,label,")
     assert lines[1].startswith("1,love,2024-02-29 12:30:00,more,,good,")
     made = pq.read_table(pa.BufferReader(_written(source, ".parquet", tmp_path)))
-    assert made["id"].to_pylist() == [1, 2, 3, 4, 5, 6]
-    assert made["column E"].to_pylist()[:2] == [None, 0.5]
+    assert made["id"].to_pylist() == [1, None, 2, 3, 4, 5, 6]
+    assert made["column E"].to_pylist()[:3] == [None, None, 0.5]
     assert json.loads(_written(source, ".jsonl", tmp_path).splitlines()[-1])["text"] == rows[-1][1]
 
 
@@ -547,7 +553,9 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.xlsx", XLS, "an .xls workbook, or one with a password"),
     ("a.xlsx", _zip({"a.csv": b"text\n"}), "cannot be read as .xlsx: "),
     ("a.xlsx", _workbook(["text"])[:-99], "cannot be read as .xlsx: "),
-    ("a.xlsx", _workbook(), "no column 'text'"),
+    ("a.xlsx", _workbook(), "no cell in its first sheet; --sheet NAME reads another"),
+    ("a.xlsx", _workbook(["text"], ['=CONCAT("lo","ve")']), "has only formulas without values"),
+    ("a.xlsx", _workbook(["id", "text"], [1, "=B3"], [], [2, "=B2"]), "'text' has only formulas"),
     ("a.xlsx", _workbook(["tweet"]), "no column 'text'; --column accepts one of: 'tweet'"),
     ("a.xlsx", _workbook(["text", "x", "x"]), "several columns with the same name: 'x'"),
     ("a.parquet", b"", "cannot be read as Parquet"),

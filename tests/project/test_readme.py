@@ -61,8 +61,16 @@ def embedded() -> Iterator[Process]:
         yield process
 
 
-def test_a_clouds_answers_are_compared_with_ours(embedded: Process, tmp_path: Path) -> None:
-    """As docs/migrate.md says it: with documents of Azure, answers of AWS and of Google."""
+@pytest.mark.parametrize(
+    "more", [{}, {"label": "positive", "score": 3}, {"predicted_label": "x", "score": "y"}]
+)
+def test_a_clouds_answers_are_compared_with_ours(
+    embedded: Process, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """As docs/migrate.md says it: with documents of Azure, answers of AWS and of Google.
+
+    Members of the user's that are called like a result, or as one of another run, are not read.
+    """
     azure = {"id": "1", "sentiment": "positive", "confidenceScores": {"positive": 0.99}}
     aws = {"Sentiment": "NEGATIVE", "SentimentScore": {"Negative": 0.98, "Mixed": 0.01}}
     google = {"documentSentiment": {"magnitude": 0.8, "score": 0.8}, "language": "en"}
@@ -73,7 +81,7 @@ def test_a_clouds_answers_are_compared_with_ours(embedded: Process, tmp_path: Pa
         ("Good food, awful service.", {**azure, "sentiment": "mixed"}),
         (" ", {"documentSentiment": {}}),
     ]
-    lines = [json.dumps({"text": text, "cloud": cloud}) for text, cloud in answers]
+    lines = [json.dumps({"text": text, "cloud": cloud, **more}) for text, cloud in answers]
     saved, both = tmp_path / "answers.jsonl", tmp_path / "both.jsonl"
     saved.write_text("\n".join(lines), encoding="utf-8")
     files = ("--input", str(saved), "--output", str(both))

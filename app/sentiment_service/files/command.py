@@ -150,6 +150,11 @@ def fault(options: Namespace) -> str | None:
         # Path.is_file fails on a text that is too long for a path.
         if text.lower().endswith(READ) and os.path.isfile(text):  # noqa: PTH113
             return f"{text} is a file: its texts are classified with --input {text}"
+    if options.input == "-":
+        return (
+            "--input must be a file; without it, each line of standard input is a text: "
+            "cat FILE | sentiment classify"
+        )
     if found := input_fault(options):
         return found
     if made and not made.name.lower().endswith(WRITTEN):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -162,7 +162,8 @@ class JsonListTable(JsonlTable):
 class XlsxTable(JsonlTable):
     """A sheet of a workbook; its first row that is not blank has the names of the columns.
 
-    A column without a name has its letter, if it has a value. Needs openpyxl.
+    A column without a name has its letter, if it has a value. A blank row is one without a text,
+    unless no other follows. Needs openpyxl.
     """
 
     kind = "row"
@@ -177,14 +178,20 @@ class XlsxTable(JsonlTable):
         from openpyxl.utils import get_column_letter
 
         filled = ((number, row) for number, row in rows if any(cell is not None for cell in row))
-        _, first = next(filled, (0, ()))
+        begin, first = next(filled, (0, ()))
         header = {place: str(name) for place, name in enumerate(first) if name is not None}
+        if not header:
+            which = repr(self._options.sheet) if self._options.sheet else "first"
+            raise UserError(f"{path} has no cell in its {which} sheet; --sheet NAME reads another")
         names = [*header.values()]
         check_names(names, path)
         column_index(self._column, names, path)
         self._names += names
         self._types |= dict.fromkeys(names, NoneType)
+        last, blank, any_text = begin, json_text(dict.fromkeys(names)), False
         for number, row in filled:
+            yield from ((between, blank) for between in range(last + 1, number))
+            last = number
             record: dict[str, Any] = dict.fromkeys(names)
             for place, value in enumerate(row):
                 if value is not None:
@@ -192,13 +199,26 @@ class XlsxTable(JsonlTable):
                         letters = f"column {get_column_letter(place + 1)}"
                         (name,) = free_names([letters], names, "unnamed ")
                     record[name] = value
+            any_text |= record[self._column] is not None
             yield number, json_text(record)
+        if any_text:
+            return
+        place = next(place for place, name in header.items() if name == self._column)
+        with closing(self._sheet(path, data_only=False)) as formulas:
+            if any(any(row[place : place + 1]) for row in islice(formulas, begin, None)):
+                raise CannotContinue(
+                    f"{path}: the column {self._column!r} has only formulas without values; open "
+                    "the file in Excel and save it, so that they are computed"
+                )
 
     def expected_rows(self, read: int) -> None:
         """Many sheets do not say it."""
 
-    def _sheet(self, path: Path) -> Generator[Sequence[Any], None, None]:
-        """The values of each row. Of a formula, it is the one that was last computed."""
+    def _sheet(self, path: Path, *, data_only: bool = True) -> Generator[Sequence[Any], None, None]:
+        """The values of each row. Of a formula, it is the one that was last computed.
+
+        Without ``data_only``, it is the formula.
+        """
         from openpyxl import load_workbook
 
         sheet = self._options.sheet
@@ -208,7 +228,7 @@ class XlsxTable(JsonlTable):
                 check_expansion(path, path.stat().st_size, sum(sizes))
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what it does not read, such as colours
-                    book = load_workbook(file, read_only=True, data_only=True)
+                    book = load_workbook(file, read_only=True, data_only=data_only)
             except CannotContinue:
                 raise
             except Exception as error:  # openpyxl has no errors of its own

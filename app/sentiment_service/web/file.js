@@ -21,7 +21,7 @@ export async function choose(file, column) {
   swap(true);
   $("file-name").textContent = file.name;
   $("file-form").textContent = `${bytes(file.size)}, ${table.form}`;
-  $("column").replaceChildren(...table.columns.map((name) => new Option(name)));
+  $("column").replaceChildren(...table.columns.map((name) => new Option(name, name)));
   $("column").value = table.column;
   $("column-field").hidden = table.columns.length === 1;
   await chooseColumn();

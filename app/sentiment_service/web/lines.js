@@ -22,6 +22,7 @@ const NOT_UTF8 = "\udc80";
 
 const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const lenient = new TextDecoder("utf-8", { ignoreBOM: true });
+const byByte = new TextDecoder("latin1"); // each byte becomes a character
 
 export const isUtf8 = (text) => !text.includes(NOT_UTF8);
 
@@ -71,10 +72,14 @@ const lineEnd = (bytes) => bytes.lastIndexOf(10) + 1 || bytes.lastIndexOf(13, by
 
 const split = (text) => text.match(/[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$/g) ?? [];
 
+// U+FFFD may have been written as such: only a line with other bytes is decoded leniently.
 function decoded(bytes) {
   try {
     return strict.decode(bytes);
   } catch {
+    let from = 0;
+    const lines = split(byByte.decode(bytes)).map(({ length }) => bytes.subarray(from, (from += length)));
+    if (lines.length > 1) return lines.map(decoded).join("");
     return lenient.decode(bytes).replaceAll("\ufffd", NOT_UTF8);
   }
 }

@@ -132,7 +132,8 @@ export class Table {
   #save() {
     const chosen = this.#chosen();
     const { labels } = this.#rows[0].answer;
-    const columns = new ResultColumns({ labels, multi_label: "labels" in (chosen[0]?.result ?? {}) }, ["text"]);
+    const multiLabel = this.#rows.some(({ result }) => "labels" in result);
+    const columns = new ResultColumns({ labels, multi_label: multiLabel }, ["text"]);
     const lines = chosen.map(({ text, result }) => csvLine([text, ...columns.values(result)]));
     download([csvLine(["text", ...columns.names]), ...lines], "sentiment.csv");
   }

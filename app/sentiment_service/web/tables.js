@@ -37,6 +37,7 @@ export class ResultColumns {
   constructor({ labels, multi_label: multiLabel }, taken) {
     const sentiment = labels.includes("positive") && labels.includes("negative");
     this.labels = labels;
+    this.taken = taken;
     this.members = [...(sentiment ? ["polarity"] : []), ...(multiLabel ? ["labels"] : []), "warnings"];
     this.names = free(["label", "score", ...labels.map((label) => `score_${label}`), ...this.members, "error"], taken);
     this.jsonNames = free(["label", "score", "scores", ...this.members, "error"], taken);
@@ -48,10 +49,13 @@ export class ResultColumns {
     errorText(result),
   ];
 
-  json(result) {
+  // `names` are those in the row; the first rows, by which names are chosen, may lack some.
+  json(result, names) {
     const members = ["label", "score", "scores", ...this.members].map((name) => result[name] ?? null);
     const values = [...members, errorText(result) ?? null];
-    return JSON.stringify(Object.fromEntries(this.jsonNames.map((name, index) => [name, values[index]])));
+    const taken = names.some((name) => this.jsonNames.includes(name));
+    const added = taken ? free(this.jsonNames, [...this.taken, ...names]) : this.jsonNames;
+    return JSON.stringify(Object.fromEntries(added.map((name, index) => [name, values[index]])));
   }
 }
 
@@ -121,9 +125,10 @@ class JsonLines extends Table {
   form = "a JSON object in each line";
 
   begin({ lines }) {
-    const objects = lines.slice(0, SAMPLE).map(parsed).filter(Boolean);
-    this.allColumns = [...new Set(objects.flatMap(Object.keys))];
-    this.columns = this.allColumns.filter((name) => objects.some((object) => typeof object[name] === "string"));
+    const members = lines.flatMap((line) => Object.entries(parsed(line) ?? {}));
+    const names = (chosen) => [...new Set(chosen.map(([name]) => name))];
+    this.allColumns = names(members);
+    this.columns = names(members.filter(([, value]) => typeof value === "string"));
     if (!this.columns.length) throw refused(this.file, "has no line with a JSON object that has a text");
   }
 
@@ -134,7 +139,7 @@ class JsonLines extends Table {
       if (!line.trim()) continue;
       const object = parsed(line);
       const text = object?.[column];
-      const row = { number, json: object ? line.trim() : "{}" };
+      const row = { number, json: object ? line.trim() : "{}", names: Object.keys(object ?? {}) };
       if (typeof text === "string") yield checked({ ...row, text });
       else if (!object) yield failed(row, "invalid_request", `is not a JSON object: ${JSON.stringify(line.slice(0, SHOWN))}`);
       else if (text == null) yield failed(row, "empty_text", `has no “${column}”`);
@@ -145,9 +150,9 @@ class JsonLines extends Table {
   header = () => "";
 
   // The row's members are copied as text, so that numbers keep all digits.
-  line({ json }, result, columns) {
+  line({ json, names }, result, columns) {
     const members = json.slice(1, -1).trim();
-    return `{${members && `${members}, `}${columns.json(result).slice(1)}\n`;
+    return `{${members && `${members}, `}${columns.json(result, names).slice(1)}\n`;
   }
 }
 

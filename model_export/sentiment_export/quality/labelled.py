@@ -177,6 +177,8 @@ def _rows_of_table(path: Path, columns: Columns) -> Iterator[Row]:
                 column_index(columns.group, table.columns, path, "--group-column")
         for record, text in zip(table.records(chunk.rows), chunk.texts, strict=True):
             number += 1
+            if record and all(value is None for value in record.values()):
+                continue  # a blank row of a workbook
             group = None if columns.group is None else record.get(columns.group)
             name = "" if _is_gap(group) else str(group)
             yield f"{path}, row {number}", name, record.get(label), text

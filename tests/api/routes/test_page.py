@@ -813,7 +813,10 @@ def test_many_labels_are_sorted_by_score(several: str, visits: Visits) -> None:
 
 
 def test_a_multi_label_model(several: str, visits: Visits) -> None:
-    """All labels that apply are the title, and the page says that the bars are independent."""
+    """All labels that apply are the title, and the page says that the bars are independent.
+
+    The saved rows have them, also if the first one is an error.
+    """
     page = visits.open(several)
     page.get_by_label("Model").select_option("multi")
     classify(page, "love")
@@ -823,11 +826,12 @@ def test_a_multi_label_model(several: str, visits: Visits) -> None:
     expect(bars).to_have_class(["", "best", "best"])
     expect(bars.locator(".score")).to_have_text(["26.9%", "50.0%", "98.2%"])
     expect(answer).to_contain_text("Each label has a score of its own")
-    classify(page, "love", "worst")
+    classify(page, TOO_LONG, "love", "worst")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download CSV").click()
     with download.value.path().open(encoding="utf-8-sig", newline="") as file:
         assert [row["labels"] for row in csv.DictReader(file)] == [
+            "",
             '["joy","love"]',
             '["anger","joy"]',
         ]

@@ -32,8 +32,12 @@ FILES: dict[str, bytes] = {
     "thread.tsv": b'id\tcomment\n1\t"love it, they said\n2\tworst day\n3\tand "love" too"\n',
     "quoted.tsv": b'id\tcomment\n1\t"love\tit"\n2\tworst\n',
     "lines.txt": b"love\r\n\r\n worst  day \rso so",
+    # U+FFFD as it was written, near a line that is not UTF-8.
+    "replaced.csv": "comment\nlove \ufffd\ncafééééé \ufffd".encode()
+    + b"\xff\r\n\xef\xbf\xbd worst\n",
     "objects.jsonl": b'{"comment": "love", "n": 1.10, "label": 3}\n\n[1]\n{"n": 2}\n'
     b'{"comment": 5}\n{"comment": "\\ud83d\\ude00"}',
+    "late.jsonl": b'{"comment": "love"}\n' * 60 + b'{"comment": "worst", "label": 3}\n',
 }
 # A file and what the page says of it.
 REFUSED = [
@@ -169,6 +173,34 @@ def test_the_labelled_file_is_that_of_the_command(
         assert error_code(mine.pop(last)) == error_code(other.pop(last))
         assert mine == other
         assert [*mine] == [*other]  # also the order of members
+
+
+def test_a_member_that_comes_late_is_kept(page: Page) -> None:
+    """Beyond what is read before the first result, a row's own members keep their names, too."""
+    early = json.dumps({"comment": "love", "more": "x" * 20_000})
+    late = {"comment": "worst", "label": "mine", "predicted_label": "an older one"}
+    choose(page, "a.jsonl", "\n".join([early] * 60 + [json.dumps(late)]).encode())
+    page.get_by_label("Column of the texts").select_option("comment")
+    classify(page)
+    *_, before, last = read(saved(page).path(), ".jsonl")
+    assert before["label"] == "positive"
+    assert last == {**last, **late, "predicted_predicted_label": "negative"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"id, the  text \n1,love\n"),
+        ("a.jsonl", b'{"id": "1", " the  text ": "love"}\n'),
+    ],
+)
+def test_spaces_in_the_name_of_a_column(page: Page, name: str, content: bytes) -> None:
+    """A column may be called with spaces at the ends or several in a row."""
+    choose(page, name, content)
+    expect(page.get_by_label("Column of the texts")).to_have_value(" the  text ")
+    expect(page.locator("#sample li")).to_have_text(["love"])
+    classify(page)
+    expect(rows(page).locator("td:first-child")).to_have_text(["positive"])
 
 
 def test_rows_are_read_as_the_command_reads_them(

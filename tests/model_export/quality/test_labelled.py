@@ -151,6 +151,13 @@ def test_tables_are_read_by_the_names_of_their_columns(tmp_path: Path, kind: str
     assert [example.group for example in ungrouped] == ["", ""]
 
 
+def test_a_blank_row_of_a_workbook_is_no_example(tmp_path: Path) -> None:
+    """It has neither a text nor a label, so it is no fault of the file."""
+    first, second = REVIEWS
+    path = _table(tmp_path / "x.xlsx", [first, dict.fromkeys(first), second])
+    assert len(read_examples(path, LABELS, Columns("tweet", "sentiment"))) == 2
+
+
 @pytest.mark.parametrize(
     ("value", "group"),
     [(0, "0"), (False, "False"), (1, "1"), ("", ""), (None, ""), (float("nan"), "")],
