@@ -191,6 +191,7 @@ class StreamedAnswers(Response):
                         await self._send_last(send)
         finally:
             self._lines.close()
+            self._exchange.model_use.stages.clear()  # those of groups overlap
             if failure := self._failure:  # the status was sent before, so it cannot say it
                 self._exchange.code, self._exchange.outcome = failure.code, failure.outcome
 
