@@ -77,6 +77,8 @@ def _keys(name: str, path: Path) -> tuple[bytes, ...]:
 def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
     """Each file of a directory has keys, but for hidden ones, which must be named themselves.
 
+    Directories in it, such as lost+found of a volume, are left out.
+
     A wrong line is named with its file. A byte order mark, which Windows writes, is ignored.
     """
     version = tmp_path / "..2026_11_25"
@@ -85,6 +87,7 @@ def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
         (version / name).write_text(keys, encoding="utf-8")
         (tmp_path / name).symlink_to(version / name)
     (tmp_path / ".old").write_text("admin-key-0", encoding="utf-8")
+    (tmp_path / "lost+found").mkdir()
     assert _keys("admin_keys", tmp_path) == Settings(admin_keys=KEYS_OF_ADMINS).admin_keys
     (tmp_path / "others").write_text("admin-key-2\n#admin-key-3\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"^--admin-keys-file: line 2 of others: it begins .*"):
