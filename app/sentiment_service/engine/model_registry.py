@@ -94,7 +94,7 @@ class ModelRegistry:
             observer_of = partial(self._shadow_observer_of, first.model)
             try:
                 first.shadow = Shadow(self._candidate, first.model, self._config, observer_of)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # a limit of the system
                 logger.error("no candidate is tried beside %s: %s", first.model.name, error)
         for classifier in self.classifiers.values():
             classifier.shadow = first.shadow
