@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +26,7 @@ from sentiment_service.engine.step_thread import finish
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from sentiment_service.http.decoding import decoder
 from sentiment_service.http.routes import HttpExchange
+from sentiment_service.requests.exchange import Arrival
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board
 
@@ -354,6 +355,39 @@ def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, listen: Li
         gate.open.set()
         labels = {"model": "tiny", "outcome": "client_disconnected"}
         assert metric(client, "sentiment_texts_total", **labels) > 0
+
+
+@pytest.mark.parametrize(("begun", "status"), [(False, "499"), (True, "200")])
+def test_a_client_that_left_is_counted_as_such(serve: Serve, begun: bool, status: str) -> None:
+    """Metrics have the status that was sent, or 499 if none was: it is no failure of the service.
+
+    A real client would leave at the one or the other moment by chance.
+    """
+    client = serve()
+    app = cast(FastAPI, client.app)
+    service = app.state.service
+
+    async def answer() -> None:
+        arrival = Arrival(0.0, departed=not begun)
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(_: Any) -> None:
+            if begun:
+                arrival.departed = True
+                asyncio.get_running_loop().call_soon(
+                    cast(Callable[[], object], arrival.on_departure)
+                )
+
+        headers = [(b"content-type", b"application/x-ndjson")]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/classify/stream"}
+        scope |= {"headers": headers, "query_string": b"", "client": None, "arrival": arrival}
+        await HttpExchange(service, app.router, scope, receive, send).run()
+
+    asyncio.run(answer())
+    labels = {"operation": "stream", "outcome": "client_disconnected", "status": status}
+    assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
 def test_a_full_queue_makes_a_stream_wait(

@@ -18,6 +18,7 @@ from tests.support.raw_http import connect, exchange
 from tests.support.serving import (
     COMMAND,
     ROOT,
+    SLOW_COMMAND,
     Process,
     environment,
     eventually,
@@ -48,8 +49,9 @@ def _logging(start: Start, *flags: str, **options: Any) -> Process:
 def test_a_request_is_a_line_with_its_stages(start: Start) -> None:
     """Id, trace, route, status, the code of a problem, model, texts, tokens and stages are fields.
 
-    A text without a result has no tokens. Each line of a stream is a text. A traceparent that the
-    specification does not allow is no trace.
+    A text without a result has no tokens. Each line of a stream is a text; a stream has no stages,
+    because those of its groups overlap. A traceparent that the specification does not allow is no
+    trace.
     """
     process = _logging(start)
     post = process.client.post
@@ -69,6 +71,7 @@ def test_a_request_is_a_line_with_its_stages(start: Start) -> None:
     assert (first["method"], first["route"], first["status"]) == ("POST", "/classify", 200)
     stages = ("tokenize_ms", "queue_ms", "inference_ms")
     assert sum(first[stage] for stage in stages) <= first["duration_ms"]
+    assert not streamed.keys() & {*stages}
     assert (second["route"], second["status"]) == ("/v2/models/{name}", 404)
     assert second["code"] == "model_not_found"
     assert "model" not in second
@@ -83,6 +86,15 @@ def test_a_request_is_a_line_with_its_stages(start: Start) -> None:
     assert (streamed["route"], tokenized["route"]) == ("/classify/stream", "/tokenize")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
     assert ["trace_id" in line for line in (second, *odd)] == [False] * 5
+
+
+def test_the_stages_of_groups_add_up(start: Start) -> None:
+    """A request whose records are classified in groups, one after another, has the time of all."""
+    process = _logging(start, "--max-queue-tokens", "256", command=SLOW_COMMAND)
+    lines, headers = "love\n" * 24, {"content-type": "text/csv"}
+    assert process.client.post("/invocations", content=lines, headers=headers).status_code == 200
+    (line,) = _accesses(process.terminate())
+    assert 150 <= line["inference_ms"] <= line["duration_ms"]
 
 
 def test_a_stream_that_ends_early_has_a_code(start: Start) -> None:

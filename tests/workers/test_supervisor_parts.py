@@ -1,6 +1,8 @@
 """The supervisor's parts: messages, the pauses before starts, and reloads by all workers."""
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 from sentiment_service.engine.model_registry import ModelRegistry
 from sentiment_service.errors import InvalidBundle
+from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import Board, WorkerPhase
 from sentiment_service.workers.channels import (
@@ -20,6 +23,7 @@ from sentiment_service.workers.channels import (
     Done,
     Fault,
     Message,
+    NewCredentials,
     Reload,
     Reloaded,
 )
@@ -63,7 +67,26 @@ async def test_messages_to_one_that_hangs_or_has_ended_are_given_up(pair: Pair) 
         sender.send(Decided(number, switch=True))
     other_end.close()
     await ended.wait()
-    sender.send(Decided(0, switch=True))
+    assert not sender.send(Decided(0, switch=True))
+
+
+async def test_a_worker_that_cannot_take_new_keys_ends(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing it has would open a certificate's file; it does not go on with revoked keys."""
+    own_end, other_end = pair()
+    member, stopped = Member(Board.alone(), other_end), asyncio.Event()
+    models = cast(ModelRegistry, SimpleNamespace())
+
+    def take(_: Credentials) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    member.join(models, hang_up=_nothing, take=take, stop=stopped.set)
+    descriptor = Credentials((), (), None, None).to_descriptor()
+    socket.send_fds(own_end, [msgspec.json.encode(NewCredentials())], [descriptor])
+    os.close(descriptor)
+    await asyncio.wait_for(stopped.wait(), 30)
+    assert "keys and certificate cannot be taken: Too many open files" in caplog.text
 
 
 async def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) -> None:

@@ -176,6 +176,8 @@ class StreamedAnswers(Response):
             with self._classifier.in_use():
                 await self._exchange.while_connected(self._respond(receive, send))
         except ClientDisconnected as error:  # all work is cancelled
+            if self._exchange.status != self.status_code:  # the answer has not begun
+                raise
             self._failure = error
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
@@ -189,8 +191,9 @@ class StreamedAnswers(Response):
                         await self._send_last(send)
         finally:
             self._lines.close()
-            if self._failure is not None:  # the status was sent before, so only the log can say it
-                self._exchange.code = self._failure.code
+            self._exchange.model_use.stages.clear()  # those of groups overlap
+            if failure := self._failure:  # the status was sent before, so it cannot say it
+                self._exchange.code, self._exchange.outcome = failure.code, failure.outcome
 
     async def _respond(self, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -138,6 +138,7 @@ class _Writer(QueueListener):
         self._lines = lines
         self._failed = 0
         self._told = 0
+        self._broken = False  # the last line was written in part: the disk was full
 
     @property
     def dropped(self) -> int:
@@ -151,7 +152,12 @@ class _Writer(QueueListener):
             self._thread = None
 
     def handle(self, record: Any) -> None:
-        if not _write(record.encode(errors="backslashreplace")):
+        line = record.encode(errors="backslashreplace")
+        content = b"\n" + line if self._broken else line
+        left = _write(content)
+        if left != content:
+            self._broken = left not in (b"", line)
+        if left:
             self._failed += 1
             return
         dropped = self.dropped
@@ -162,17 +168,17 @@ class _Writer(QueueListener):
             self._told = dropped
 
 
-def _write(line: bytes, to: int = STANDARD_ERROR) -> bool:
-    """Write the line and wait until it is taken; False if standard error is closed."""
+def _write(line: bytes, to: int = STANDARD_ERROR) -> bytes:
+    """Write the line and wait until it is taken; what is left if standard error takes no more."""
     try:
         while line:
             try:
                 line = line[os.write(to, line) :]
             except BlockingIOError:  # another process made the file non-blocking
                 select.select([], [to], [])
-    except OSError:
-        return False
-    return True
+    except OSError:  # it is closed, or the disk is full
+        pass
+    return line
 
 
 class _Json(logging.Formatter):

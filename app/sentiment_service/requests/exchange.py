@@ -217,10 +217,12 @@ class Exchange(ABC):
         self.model_use.texts += texts
 
     def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
-        """Note for the log the tokens of the texts, and the time of each stage."""
+        """Note for the log the tokens of the texts, and the time of each stage; both add up."""
         tokens = (o["tokens"] for o in outcomes if not isinstance(o, errors.ServiceError))
         self.model_use.tokens += sum(tokens)
-        self.model_use.stages = done.stages
+        stages = self.model_use.stages
+        for stage, seconds in done.stages.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client leaves."""

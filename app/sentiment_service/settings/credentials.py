@@ -128,11 +128,11 @@ def read_again(settings: Settings) -> Credentials | None:
 
 
 def _files(path: Path | None) -> list[Path]:
-    """The file, or those of the directory."""
+    """The file, or those of the directory, without those of directories in it."""
     if path is None or not path.is_dir():
         return [path] if path else []
     # Kubernetes keeps the versions of a mounted Secret in hidden directories.
-    return sorted(path.glob("[!.]*"))
+    return sorted(file for file in path.glob("[!.]*") if not file.is_dir())
 
 
 def _keys_of(setting: str, path: Path | None) -> tuple[tuple[bytes, ...], dict[str, str]]:

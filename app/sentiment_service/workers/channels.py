@@ -110,10 +110,13 @@ class Control:
         channel.setblocking(False)
         self._loop.add_reader(channel, self._read)
 
-    def send(self, message: Message, *descriptors: int) -> None:
-        """Send a message. It is lost if the other end has ended, or reads nothing any more."""
-        with suppress(OSError):
+    def send(self, message: Message, *descriptors: int) -> bool:
+        """Send a message; False if it is lost: the other end has ended, or reads nothing."""
+        try:
             socket.send_fds(self._channel, [msgspec.json.encode(message)], descriptors)
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """Send and read no more; may be called more than once."""

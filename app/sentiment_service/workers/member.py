@@ -1,7 +1,9 @@
 """A worker's side of what the workers of a service do together: report, reload models, and end."""
 
 import asyncio
+import errno
 import logging
+import os
 import signal
 import socket
 import uuid
@@ -11,6 +13,7 @@ from typing import cast
 
 from sentiment_service import errors, main
 from sentiment_service.engine.model_registry import ModelRegistry
+from sentiment_service.errors import first_line
 from sentiment_service.requests.service import Worker
 from sentiment_service.server import process
 from sentiment_service.server.server import Server, serve
@@ -72,9 +75,9 @@ class Member(Worker):
         """Listen to the supervisor, on the event loop.
 
         ``hang_up`` is called when all models are to be loaded again, and ``stop`` when the
-        supervisor has ended. ``take`` gets new keys and a new certificate.
+        supervisor has ended, or this worker must. ``take`` gets new keys and a new certificate.
         """
-        self._models, self._hang_up, self._take = models, hang_up, take
+        self._models, self._hang_up, self._take, self._stop = models, hang_up, take, stop
         self._control = channels.Control(self._socket, self._on_message, stop)
 
     async def reload(self, models: ModelRegistry, name: str, *, promote: bool = False) -> None:
@@ -110,8 +113,7 @@ class Member(Worker):
             case channels.HangUp():
                 self._hang_up()
             case channels.NewCredentials():
-                if descriptor is not None:  # else the process has no descriptor left for it
-                    self._take(Credentials.of_descriptor(descriptor))
+                self._take_credentials(descriptor)
             case channels.Reloaded(request, fault):
                 reloaded = self._requests.get(request)
                 if reloaded is not None and not reloaded.done():
@@ -124,6 +126,21 @@ class Member(Worker):
                 decision = self._decisions.get(number)
                 if decision is not None and not decision.done():
                     decision.set_result(switch)
+
+    def _take_credentials(self, descriptor: int | None) -> None:
+        """Take what is in force from now on, or end: the next worker starts with that.
+
+        To go on would let in keys that were revoked.
+        """
+        try:
+            if descriptor is None:  # the system drops it if the process has no room for it
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._take(Credentials.of_descriptor(descriptor))
+        except Exception as error:
+            logger.error(
+                "new keys and certificate cannot be taken: %s; this worker ends", first_line(error)
+            )
+            self._stop()
 
     async def _prepare(self, name: str, number: int, *, promote: bool) -> None:
         """Load the model, say so, and do then what is decided. Each step that fails is answered."""

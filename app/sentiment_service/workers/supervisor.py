@@ -159,7 +159,8 @@ class Supervisor:
             os.close(self._credentials)
             self._credentials = read.to_descriptor()
             for worker in self._workers:
-                worker.send(channels.NewCredentials(), self._credentials)
+                if not worker.send(channels.NewCredentials(), self._credentials):
+                    worker.fault = "did not get the new keys and certificate"
 
     def _check(self, worker: WorkerProcess) -> None:
         """End the worker if it cannot recover, and kill it if it does not end or hangs."""

@@ -269,9 +269,9 @@ class WorkerProcess:
         returned, self._returned = self._returned, []
         return returned
 
-    def send(self, message: Message, *descriptors: int) -> None:
-        if self._control is not None:
-            self._control.send(message, *descriptors)
+    def send(self, message: Message, *descriptors: int) -> bool:
+        """Send a message to the process; False if there is one and it does not get it."""
+        return self._control is None or self._control.send(message, *descriptors)
 
     def look(self) -> None:
         """Check whether the process has ended, is ready, or is silent."""

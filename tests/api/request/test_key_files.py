@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import load_settings, read_credentials
 
 from tests.conftest import Start
+from tests.support.raw_http import connect
 from tests.support.serving import COMMAND, Process, eventually
 
 BOTH = pytest.mark.parametrize("workers", [1, 2])
@@ -75,6 +77,8 @@ def _keys(name: str, path: Path) -> tuple[bytes, ...]:
 def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
     """Each file of a directory has keys, but for hidden ones, which must be named themselves.
 
+    Directories in it, such as lost+found of a volume, are left out.
+
     A wrong line is named with its file. A byte order mark, which Windows writes, is ignored.
     """
     version = tmp_path / "..2026_11_25"
@@ -83,6 +87,7 @@ def test_a_mounted_secret_gives_keys(tmp_path: Path) -> None:
         (version / name).write_text(keys, encoding="utf-8")
         (tmp_path / name).symlink_to(version / name)
     (tmp_path / ".old").write_text("admin-key-0", encoding="utf-8")
+    (tmp_path / "lost+found").mkdir()
     assert _keys("admin_keys", tmp_path) == Settings(admin_keys=KEYS_OF_ADMINS).admin_keys
     (tmp_path / "others").write_text("admin-key-2\n#admin-key-3\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"^--admin-keys-file: line 2 of others: it begins .*"):
@@ -212,5 +217,24 @@ def test_a_new_worker_has_the_keys_that_are_in_force(
     assert [answer.status_code for answer in answers] == [200, 401] * 4
     file.write_text("second-key-2", encoding="utf-8")
     process.signal(signal.SIGHUP)
+    eventually(lambda: all(_fresh(process, "second-key-2") == 200 for _ in range(6)))
+    assert all(_fresh(process, "first-key-1") == 401 for _ in range(6))
+
+
+def test_workers_without_a_free_descriptor_do_not_keep_a_revoked_key(
+    start: Start, tmp_path: Path
+) -> None:
+    """The file of the new keys cannot be passed to them; the log says so, and they are replaced."""
+    file = tmp_path / "keys"
+    file.write_text("first-key-1", encoding="utf-8")
+    flags = ("--api-keys-file", str(file), "--workers", "2", "--drain-ms", "2000")
+    process = start(*flags, command=["bash", "-c", 'ulimit -n 64; exec "$@"', "-", *COMMAND])
+    with ExitStack() as stack:
+        for _ in range(120):
+            stack.enter_context(connect(process.port))
+        process.read_until("no connection can be accepted: Too many open files")
+        file.write_text("second-key-2", encoding="utf-8")
+        process.signal(signal.SIGHUP)
+        process.read_until("keys and certificate")
     eventually(lambda: all(_fresh(process, "second-key-2") == 200 for _ in range(6)))
     assert all(_fresh(process, "first-key-1") == 401 for _ in range(6))

@@ -89,7 +89,12 @@ def test_many_unknown_tokens(serve: Serve, bundle: Path) -> None:
         ["unknown_tokens"],
         ["unknown_tokens"],
     ]
-    assert _warnings(client, "love " * 20 + "what " * 50) is None
+    mostly_unknown, mostly_known = "love " * 20 + "what " * 50, "what " * 20 + "love " * 200
+    assert _warnings(client, mostly_unknown) is None
+    assert _warnings(client, mostly_known) == ["unknown_tokens"]
+    # All windows are read, so all of them count.
+    assert _warnings(client, mostly_unknown, overflow="window") == ["unknown_tokens"]
+    assert _warnings(client, mostly_known, overflow="window") is None
 
 
 def test_the_embedded_model_warns_of_german() -> None:

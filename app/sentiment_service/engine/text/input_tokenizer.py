@@ -223,8 +223,9 @@ class InputTokenizer:
         if foreign or (options.language and not self.reads(options.language)):
             warnings = ("other_language",)
         unknown = 0
-        if self.texts.unknown in encoding.packed_ids:  # quickly found, and nearly never true
-            unknown = self.texts.unknown_tokens(encoding)
+        # Quickly found, and nearly never true.
+        if any(self.texts.unknown in window.packed_ids for window in windows):
+            unknown = self.texts.unknown_tokens(encoding, windows)
         if unknown > MOST_UNKNOWN * max(1, encoding.tokens - self._special):
             warnings += ("unknown_tokens",)
         return EncodedText(encoding, options, windows, (), warnings, unknown)

@@ -145,14 +145,15 @@ class TextTokenizer:
             for ids in known
         ]
 
-    def unknown_tokens(self, encoding: Encoding) -> int:
+    def unknown_tokens(self, encoding: Encoding, windows: Sequence[Encoding]) -> int:
         """How many tokens stand for what the model does not know. Byte-level BPE has none.
 
-        What is cut off counts as if it were like the rest of the text.
+        ``windows`` are what it reads of the text. What is cut off counts as if it were like that.
         """
         if self._unknown_id is None:
             return 0
-        return round(encoding.ids.count(self._unknown_id) * encoding.tokens / len(encoding))
+        unknown = sum(window.ids.count(self._unknown_id) for window in windows)
+        return round(unknown * encoding.tokens / sum(map(len, windows)))
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids
