@@ -154,6 +154,12 @@ class ModelRegistry:
 
         When the new model is warm, new requests go to it. The old model finishes the requests that
         it has begun. With ``promote``, the new model is the candidate, under the same name.
+
+        Raises:
+            InvalidBundle: the bundle's present content cannot be served; the old model stays.
+            OutOfMemory: there is no memory for both models; the old one stays.
+            NotFound: there is no candidate.
+            NotReady: it is not loaded yet, or cannot be; or there is no file descriptor or thread.
         """
         async with self.replacement(name, promote=promote) as use:
             await use()

@@ -116,6 +116,12 @@ class StepThread:
         A job of a ``kind`` is refused if those before it and itself would take too long. If this
         call is cancelled, or when ``deadline`` (on the event loop's clock) has passed, no further
         step is taken.
+
+        Raises:
+            Overloaded: the thread cannot finish the job in time.
+            DeadlineExceeded: the steps were not done in time.
+            ShuttingDown: this thread is closed.
+            NotReady: the thread cannot be started.
         """
         loop = asyncio.get_running_loop()
         expected_s = kind.seconds_per_unit * size if kind else 0.0

@@ -11,8 +11,8 @@ LINES = "application/x-ndjson"
 def filter_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> bool:
     """Leave out streams whose body is no text: whatever is sent is text.
 
-    And lists with null as a text, which are accepted, although the document says nothing of it: generators
-    of clients would make every text optional.
+    And lists with null as a text, which are accepted, although the document says nothing of it:
+    generators of clients would make every text optional.
     """
     body: Any = case.body
     for texts in body.values() if isinstance(body, dict) else ():

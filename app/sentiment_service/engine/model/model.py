@@ -222,7 +222,12 @@ class Model:
         ]
 
     def compute(self, encodings: Sequence[Encoding]) -> list[Scored | ServiceError]:
-        """Logits and scores of each encoding, computed as one batch."""
+        """Logits and scores of each encoding, computed as one batch.
+
+        Raises:
+            OutOfMemory: the batch needs more memory than there is.
+            DeviceLost: no further batch can be computed.
+        """
         try:
             logits = self.infer(encodings)
         except Exception as error:
