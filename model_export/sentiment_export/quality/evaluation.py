@@ -159,6 +159,7 @@ def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[La
     decisions = decisions / model.temperature
     encodings = [model.tokenizer.encode(example.text) for example in examples]
     tokens = [encoding.tokens for encoding in encodings]
+    unknown = model.tokenizer.texts.unknown_tokens
     texts = np.bincount(np.searchsorted(TEXT_TOKENS, tokens), minlength=len(TEXT_TOKENS) + 1)
     scores = replace(
         scores,
@@ -166,7 +167,7 @@ def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[La
         log_loss=log_loss(decisions, right),
         lengths=dict(zip(Evaluation().lengths, texts.tolist(), strict=True)),
         tokens=sum(tokens),
-        unknown_tokens=sum(map(model.tokenizer.texts.unknown_tokens, encodings)),
+        unknown_tokens=sum(unknown([one], one.tokens) for one in encodings),
     )
     return scores, predicted
 

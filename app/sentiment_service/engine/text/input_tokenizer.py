@@ -225,7 +225,7 @@ class InputTokenizer:
         unknown = 0
         # Quickly found, and nearly never true.
         if any(self.texts.unknown in window.packed_ids for window in windows):
-            unknown = self.texts.unknown_tokens(encoding, windows)
+            unknown = self.texts.unknown_tokens(windows, encoding.tokens)
         if unknown > MOST_UNKNOWN * max(1, encoding.tokens - self._special):
             warnings += ("unknown_tokens",)
         return EncodedText(encoding, options, windows, (), warnings, unknown)

@@ -145,15 +145,16 @@ class TextTokenizer:
             for ids in known
         ]
 
-    def unknown_tokens(self, encoding: Encoding, windows: Sequence[Encoding]) -> int:
+    def unknown_tokens(self, windows: Sequence[Encoding], tokens: int) -> int:
         """How many tokens stand for what the model does not know. Byte-level BPE has none.
 
-        ``windows`` are what it reads of the text. What is cut off counts as if it were like that.
+        ``windows`` are what it reads of a text of so many ``tokens``. What is cut off counts as if
+        it were like that.
         """
         if self._unknown_id is None:
             return 0
         unknown = sum(window.ids.count(self._unknown_id) for window in windows)
-        return round(unknown * encoding.tokens / sum(map(len, windows)))
+        return round(unknown * tokens / sum(map(len, windows)))
 
     def _encoding(self, encoding: tokenizers.Encoding) -> Encoding | EmptyText:
         ids: list[int] = encoding.ids
