@@ -41,13 +41,15 @@ def of_tokens(model: Model, tokens: int, texts: int) -> list[Encoding]:
     ]
 
 
-def like_tweets(model: Model, texts: int, *, seed: int = 0) -> list[Encoding]:
+def tweets(model: Model, texts: int, *, seed: int = 0) -> list[str]:
     """Texts of common words, as long as tweets are."""
     lengths = [min(length, model.max_tokens) for length in tweet_lengths(texts, seed=seed)]
-    return [
-        model.tokenizer.encode(text)
-        for text in texts_of(model.tokenizer.library, lengths, seed=seed)
-    ]
+    return texts_of(model.tokenizer.library, lengths, seed=seed)
+
+
+def like_tweets(model: Model, texts: int, *, seed: int = 0) -> list[Encoding]:
+    """The same, encoded."""
+    return [model.tokenizer.encode(text) for text in tweets(model, texts, seed=seed)]
 
 
 def logits(model: Model, batch: Sequence[Encoding]) -> NDArray[np.float32]:

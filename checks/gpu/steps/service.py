@@ -7,13 +7,12 @@ import json
 import time
 from collections.abc import Iterator
 
-from sentiment_service.cli.load_generator import Load, tweet_lengths
+from sentiment_service.cli.load_generator import Load
 
 from benchmarks.service import Service
 from benchmarks.tables import Row
-from benchmarks.texts import texts_of
 from benchmarks.watched import watched
-from checks.gpu.models import load, precisions
+from checks.gpu.models import load, precisions, tweets
 from checks.gpu.setup import Setup
 from checks.gpu.steps.start import plan
 
@@ -23,9 +22,7 @@ def run(setup: Setup) -> Iterator[Row]:
     for shape in setup.shapes:
         bundle = setup.bundle(shape)
         precision = precisions(bundle)[-1]
-        model = load(bundle, precision, "cpu")
-        lengths = [min(n, model.max_tokens) for n in tweet_lengths(setup.size.service_texts)]
-        texts = texts_of(model.tokenizer.library, lengths)
+        texts = tweets(load(bundle, precision, "cpu"), setup.size.service_texts)
         for workers in setup.size.workers:
             flags = ("--device", setup.device, "--precision", precision, "--workers", str(workers))
             with Service(bundle, *flags) as service:

@@ -34,8 +34,12 @@ def plan(service: Service) -> str:
 
 
 def _seen(service: Service) -> Row:
-    row: Row = {"s to serve": service.start_seconds, "tuning": plan(service)}
-    row["RSS MB"] = service.memory_mb()["Rss"]
+    return {"s to serve": service.start_seconds, "tuning": plan(service)} | memory(service)
+
+
+def memory(service: Service) -> Row:
+    """The memory of the service, and of the GPU where there is one."""
+    row: Row = {"RSS MB": service.memory_mb()["Rss"]}
     metrics = service.metrics()
     if "gpu_memory_used_bytes" in metrics:
         row["GPU memory MB, all processes"] = metrics["gpu_memory_used_bytes"] / 1e6
