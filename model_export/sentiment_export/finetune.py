@@ -26,15 +26,11 @@ from sentiment_service.errors import UserError
 from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.settings import CheckpointOptions
 
-from sentiment_export.checkpoint.architectures import (
-    ARCHITECTURES,
-    BERTWEET_BPE,
-    CONFIG_FILE,
-    choose_local_files,
-)
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, BERTWEET_BPE
 from sentiment_export.checkpoint.checkpoint import max_tokens, pretrained_weights
 from sentiment_export.checkpoint.config import SENTIMENTS, SINGLE_LABEL, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
+from sentiment_export.checkpoint.layout import CONFIG_FILE, choose_local_files
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.output import check_new_output
 from sentiment_export.quality.evaluation import batches

@@ -18,17 +18,12 @@ from sentiment_service.errors import UserError, first_line
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
-from sentiment_export.checkpoint.architectures import (
-    ARCHITECTURES,
-    GRAPH,
-    NotRecognised,
-    choose_local_files,
-    weight_files,
-)
+from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
 from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import Encoder, Shape, is_known_unused
 from sentiment_export.checkpoint.graph_file import GraphFile
+from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, Weights, check_fit, fit

@@ -12,12 +12,8 @@ from typing import Any
 
 from sentiment_service.errors import UserError
 
-from sentiment_export.checkpoint.architectures import (
-    CONFIG_FILE,
-    find_architecture,
-    read_json,
-    rows_after_padding,
-)
+from sentiment_export.checkpoint.architectures import find_architecture, rows_after_padding
+from sentiment_export.checkpoint.layout import CONFIG_FILE, read_json
 
 # What changes the computation in a way that the export does not follow, and the one value that
 # does not: causal attention, layers with fewer heads than the others.

@@ -16,7 +16,6 @@ from typing import Any, get_args
 from sentiment_service.engine.options import Preprocessing
 from sentiment_service.settings.settings import CheckpointOptions
 
-from sentiment_export.checkpoint.architectures import read_json
 from sentiment_export.checkpoint.config import (
     MULTI_LABEL,
     SINGLE_LABEL,
@@ -24,6 +23,7 @@ from sentiment_export.checkpoint.config import (
     is_numbered,
     read_labels,
 )
+from sentiment_export.checkpoint.layout import read_json
 from sentiment_export.checkpoint.source import origin
 
 # What the last part of a name suggests, if nothing is known of it: an organisation, or a directory

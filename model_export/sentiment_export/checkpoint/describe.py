@@ -11,11 +11,12 @@ from typing import Any
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import AS_IT_SAYS
 
-from sentiment_export.checkpoint.architectures import ARCHITECTURES, choose_local_files
+from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Described, max_tokens
 from sentiment_export.checkpoint.config import check_task, output_names, read_config
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import FAMILY
+from sentiment_export.checkpoint.layout import choose_local_files
 from sentiment_export.checkpoint.tensor_files import read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, fit

@@ -25,14 +25,14 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._validators import validate_repo_id
 from sentiment_service.errors import UserError, first_line
 
-from sentiment_export.checkpoint.architectures import (
+from sentiment_export.checkpoint.config import check_task, read_config
+from sentiment_export.checkpoint.layout import (
     CONFIG_FILE,
     GRAPH,
     choose_files,
     names_in,
     weight_files,
 )
-from sentiment_export.checkpoint.config import check_task, read_config
 
 # The error of the HTTP library below the hub's client: httpx2, httpx or requests, as it is of
 # version 2, 1 or 0. Its subclasses say that nothing answers, and those named in CUT that a transfer

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentiment_service.errors import UserError, first_line
 
-from sentiment_export.checkpoint.architectures import shards
+from sentiment_export.checkpoint.layout import shards
 
 # Types of values: PyTorch's spelling, that of its storages, that of safetensors, numpy's. NumPy has
 # no bfloat16, whose bits are the upper half of a float32's.
