@@ -44,7 +44,7 @@ hypothesis.settings.load_profile("patient")
 LONGEST = (
     "graph/test_graphs_of_architectures.py",
     "checkpoint/test_architectures.py",
-    "checkpoint/test_source.py",
+    "checkpoint/test_hub.py",
     "routes/test_page.py",
     "project/test_readme.py",
     "model_export/test_known_checkpoints.py",

@@ -98,8 +98,8 @@ def _describe(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options, _ = commands.parsed(parser, words)
 
+    from sentiment_export.checkpoint.checkpoint import find_checkpoint
     from sentiment_export.checkpoint.describe import describe
-    from sentiment_export.checkpoint.source import find_checkpoint
 
     path = find_checkpoint(options.source, options.revision)
     description = describe(path)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint: its config, labels, weights and tokenizer, and the module of PyTorch.
+"""Finds a checkpoint, and loads it: config, labels, weights, tokenizer, and the module of PyTorch.
 
 Nothing here needs PyTorch but ``Checkpoint.model`` and, outside BERT's family, the names of the
 weights.
@@ -23,7 +23,14 @@ from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_co
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import Encoder, Shape, is_known_unused
 from sentiment_export.checkpoint.graph_file import GraphFile
-from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, weight_files
+from sentiment_export.checkpoint.layout import (
+    CACHED,
+    DEFAULT_REVISION,
+    GRAPH,
+    choose_local_files,
+    of_cache,
+    weight_files,
+)
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, Weights, check_fit, fit
@@ -104,6 +111,31 @@ class Checkpoint:
         tensors = {name: torch.tensor([numbers]) for name, numbers in inputs.items()}
         with torch.inference_mode():
             return self.model(**tensors).logits[0]
+
+
+def find_checkpoint(source: str, revision: str | None = None, onnx: str | None = None) -> Path:
+    """The directory that holds a checkpoint's files; downloads the files that are missing.
+
+    ``source`` is a checkpoint directory, a model's directory in a hub cache, or a hub id. ``onnx``
+    is the graph to download in the place of weights; see ``choose_files``.
+    """
+    if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
+        raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
+    path = Path(source)
+    if source and path.is_dir():
+        model = path.resolve()
+        if model.name.startswith(CACHED) and (model / "snapshots").is_dir():
+            return of_cache(model, revision or DEFAULT_REVISION)
+        if revision is not None:
+            raise UserError(
+                f"{source} is a local directory, which has no revisions; remove --revision"
+            )
+        return path
+    if path.is_file():
+        raise UserError(f"{source} is a file; give the checkpoint directory that holds it")
+    from sentiment_export.checkpoint.hub import fetch_checkpoint
+
+    return fetch_checkpoint(source, revision or DEFAULT_REVISION, onnx)
 
 
 def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Checkpoint:

@@ -23,8 +23,7 @@ from sentiment_export.checkpoint.config import (
     is_numbered,
     read_labels,
 )
-from sentiment_export.checkpoint.layout import read_json
-from sentiment_export.checkpoint.source import origin
+from sentiment_export.checkpoint.layout import origin, read_json
 
 # What the last part of a name suggests, if nothing is known of it: an organisation, or a directory
 # above, says nothing, except where TweetEval's own checkpoints were saved. BERTweet's tokenizers

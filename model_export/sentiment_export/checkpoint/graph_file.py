@@ -16,7 +16,7 @@ from onnx.defs import onnx_opset_version
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.errors import UserError, first_line
 
-from sentiment_export.checkpoint.source import origin
+from sentiment_export.checkpoint.layout import origin
 
 PRODUCER = "sentiment-export"  # what our own graphs name as their maker
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
