@@ -112,6 +112,20 @@ def test_wrong_options_are_refused(classifier: Classifier, options: Any, says: s
             classifier.classify(texts, **options)
 
 
+@pytest.mark.parametrize("texts", ["love", ["love"], []], ids=["one", "several", "none"])
+@pytest.mark.parametrize("name", ["model", "inputs", "overflw"])
+def test_an_unknown_option_is_refused_alike(classifier: Classifier, texts: Any, name: str) -> None:
+    """Each way to classify raises TypeError at the call, also for a member of a request's body."""
+    ways: list[Callable[..., Any]] = [
+        classifier.classify,
+        lambda *given, **options: asyncio.run(classifier.aclassify(*given, **options)),
+        *([classifier.classify_iter] if texts != "love" else ()),
+    ]
+    for way in ways:
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            way(texts, **{name: "other"})
+
+
 def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every flag that `serve` has for a checkpoint is a keyword; a bundle takes none."""
     keywords = inspect.signature(Classifier).parameters

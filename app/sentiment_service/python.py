@@ -263,8 +263,14 @@ class Classifier:
                 yield outcomes
 
 
-def _options(**given: Any) -> TextOptions:
-    return checked({"inputs": "", **given}, ClassifyRequest).options  # the texts are read apart
+def _options(
+    overflow: Overflow = "truncate",
+    split: Split | None = None,
+    language: str | None = None,
+    threshold: float | None = None,
+) -> TextOptions:
+    given = {**locals(), "inputs": ""}  # the texts are read apart
+    return checked(given, ClassifyRequest).options
 
 
 def _values(column: Any) -> Iterable[Any]:
