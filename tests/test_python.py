@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -346,6 +347,29 @@ def test_a_cancelled_call_of_asyncio(classifier: Classifier, gate: Gate) -> None
 
     asyncio.run(asyncio.wait_for(call(), 60))
     assert read <= 8_000
+    assert classifier.classify("love").label == "positive"
+
+
+def test_a_cancelled_call_computes_no_further(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches that are being computed are finished; most of a list's are never begun."""
+    compute, begun = Model.compute, 0
+
+    def slowly(self: Model, encodings: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        time.sleep(0.05)
+        return compute(self, encodings)
+
+    monkeypatch.setattr(Model, "compute", slowly)
+
+    async def call() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(classifier.aclassify(["love " * 40] * 2_000), 0.2)
+
+    asyncio.run(call())  # which waits for the threads
+    assert begun < 30  # of more than 60
     assert classifier.classify("love").label == "positive"
 
 

@@ -182,13 +182,26 @@ class Classifier:
     @overload
     async def aclassify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Results: ...
     async def aclassify(self, texts: Any, **options: Unpack[_Options]) -> Prediction | Results:
-        """The same as ``classify``, for asyncio: it computes in threads, and can be cancelled."""
+        """The same as ``classify``, for asyncio: it computes in threads.
+
+        If a call with several texts is cancelled, only the batches that are being computed are
+        finished.
+        """
         if not are_several(texts):
             return await asyncio.to_thread(lambda: self.classify(texts, **options))
-        chunks = self.classify_iter(texts, **options)
+        ended = threading.Event()
+
+        def go_on(*_: object, **__: object) -> None:  # is called after each batch
+            if ended.is_set():
+                raise asyncio.CancelledError
+
+        chunks = self._chunks(texts, _options(**options), go_on)
         whole: list[Outcome] = []
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            whole += chunk
+        try:
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                whole += chunk
+        finally:
+            ended.set()
         return results_of(whole, texts, self._info)
 
     def add_columns(
@@ -235,9 +248,11 @@ class Classifier:
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
             return [*chain.from_iterable(self._computed(texts, options, advance))]
 
-    def _chunks(self, texts: Iterable[Any], options: TextOptions) -> Iterator[Results]:
+    def _chunks(
+        self, texts: Iterable[Any], options: TextOptions, advance: Advance = lambda *_: None
+    ) -> Iterator[Results]:
         make: Callable[..., Results] = results_of  # which may warn
-        for outcomes in self._computed(map(_text, _values(texts)), options):
+        for outcomes in self._computed(map(_text, _values(texts)), options, advance):
             yield make(map(outcome_of, map(item, outcomes)), None, self._info)
             make = Results
 
