@@ -175,7 +175,7 @@ class Classifier:
         used, the texts of two more are read and computed; no more are in memory. The options and
         the errors are those of ``classify``.
         """
-        return self._chunks(several(texts), _options(**options))
+        return self._chunks(several(texts), _options(**options), results_of)
 
     @overload
     async def aclassify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
@@ -195,7 +195,7 @@ class Classifier:
             if ended.is_set():
                 raise asyncio.CancelledError
 
-        chunks = self._chunks(texts, _options(**options), go_on)
+        chunks = self._chunks(texts, _options(**options), Results, go_on)
         whole: list[Outcome] = []
         try:
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
@@ -249,12 +249,15 @@ class Classifier:
             return [*chain.from_iterable(self._computed(texts, options, advance))]
 
     def _chunks(
-        self, texts: Iterable[Any], options: TextOptions, advance: Advance = lambda *_: None
+        self,
+        texts: Iterable[Any],
+        options: TextOptions,
+        make: Callable[..., Results],
+        advance: Advance = lambda *_: None,
     ) -> Iterator[Results]:
-        make: Callable[..., Results] = results_of  # which may warn
         for outcomes in self._computed(map(_text, _values(texts)), options, advance):
             yield make(map(outcome_of, map(item, outcomes)), None, self._info)
-            make = Results
+            make = Results  # which warns of nothing, while results_of may
 
     def _computed(
         self,
