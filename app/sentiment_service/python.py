@@ -223,6 +223,8 @@ class Classifier:
 
         So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
         ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
+        datasets, for its cache, and Dask pickle what they call, and a Classifier refuses that: give
+        them a function that gets its Classifier from one with ``functools.cache``.
 
         Raises:
             TypeError: it is not such a table.
