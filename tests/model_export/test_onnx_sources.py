@@ -235,8 +235,9 @@ def _output(name: str, axes: int = 3) -> Change:
 
 def _scores(kind: str) -> Change:
     def change(model: ModelProto) -> None:
+        model.graph.initializer.append(helper.make_tensor("one", TensorProto.FLOAT, [], [1]))
         model.graph.node.append(helper.make_node(kind, ["logits"], ["scores"]))
-        model.graph.node.append(helper.make_node("Identity", ["scores"], ["output"]))
+        model.graph.node.append(helper.make_node("Mul", ["scores", "one"], ["output"]))
         model.graph.output[0].name = "output"
 
     return change
@@ -285,15 +286,18 @@ def _longer_than_positions(model: ModelProto) -> None:
         (_input("input_ids", "a", 128), r"of the fixed shape \[any, 128\]"),
         (_output("last_hidden_state"), "gives last_hidden_state and no logits"),
         (_output("logits"), "gives logits with 3 axes"),
-        (_scores("Softmax"), "gives scores, not logits: it ends in Softmax"),
-        (_scores("Sigmoid"), "gives scores, not logits: it ends in Sigmoid"),
+        (_scores("Softmax"), "gives scores, not logits: all are from 0 to 1"),
+        (_scores("Sigmoid"), "gives scores, not logits: all are from 0 to 1"),
         (lambda m: m.graph.output.pop() and None, "it is not an ONNX model, or was cut"),
         (lambda m: setattr(m.opset_import[0], "version", 99), "is of opset 99; the newest"),
         (lambda m: setattr(m, "ir_version", 99), "cannot load .*IR version"),
         (_node("MatMulNBits", "com.microsoft"), r"weights of four bits \(MatMulNBits\)"),
         (_custom, "cannot load .*org.example:Twice"),
         (_without_mask, "takes no attention_mask"),
-        (_longer_than_positions, "the source's graph fails on a text of .* tokens"),
+        (
+            _longer_than_positions,
+            "the source's graph fails on a text of .* tokens",
+        ),
     ],
 )
 def test_a_graph_that_cannot_be_served_is_refused(

@@ -218,15 +218,6 @@ def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
             f"{path} gives {output.name} with {rank} axes, where a sequence classifier's have two: "
             "[batch, labels]"
         )
-    makers = {name: node for node in graph.node for name in node.output}
-    maker = makers.get(output.name)
-    while maker is not None and maker.op_type in ("Cast", "Identity"):
-        maker = makers.get(maker.input[0])
-    if maker is not None and maker.op_type in ("Softmax", "Sigmoid"):
-        raise UserError(
-            f"{path} gives scores, not logits: it ends in {maker.op_type}, which the service would "
-            "compute a second time; export it again without"
-        )
     return output
 
 
