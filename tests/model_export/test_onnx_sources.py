@@ -296,7 +296,7 @@ def _longer_than_positions(model: ModelProto) -> None:
         (_without_mask, "takes no attention_mask"),
         (
             _longer_than_positions,
-            "the source's graph fails on a text of .* tokens",
+            "fails on a text of .* tokens .* give their number to --max-tokens",
         ),
     ],
 )

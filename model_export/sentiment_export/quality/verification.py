@@ -87,7 +87,10 @@ class Reference:
             try:
                 (logits,) = session.run(None, model.feeds([encoding]))
             except Exception as error:  # onnxruntime's exceptions share no base class
-                failure = f"the source's graph fails on a text of {len(encoding)} tokens"
+                failure = (
+                    f"the source's graph fails on a text of {len(encoding)} tokens (if it has "
+                    "positions for fewer, give their number to --max-tokens)"
+                )
                 raise loading_error(error, failure) from error
             rows += [*np.asarray(logits, np.float32)]
         if all(((row >= 0) & (row <= 1 + ROUNDED)).all() for row in rows):
