@@ -80,11 +80,12 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
 def model_config(entries: Mapping[str, Any]) -> Any:
     """The config of transformers that has these entries, which are checked.
 
-    Its own reader would open the file again, and takes no byte order mark.
+    Its own reader would open the file again, and takes no byte order mark. Models give their logits
+    by name, not in a tuple as ``return_dict`` may say.
     """
     from transformers import CONFIG_MAPPING  # only where a model or a tokenizer is made
 
-    return CONFIG_MAPPING[entries["model_type"]].from_dict(dict(entries))
+    return CONFIG_MAPPING[entries["model_type"]].from_dict({**entries, "return_dict": True})
 
 
 def check_task(config: Mapping[str, Any], where: str) -> None:

@@ -33,10 +33,11 @@ def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
 
 
 def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path) -> None:
-    """Entries for TorchScript or less memory, and a missing class name, change no logit."""
+    """Entries for TorchScript, tuples or less memory, and a missing class name change no logit."""
     path = make_checkpoint(tmp_path / "made", "roberta")
     before = load_checkpoint(path).logits([5, 6, 7])
-    configure(path, torchscript=True, chunk_size_feed_forward=2, architectures=None)
+    how = {"torchscript": True, "chunk_size_feed_forward": 2, "return_dict": False}
+    configure(path, **how, architectures=None)
     after = load_checkpoint(path)
     assert torch.equal(after.logits([5, 6, 7]), before)
     assert after.architecture == "RobertaForSequenceClassification"
