@@ -80,12 +80,13 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
 def model_config(entries: Mapping[str, Any]) -> Any:
     """The config of transformers that has these entries, which are checked.
 
-    Its own reader would open the file again, and takes no byte order mark. Models give their logits
-    by name, not in a tuple as ``return_dict`` may say.
+    Its own reader would open the file again, and takes no byte order mark. What a model
+    gives beside its logits, and whether in a tuple, is not the entries' to say.
     """
     from transformers import CONFIG_MAPPING  # only where a model or a tokenizer is made
 
-    return CONFIG_MAPPING[entries["model_type"]].from_dict({**entries, "return_dict": True})
+    outputs = {"return_dict": True, "output_hidden_states": False, "output_attentions": False}
+    return CONFIG_MAPPING[entries["model_type"]].from_dict({**entries, **outputs})
 
 
 def check_task(config: Mapping[str, Any], where: str) -> None:

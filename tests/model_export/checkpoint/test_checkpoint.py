@@ -33,13 +33,18 @@ def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
 
 
 def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path) -> None:
-    """Entries for TorchScript, tuples or less memory, and a missing class name change no logit."""
+    """Entries for TorchScript, tuples or less memory, and a missing class name change no logit.
+
+    Nor does one that asks for hidden states: PyTorch's graph has the logits as its only output.
+    """
     path = make_checkpoint(tmp_path / "made", "roberta")
     before = load_checkpoint(path).logits([5, 6, 7])
     how = {"torchscript": True, "chunk_size_feed_forward": 2, "return_dict": False}
-    configure(path, **how, architectures=None)
+    configure(path, **how, architectures=None, output_hidden_states=True, output_attentions=True)
     after = load_checkpoint(path)
     assert torch.equal(after.logits([5, 6, 7]), before)
+    with torch.inference_mode():
+        assert [*after.model(torch.tensor([[5, 6, 7]]))] == ["logits"]
     assert after.architecture == "RobertaForSequenceClassification"
 
 
