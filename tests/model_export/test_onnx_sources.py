@@ -206,7 +206,10 @@ def test_labels_that_config_json_does_not_name_are_counted(source: Path, tmp_pat
 def test_config_json_is_read_for_texts_and_labels_only(source: Path) -> None:
     """What the graph computes, the graph says: notes of other tools refuse nothing."""
     configure(source, **{"transformers.js_config": {"dtype": "q8"}, "transformers_version": "5.9"})
-    assert load_checkpoint(source).graph is not None
+    configure(source, auto_map={"AutoModelForSequenceClassification": "mine.Bert"})
+    checkpoint = load_checkpoint(source, CheckpointOptions(onnx=""))
+    assert checkpoint.graph is not None
+    assert checkpoint.notes == []
 
 
 Change = Callable[[ModelProto], object]

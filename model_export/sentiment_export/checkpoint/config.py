@@ -18,6 +18,8 @@ from sentiment_export.checkpoint.layout import CONFIG_FILE, read_json
 # What changes the computation in a way that the export does not follow, and the one value that
 # does not: causal attention, layers with fewer heads than the others.
 _FIXED: dict[str, object] = {"is_decoder": False, "add_cross_attention": False, "pruned_heads": {}}
+# What says nothing of a graph.
+_OF_WEIGHTS = ("auto_map", "quantization_config")
 # The entries that the architectures compute with, and those that change no logit: of training, of
 # other tasks, of files, of text generation.
 _KNOWN = """
@@ -51,6 +53,12 @@ tf_legacy_loss tie_encoder_decoder tie_weights_ tie_word_embeddings tokenizer_cl
 torch_dtype torchscript transformers_version type_vocab_size typical_p unk_token_id use_bfloat16
 use_bias use_cache vocab_size xla_device
 """
+# The classes of encoders alone and of other tasks. What else is in "architectures" is the class in
+# which somebody trained a classifier; transformers does not ask for it either.
+_OTHER_TASKS = re.compile(
+    "(Model|For(CausalLM|MaskedLM|MultipleChoice|NextSentencePrediction|PreTraining"
+    "|QuestionAnswering|TokenClassification))$"
+)
 # Up to this version, transformers ignored every entry that is not known here, and so does whoever
 # loads what it wrote. What newer versions write may mean something.
 _UNDERSTOOD = (4, 57)
@@ -69,7 +77,7 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
     config = read_json(directory / CONFIG_FILE)
     find_architecture(config.get("model_type"), where)
     if of_graph:
-        config = {n: v for n, v in config.items() if n not in {*_FIXED, "quantization_config"}}
+        config = {n: v for n, v in config.items() if n not in {*_FIXED, *_OF_WEIGHTS}}
     _check_entries(config, where)
     if not of_graph:
         _check_unknown(config, where)
@@ -94,7 +102,7 @@ def check_task(config: Mapping[str, Any], where: str) -> None:
     classes = config.get("architectures") or ()
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise _wrong(where, "architectures", classes, "a list of class names")
-    other = [name for name in classes if "SequenceClassification" not in name]
+    other = [name for name in classes if _OTHER_TASKS.search(name)]
     if other:
         raise UserError(
             f"{where} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
