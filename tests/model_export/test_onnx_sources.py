@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.describe import describe
 from sentiment_export.cli import main
 from sentiment_export.export import export
 from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
@@ -210,6 +211,29 @@ def test_config_json_is_read_for_texts_and_labels_only(source: Path) -> None:
     checkpoint = load_checkpoint(source, CheckpointOptions(onnx=""))
     assert checkpoint.graph is not None
     assert checkpoint.notes == []
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_graph_is_described(
+    bert: Exported, source: Path, capsys: pytest.CaptureFixture[str], quantized: bool
+) -> None:
+    """By ``describe``: its labels, tokenizer, weights and files, and what an export makes of it."""
+    configure(source, id2label=None, label2id=None)
+    if quantized:
+        quantize(source / GRAPH, source / GRAPH)
+    weights_outside(source / GRAPH)
+    assert main(["describe", str(source), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["labels"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert (told["tokenizer"], told["max_tokens"]) == ("WordPiece", MAX_TOKENS)
+    assert told["files"].keys() >= {GRAPH, f"{GRAPH}_data", "config.json"}
+    assert told["problems"] == []
+    assert told["changes"][0].startswith(f"the graph: {'as' if quantized else 'padding'}")
+    if not quantized:
+        assert told["parameters"] == describe(bert.source).parameters
+    (source / "vocab.txt").unlink()
+    assert main(["describe", str(source)]) == 0
+    assert "why an export would fail" in capsys.readouterr().out
 
 
 Change = Callable[[ModelProto], object]

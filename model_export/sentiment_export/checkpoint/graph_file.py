@@ -82,6 +82,18 @@ class GraphFile:
         nodes = (node for graph in _graphs(self.model) for node in graph.node)
         return self.precision == "fp32" and all(node.domain in ("", "ai.onnx") for node in nodes)
 
+    @property
+    def weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The shape and type of each weight; integers of 64 bits are shapes and places."""
+        return {
+            tensor.name: (
+                tuple(tensor.dims),
+                helper.tensor_dtype_to_np_dtype(tensor.data_type).name,
+            )
+            for tensor in self.model.graph.initializer
+            if tensor.dims and tensor.data_type != TensorProto.INT64
+        }
+
     def whole(self) -> ModelProto:
         """The model with all of its weights, and the logits as the only output."""
         for tensor in _tensors(self.model):
