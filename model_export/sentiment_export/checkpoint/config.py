@@ -136,18 +136,24 @@ def _check_entries(config: dict[str, Any], where: str) -> None:
 
 def _check_unknown(config: Mapping[str, Any], where: str) -> None:
     """Check that each entry is known, or that transformers itself ignores it."""
-    version = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version")))
+    written = config.get("transformers_version") or "4.0"  # newer versions write theirs
+    version = re.match(r"(\d+)\.(\d+)", str(written))
     if version and (int(version[1]), int(version[2])) <= _UNDERSTOOD:
         return
     known = {*_KNOWN.split(), *_FIXED}
     if config["model_type"] == "modernbert":
         known |= _OF_MODERNBERT
-    for name, value in config.items():
-        if name not in known and value is not None and not name.startswith("_"):
-            raise UserError(
-                f"{where}: this exporter does not know the entry {name} of config.json, so the "
-                "model may compute otherwise than its export; if no logit depends on it, remove it"
-            )
+    unknown = [
+        name
+        for name, value in config.items()
+        if name not in known and value is not None and not name.startswith("_")
+    ]
+    if unknown:
+        raise UserError(
+            f"{where}: this exporter does not know {', '.join(unknown)} in config.json, so the "
+            "model may compute otherwise than its export; if no logit depends on it, give a "
+            "directory with a copy of the model's files, and remove it there from config.json"
+        )
 
 
 def _check_rotations(rotations: Any, where: str) -> None:
