@@ -406,6 +406,10 @@ def _longer_vocabulary(source: Path) -> None:
         ),
         (lambda s: (s / "vocab.txt").unlink(), "lacks its tokenizer"),
         (lambda s: configure(s, architectures=["BertModel"]), "is a BertModel, not a sequence"),
+        (
+            lambda s: configure(s, model_type="longformer"),
+            "architecture longformer: this exporter does not know how its texts become tokens",
+        ),
         (_longer_vocabulary, "the tokenizer's largest id is .*, but the model's embedding has"),
     ],
 )

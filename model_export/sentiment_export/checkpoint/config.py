@@ -75,7 +75,7 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
     computed.
     """
     config = read_json(directory / CONFIG_FILE)
-    find_architecture(config.get("model_type"), where)
+    find_architecture(config.get("model_type"), where, of_graph=of_graph)
     if of_graph:
         config = {n: v for n, v in config.items() if n not in {*_FIXED, *_OF_WEIGHTS}}
     _check_entries(config, where)
