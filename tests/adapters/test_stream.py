@@ -1,6 +1,7 @@
 """POST /classify/stream: lines are read and answered at the same time."""
 
 import asyncio
+import gzip
 import json
 import signal
 import subprocess
@@ -388,6 +389,24 @@ def test_a_client_that_left_is_counted_as_such(serve: Serve, begun: bool, status
     asyncio.run(answer())
     labels = {"operation": "stream", "outcome": "client_disconnected", "status": status}
     assert metric(client, "sentiment_http_requests_total", **labels) == 1
+
+
+@pytest.mark.parametrize(("cut", "outcome"), [(0, "ok"), (9, "invalid_request")])
+def test_a_stream_over_a_closing_connection_is_counted_by_its_end(
+    listen: Listen, cut: int, outcome: str
+) -> None:
+    """No client has left where the server closes behind the last line, be that an error or not."""
+    port = listen()
+    packed = gzip.compress(_lines(3))
+    body = packed[: len(packed) - cut]
+    headers = NDJSON | {"connection": "close", "content-encoding": "gzip"}
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        answer = client.post("/classify/stream", content=body, headers=headers)
+        last = json.loads(answer.text.splitlines()[-1])
+        assert last.get("error", {}).get("code", "ok") == outcome
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 1)
+        labels = {"operation": "stream", "outcome": outcome, "status": "200"}
+        assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
 def test_a_full_queue_makes_a_stream_wait(

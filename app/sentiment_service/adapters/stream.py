@@ -178,7 +178,8 @@ class StreamedAnswers(Response):
         except ClientDisconnected as error:  # all work is cancelled
             if self._exchange.status != self.status_code:  # the answer has not begun
                 raise
-            self._failure = error
+            if not self._ended:  # behind the last line, the server itself may close the connection
+                self._failure = error
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
                 raise
