@@ -236,6 +236,40 @@ def test_long_lines_are_answered_in_their_places(client: TestClient) -> None:
     assert labels == ["positive", "negative", "positive", None, None, None, "negative"]
 
 
+TAKEN = "the options in its query are model, overflow, language, threshold"
+
+
+@pytest.mark.parametrize("option", ["model", "overflow", "language", "threshold", "split"])
+def test_an_option_in_a_line_is_refused_in_its_place(client: TestClient, option: str) -> None:
+    """It is not ignored in silence: the answer would be to another question.
+
+    Null, which rows without a value have, asks for nothing. Other members are the client's own.
+    """
+    lines: list[dict[str, Any]] = [
+        {"id": 1, "text": "love", option: None, "lang": "de"},
+        {"id": 2, "text": "love", option: "tiny"},
+    ]
+    kept, refused = _post(client, "\n".join(map(json.dumps, lines)))
+    assert kept["label"] == "positive"
+    reason = f"put {option} in the query: it holds for all lines"
+    if option == "split":
+        reason = f"a stream does not take split; {TAKEN}"
+    error = {"code": "invalid_request", "message": f"line 2: {reason}"}
+    assert refused == {"id": 2, "error": error}
+
+
+@pytest.mark.parametrize("name", ["split", "inputs"])
+def test_a_field_that_a_stream_does_not_take_is_refused_in_its_query(
+    client: TestClient, name: str
+) -> None:
+    """It would be ignored otherwise. What is no field of POST /classify is: proxies add theirs."""
+    url = "/classify/stream?request=1"
+    answer = client.post(f"{url}&{name}=sentences", content=_lines(1), headers=NDJSON)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["detail"] == f"a stream does not take {name}; {TAKEN}"
+    assert client.post(url, content=_lines(1), headers=NDJSON).status_code == 200
+
+
 @pytest.mark.parametrize(
     "line_id", [f'"{"a" * 1_023}"', f'"{"é" * 171}"', f"[{'1, ' * 400}1]", "9" * 1_025]
 )
