@@ -239,14 +239,15 @@ def test_long_lines_are_answered_in_their_places(client: TestClient) -> None:
 TAKEN = "the options in its query are model, overflow, language, threshold"
 
 
-@pytest.mark.parametrize("option", ["model", "overflow", "language", "threshold", "split"])
+@pytest.mark.parametrize("option", ["model", "overflow", "threshold", "split"])
 def test_an_option_in_a_line_is_refused_in_its_place(client: TestClient, option: str) -> None:
     """It is not ignored in silence: the answer would be to another question.
 
-    Null, which rows without a value have, asks for nothing. Other members are the client's own.
+    Null, which rows without a value have, asks for nothing. Other members, and the language of a
+    row's text, are the client's own.
     """
     lines: list[dict[str, Any]] = [
-        {"id": 1, "text": "love", option: None, "lang": "de"},
+        {"id": 1, "text": "love", option: None, "language": "de"},
         {"id": 2, "text": "love", option: "tiny"},
     ]
     kept, refused = _post(client, "\n".join(map(json.dumps, lines)))

@@ -34,8 +34,12 @@ NOT_TAKEN = {
     for name in ClassifyRequest.model_fields
     if name not in IN_QUERY
 }
-NOT_IN_LINES = {name: f"put {name} in the query: it holds for all lines" for name in IN_QUERY}
-NOT_IN_LINES["split"] = NOT_TAKEN["split"]
+# Rows often have a column with the language of their text; it is not taken for the option.
+NOT_IN_LINES = {
+    **{name: f"put {name} in the query: it holds for all lines" for name in IN_QUERY},
+    "split": NOT_TAKEN["split"],
+}
+del NOT_IN_LINES["language"]
 
 NO_ID = b"null"
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sentiment_service.errors import CannotContinue, EmptyText, ServiceError, UserError, first_line
@@ -23,7 +22,6 @@ from sentiment_service.files.text_files import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 RESULT_TYPES = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
-FARTHEST_S = 30_000 * 365 * 86_400  # from 1970; Arrow's text of years after 32767 is wrong
 
 
 def result_schema(columns: ResultColumns, taken: Sequence[str]) -> pa.Schema:
@@ -109,7 +107,6 @@ class ParquetTable(Table):
         if is_text(column.type):
             return _strings(column)
         try:
-            _check_times(column)
             values: list[Any] = column.cast(_writable(column.type)).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise UserError(
@@ -180,26 +177,6 @@ def _opened(path: Path) -> pq.ParquetFile:
     # Spark's old timestamps (INT96) have microseconds. By default, they would be read as
     # nanoseconds, in which the year 9999 becomes 1816 without an error.
     return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-
-
-def _check_times(values: pa.Array) -> None:
-    """Refuse times that are too far away for Arrow to write them as text."""
-    types, kind = pa.types, values.type
-    if types.is_dictionary(kind):
-        _check_times(values.dictionary)
-    elif types.is_map(kind):
-        _check_times(values.keys)
-        _check_times(values.items)
-    elif types.is_struct(kind):
-        for member in values.flatten():
-            _check_times(member)
-    elif types.is_nested(kind):
-        _check_times(values.flatten())
-    elif types.is_timestamp(kind) or types.is_date(kind):
-        seconds = values.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False)
-        ends = pc.min_max(seconds).values()
-        if any(abs(end.value or 0) > FARTHEST_S for end in ends):
-            raise ValueError("a time in it is more than 30,000 years from 1970")
 
 
 def _writable(kind: pa.DataType) -> pa.DataType:
