@@ -99,7 +99,8 @@ class Checkpoint:
     def pair_logits(self, pair: TextPair) -> Any:
         """Reference logits [labels] of a pair, of which the longer text is cut."""
         cut = Tokenizer.from_str(self.tokenizer.tokenizer.to_str())
-        cut.enable_truncation(self.max_tokens, strategy="longest_first")
+        side = self.tokenizer.truncation_side
+        cut.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
         encoding = cut.encode(pair.text, pair.text_pair)
         typed = self.config["model_type"] in TYPED
         types = {"token_type_ids": encoding.type_ids} if typed else {}

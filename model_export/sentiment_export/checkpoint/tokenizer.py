@@ -85,10 +85,14 @@ class CheckpointTokenizer:
     def unknown_id(self) -> int:
         return cast(int, self.tokenizer.token_to_id(self.settings["unk_token"]))
 
+    @property
+    def truncation_side(self) -> str:
+        """Where longer texts are cut, as tokenizer_config.json says."""
+        return str(self.settings.get("truncation_side", "right"))
+
     def cut_to(self, max_tokens: int) -> None:
-        """Cut longer texts, at the side that tokenizer_config.json says."""
-        side = self.settings.get("truncation_side", "right")
-        self.tokenizer.enable_truncation(max_tokens, direction=side)
+        """Cut longer texts."""
+        self.tokenizer.enable_truncation(max_tokens, direction=self.truncation_side)
 
     def write(self, directory: Path, max_tokens: int) -> None:
         """Write tokenizer.json and tokenizer_config.json, which cut texts to ``max_tokens``."""

@@ -1,13 +1,16 @@
 """Pairs of texts: tokens, token types, truncation and logits are those of transformers."""
 
+import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.export import export
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.model import Model
@@ -19,10 +22,19 @@ from sentiment_service.engine.text.text_tokenizer import (
     longest_first,
 )
 from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest
+from sentiment_service.settings.settings import CheckpointOptions
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
-from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
+from tests.support.checkpoints import (
+    CORPUS,
+    MAX_TOKENS,
+    PRECISIONS,
+    exported,
+    make_checkpoint,
+    silent,
+)
+from tests.support.tiny_bundle import load
 
 # BERT has token types. DistilBERT and RoBERTa have none, and RoBERTa separates with two tokens.
 ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta")
@@ -83,6 +95,35 @@ def test_logits_are_those_of_transformers(base: Path, architecture: str) -> None
     found = model.infer([single, *(model.tokenizer.encode(pair) for pair in PAIRS)])
     expected = [checkpoint.logits(single.ids), *map(checkpoint.pair_logits, PAIRS)]
     np.testing.assert_allclose(np.stack(_logits(found)), np.stack(expected), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bert", {"truncation_side": "left"}),
+    ],
+)
+def test_a_checkpoints_answers_to_pairs_are_those_of_its_pipeline(
+    tmp_path: Path, name: str, said: dict[str, Any]
+) -> None:
+    """Texts are cut at the side that tokenizer_config.json says."""
+    path, source = tmp_path / "bundle", tmp_path / "source"
+    make_checkpoint(source, name)
+    (source / "tokenizer_config.json").write_text(json.dumps(said))
+    checkpoint = load_checkpoint(source, CheckpointOptions(text_pairs=True))
+    export(checkpoint, path, precisions=["fp32"], say=silent)
+    model = load(path)
+    classify = pipeline("text-classification", str(source), device="cpu")
+    for pair, logits in zip(
+        PAIRS, _logits(model.infer([*map(model.tokenizer.encode, PAIRS)])), strict=True
+    ):
+        answers = classify(
+            {"text": pair.text, "text_pair": pair.text_pair},
+            **{"top_k": None, "function_to_apply": "none"},
+            **{"truncation": True, "max_length": model.max_tokens},
+        )
+        scores = {answer["label"]: answer["score"] for answer in answers}
+        assert dict(zip(model.labels, logits, strict=True)) == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
