@@ -30,6 +30,7 @@ from sentiment_export.checkpoint.tokenizer_files import (
     bertweet,
     byte_level_bpe,
     content,
+    of_one_type,
     read,
     read_object,
     read_text,
@@ -64,6 +65,12 @@ _FOLLOWS_CASE = re.compile(
 _FOLLOWS_SPACE = re.compile("roberta|data2vec-text|deberta|(Roberta|Deberta)Tokenizer.*")
 # Model types whose inputs have token types.
 TYPED = ("albert", "bert", "deberta", "deberta-v2", "electra")
+# The classes of transformers 5, or without one the model types, whose tokenizers send token types
+# if tokenizer_config.json does not say what they send. Without types, all tokens have the first.
+_SENDS_TYPES = re.compile(
+    "bert|electra|deberta|deberta-v2"
+    "|(Bert|ConvBert|MobileBert|Electra|Deberta|DebertaV2)Tokenizer(Fast)?"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +152,8 @@ def load_tokenizer(
     notes: list[str] = []
     if rows is not None:
         tokenizer, notes = _with_rows(tokenizer, rows + added_rows, str(path))
+    if model_type in TYPED and not _sends_types(said, class_name or model_type):
+        tokenizer = of_one_type(tokenizer)
     return CheckpointTokenizer(
         tokenizer, _written(tokenizer, settings, model_type), added_rows, notes
     )
@@ -172,6 +181,14 @@ def _follow(tokenizer: Tokenizer, said: Mapping[str, Any], kind: str) -> None:
         prefix = bool(said.get("add_prefix_space"))
         whole = tokenizer.pre_tokenizer.use_regex
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=prefix, use_regex=whole)
+
+
+def _sends_types(said: Mapping[str, Any], kind: str) -> bool:
+    """Whether transformers sends the model token types."""
+    inputs = said.get("model_input_names")
+    if isinstance(inputs, list):
+        return "token_type_ids" in inputs
+    return _SENDS_TYPES.fullmatch(kind) is not None
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -> None:

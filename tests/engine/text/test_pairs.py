@@ -24,6 +24,7 @@ from sentiment_service.engine.text.text_tokenizer import (
 from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest
 from sentiment_service.settings.settings import CheckpointOptions
 from tokenizers import Tokenizer
+from tokenizers.processors import BertProcessing
 from transformers import AutoTokenizer, pipeline
 
 from tests.support.checkpoints import (
@@ -34,6 +35,7 @@ from tests.support.checkpoints import (
     make_checkpoint,
     silent,
 )
+from tests.support.model_export.published import make_published
 from tests.support.tiny_bundle import load
 
 # BERT has token types. DistilBERT and RoBERTa have none, and RoBERTa separates with two tokens.
@@ -97,18 +99,36 @@ def test_logits_are_those_of_transformers(base: Path, architecture: str) -> None
     np.testing.assert_allclose(np.stack(_logits(found)), np.stack(expected), atol=1e-4)
 
 
+ONLY_IDS = {"model_input_names": ["input_ids", "attention_mask"]}
+WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("bert", {"truncation_side": "left"}),
+        ("bert", ONLY_IDS),
+        ("bert", {"tokenizer_class": "BertTokenizerFast"}),
+        ("bert", {"tokenizer_class": "ElectraTokenizer"}),
+        ("bert", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("bert", {"tokenizer_class": "PreTrainedTokenizerFast", **WITH_TYPES}),
+        ("textattack/albert-base-v2-SST-2", {}),
+        ("textattack/albert-base-v2-SST-2", WITH_TYPES),
     ],
 )
 def test_a_checkpoints_answers_to_pairs_are_those_of_its_pipeline(
     tmp_path: Path, name: str, said: dict[str, Any]
 ) -> None:
-    """Texts are cut at the side that tokenizer_config.json says."""
+    """Where transformers sends no token types, both texts have the first; texts are cut at the side
+    that tokenizer_config.json says."""
     path, source = tmp_path / "bundle", tmp_path / "source"
-    make_checkpoint(source, name)
+    if name == "bert":
+        make_checkpoint(source, "bert")
+        whole = AutoTokenizer.from_pretrained(source).backend_tokenizer
+        whole.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        whole.save(str(source / "tokenizer.json"))
+    else:
+        make_published(source, name)
     (source / "tokenizer_config.json").write_text(json.dumps(said))
     checkpoint = load_checkpoint(source, CheckpointOptions(text_pairs=True))
     export(checkpoint, path, precisions=["fp32"], say=silent)
@@ -119,8 +139,10 @@ def test_a_checkpoints_answers_to_pairs_are_those_of_its_pipeline(
     ):
         answers = classify(
             {"text": pair.text, "text_pair": pair.text_pair},
-            **{"top_k": None, "function_to_apply": "none"},
-            **{"truncation": True, "max_length": model.max_tokens},
+            top_k=None,
+            function_to_apply="none",
+            truncation=True,
+            max_length=model.max_tokens,
         )
         scores = {answer["label"]: answer["score"] for answer in answers}
         assert dict(zip(model.labels, logits, strict=True)) == pytest.approx(scores, abs=1e-4)
