@@ -56,6 +56,8 @@ _DEFAULTS = {
     "albert": _ALBERT,
     "big_bird": _BIG_BIRD,
 }
+# The classes of transformers, and the model type whose tokenizer each is.
+_OF_CLASS = {f"{one.prefix}Tokenizer": model_type for model_type, one in ARCHITECTURES.items()}
 # The classes of transformers, or without one the model types, whose tokenizers follow entries of
 # tokenizer_config.json, too: case and accents, and a space before the text. Its others do what
 # tokenizer.json says.
@@ -118,16 +120,22 @@ def load_tokenizer(
     ``rows`` is the number of tokens that the model has an embedding for.
     """
     model_type = entries["model_type"]
-    present = {file.name for file in path.iterdir()}
-    files = ARCHITECTURES[model_type].tokenizer_files(present)
-    if files is None and "tokenizer.json" not in present:
-        sets = [("tokenizer.json",), *(t.names for t in ARCHITECTURES[model_type].tokenizers)]
-        needed = ", or ".join(" with ".join(names) for names in sets)
-        raise UserError(f"{path} lacks its tokenizer: {model_type} needs {needed}")
     said = _said(path)
-    usual = zip(ROLES, _DEFAULTS.get(model_type, _BERT), strict=True)
-    settings = {**{role: name for role, name in usual if name}, **said}
     class_name = str(said.get("tokenizer_class") or entries.get("tokenizer_class") or "")
+    # Some models have the tokenizer of another architecture.
+    made_as = _OF_CLASS.get(class_name.removesuffix("Fast"), model_type)
+    present = {file.name for file in path.iterdir()}
+    files = ARCHITECTURES[made_as].tokenizer_files(present)
+    if files is None and "tokenizer.json" not in present:
+        sets = [("tokenizer.json",), *(t.names for t in ARCHITECTURES[made_as].tokenizers)]
+        needed = ", or ".join(" with ".join(names) for names in sets)
+        raise UserError(
+            f"{path} lacks its tokenizer: {class_name if made_as != model_type else model_type} "
+            f"needs {needed}; save it there with AutoTokenizer.from_pretrained(X).save_pretrained, "
+            "where X is this checkpoint, or the one that was fine-tuned"
+        )
+    usual = zip(ROLES, _DEFAULTS.get(made_as, _BERT), strict=True)
+    settings = {**{role: name for role, name in usual if name}, **said}
     added_rows = 0
     if class_name.startswith("BertJapanese"):
         raise UserError(
@@ -141,11 +149,11 @@ def load_tokenizer(
         settings = said
         _follow(tokenizer, said, class_name or model_type)
     elif files is BYTE_LEVEL_BPE:
-        tokenizer = byte_level_bpe(path, settings, model_type)
+        tokenizer = byte_level_bpe(path, settings, made_as)
     elif files is WORD_PIECE:
-        tokenizer = word_piece(path, settings, model_type)
+        tokenizer = word_piece(path, settings, made_as)
     elif files is not None:
-        tokenizer = sentencepiece(path / files.names[0], settings, model_type)
+        tokenizer = sentencepiece(path / files.names[0], settings, made_as)
     if files is not BERTWEET_BPE:
         _add_tokens(tokenizer, settings, path)
     _check(without_training(tokenizer), path)

@@ -295,6 +295,38 @@ def test_what_a_class_sets_beside_its_files_is_set(
     _assert_ids_equal(tmp_path, _common(family, 300))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "family", "class_name"),
+    [
+        ("albert", "bert", "BertTokenizer"),
+        ("deberta-v2", "bert", "BertTokenizerFast"),
+        ("roberta", "bert", "BertTokenizer"),
+        ("roberta", "bert", "ElectraTokenizer"),
+        ("bert", "roberta", "RobertaTokenizer"),
+        ("bert", "roberta", "RobertaTokenizerFast"),
+        ("bert", "albert", "AlbertTokenizer"),
+        ("camembert", "xlm-roberta", "XLMRobertaTokenizer"),
+    ],
+)
+def test_the_tokenizer_of_another_architecture_is_made(
+    checkpoints: Path, tmp_path: Path, model_type: str, family: str, class_name: str
+) -> None:
+    """The class that tokenizer_config.json, or else config.json, names decides from which files the
+    tokenizer is made, and how; without them, the line names the class."""
+    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
+    said = json.dumps({"tokenizer_class": class_name})
+    config = {"model_type": model_type, "tokenizer_class": class_name}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _assert_ids_equal(tmp_path, _common(family, 300))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "tokenizer_config.json").write_text(said)
+    _assert_ids_equal(tmp_path, _common(family, 300))
+    for name in ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(UserError, match=f"lacks its tokenizer: {class_name} needs tokenizer.json"):
+        _loaded(tmp_path)
+
+
 def test_dropout_of_training_cuts_no_text(checkpoints: Path, tmp_path: Path) -> None:
     """A tokenizer.json with BPE's dropout gives a text other ids at each call. Here it does not,
     neither in an export nor in a bundle made elsewhere."""
@@ -359,8 +391,8 @@ def test_missing_files_are_named(
     (tmp_path / removed).unlink()
     with pytest.raises(UserError) as caught:
         _loaded(tmp_path)
-    expected = f"{tmp_path} lacks its tokenizer: {family} needs tokenizer.json, or {needed}"
-    assert str(caught.value) == expected
+    expected = f"{tmp_path} lacks its tokenizer: {family} needs tokenizer.json, or {needed}; save"
+    assert str(caught.value).startswith(expected)
 
 
 DAMAGE: list[tuple[str, str, Callable[[bytes], bytes]]] = [
