@@ -158,6 +158,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         "id2label": names,
         "label2id": {n: int(i) for i, n in names.items()},
     }
+    config.pop("num_labels", None)  # the names say it
     limit, longest = max_tokens(config), options.max_tokens
     if longest and not LEAST_TOKENS <= longest <= limit:
         raise UserError(
@@ -225,7 +226,7 @@ class Described:
             import torch
 
             with torch.device("meta"):  # its weights use no memory
-                model = empty_classifier(path, config)
+                model = empty_classifier(path, {**config, "num_labels": labels})
             return cls(None, shapes(model), model.base_model_prefix)
         except UserError as error:
             raise _no_model(path, config, error) from error
