@@ -68,6 +68,11 @@ def word_piece(directory: Path, settings: Mapping[str, Any], model_type: str) ->
 
 def bert_normalizer(settings: Mapping[str, Any]) -> BertNormalizer:
     """How BERT's tokenizers treat case, accents and Chinese, as tokenizer_config.json says."""
+    for name in ("tokenize_chinese_chars", "strip_accents", "do_lower_case"):
+        if type(value := settings.get(name, True)) is not bool:
+            raise UserError(
+                f"{name} in tokenizer_config.json is {value!r}; it must be true or false"
+            )
     return BertNormalizer(
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         strip_accents=settings.get("strip_accents"),
