@@ -95,6 +95,12 @@ class CheckpointTokenizer:
         return cast(int, self.tokenizer.token_to_id(self.settings["unk_token"]))
 
     @property
+    def types_pairs(self) -> bool:
+        """Whether the model gets token types, of which the second text of a pair has another."""
+        typed = "token_type_ids" in self.settings["model_input_names"]
+        return typed and any(self.tokenizer.encode("a", "a").type_ids)
+
+    @property
     def truncation_side(self) -> str:
         """Where longer texts are cut, as tokenizer_config.json says."""
         return str(self.settings.get("truncation_side", "right"))

@@ -21,7 +21,7 @@ from sentiment_service.engine.text.text_tokenizer import (
     TextPair,
     longest_first,
 )
-from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest
+from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
 from sentiment_service.settings.settings import CheckpointOptions
 from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
@@ -146,6 +146,17 @@ def test_a_checkpoints_answers_to_pairs_are_those_of_its_pipeline(
         )
         scores = {answer["label"]: answer["score"] for answer in answers}
         assert dict(zip(model.labels, logits, strict=True)) == pytest.approx(scores, abs=1e-4)
+
+
+def test_a_model_of_one_token_type_takes_no_pairs_with_two(tmp_path: Path) -> None:
+    """A line says so, and what helps; transformers fails on each such pair."""
+    source = make_checkpoint(tmp_path / "source", "bert", type_vocab_size=1)
+    of_pairs = CheckpointOptions(text_pairs=True)
+    with pytest.raises(UserError, match=r"type_vocab_size in config\.json is 1.*--text-pairs"):
+        load_checkpoint(source, of_pairs)
+    assert not load_checkpoint(source).text_pairs
+    (source / "tokenizer_config.json").write_text(json.dumps(ONLY_IDS))
+    assert len(load_checkpoint(source, of_pairs).pair_logits(PAIRS[0])) == 3
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
