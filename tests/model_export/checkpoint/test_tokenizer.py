@@ -327,6 +327,32 @@ def test_the_tokenizer_of_another_architecture_is_made(
         _loaded(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("family", "class_names"),
+    [
+        ("bert", "BertTokenizer BertTokenizerFast ElectraTokenizerFast ConvBertTokenizer"),
+        ("bert", "MobileBertTokenizer DistilBertTokenizer PreTrainedTokenizerFast"),
+        ("bert", "TokenizersBackend TheirOwnTokenizer"),
+        ("albert", "AlbertTokenizer AlbertTokenizerFast"),
+        ("deberta", "DebertaTokenizer DebertaTokenizerFast"),
+        ("deberta-v2", "DebertaV2Tokenizer DebertaV2TokenizerFast PreTrainedTokenizerFast"),
+    ],
+)
+def test_pairs_have_token_types_where_transformers_sends_some(
+    checkpoints: Path, tmp_path: Path, family: str, class_names: str
+) -> None:
+    """By the class of the tokenizer, or without one, the architecture."""
+    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
+    if family != "deberta":  # in 5.24, its tokenizer.json has no types for pairs
+        whole = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+        whole.save(str(tmp_path / "tokenizer.json"))
+    for class_name in (None, *class_names.split()):
+        said = json.dumps({"tokenizer_class": class_name})
+        (tmp_path / "tokenizer_config.json").write_text(said)
+        sent = AutoTokenizer.from_pretrained(tmp_path).model_input_names
+        assert _loaded(tmp_path).types_pairs == ("token_type_ids" in sent), class_name
+
+
 def test_dropout_of_training_cuts_no_text(checkpoints: Path, tmp_path: Path) -> None:
     """A tokenizer.json with BPE's dropout gives a text other ids at each call. Here it does not,
     neither in an export nor in a bundle made elsewhere."""
