@@ -32,7 +32,7 @@ from sentiment_export.checkpoint.layout import (
     weight_files,
 )
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
-from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
+from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, Weights, check_fit, fit
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
@@ -99,10 +99,10 @@ class Checkpoint:
     def pair_logits(self, pair: TextPair) -> Any:
         """Reference logits [labels] of a pair, of which the longer text is cut."""
         cut = Tokenizer.from_str(self.tokenizer.tokenizer.to_str())
-        cut.enable_truncation(self.max_tokens, strategy="longest_first")
+        side = self.tokenizer.truncation_side
+        cut.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
         encoding = cut.encode(pair.text, pair.text_pair)
-        typed = self.config["model_type"] in TYPED
-        types = {"token_type_ids": encoding.type_ids} if typed else {}
+        types = {"token_type_ids": encoding.type_ids} if self.tokenizer.types_pairs else {}
         return self._compute(input_ids=encoding.ids, **types)
 
     def _compute(self, **inputs: list[int]) -> Any:
@@ -157,6 +157,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         "id2label": names,
         "label2id": {n: int(i) for i, n in names.items()},
     }
+    config.pop("num_labels", None)  # the names say it
     limit, longest = max_tokens(config), options.max_tokens
     if longest and not LEAST_TOKENS <= longest <= limit:
         raise UserError(
@@ -180,6 +181,13 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             raise UserError(f"cannot load the checkpoint {path}: {error}") from error
         rows = described.rows
         tokenizer = load_tokenizer(path, entries, rows)
+        if options.text_pairs and config.get("type_vocab_size") == 1 and tokenizer.types_pairs:
+            raise UserError(
+                f"{path}: type_vocab_size in config.json is 1, but the tokenizer gives the second "
+                "text of a pair the token type 1: leave out --text-pairs, or if the model was "
+                'trained without types, write "model_input_names": ["input_ids", "attention_mask"] '
+                "in tokenizer_config.json"
+            )
         encoder, added = described.encoder, tokenizer.added_rows
         config["vocab_size"] = rows + added
         if encoder is not None:
@@ -224,7 +232,7 @@ class Described:
             import torch
 
             with torch.device("meta"):  # its weights use no memory
-                model = empty_classifier(path, config)
+                model = empty_classifier(path, {**config, "num_labels": labels})
             return cls(None, shapes(model), model.base_model_prefix)
         except UserError as error:
             raise _no_model(path, config, error) from error

@@ -67,10 +67,11 @@ class Decisions:
 def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -> Decisions:
     """Decide how the checkpoint in ``path`` is read, whose config.json has these entries."""
     hub = origin(path)
-    own = _last_part(hub[0] if hub else str(path.resolve()))
+    name = hub[0] if hub else path.resolve().name
+    own = _last_part(name)
     base = str(entries.get("_name_or_path") or "")  # what it was saved from
     # Who puts a model on the hub under another name has trained it further, mostly.
-    known = recognised(own) or (None if hub else recognised(base))
+    known = recognised(name) or (None if hub else recognised(base))
     multi_label = options.multi_label
     if multi_label is None and known and entries.get("problem_type") is None:
         multi_label = known.multi_label or None
@@ -111,10 +112,17 @@ def known_checkpoints() -> list[Known]:
 
 
 def recognised(name: str) -> Known | None:
-    """What is known of the published checkpoint whose id, or path, ends like this."""
-    last = _last_part(name).lower()
+    """What is known of the published checkpoint with this id, or of a directory of its name.
+
+    Only an id says whose checkpoint it is: anyone may call another model alike.
+    """
+    name = name.rstrip("/").lower()
+    is_id = re.fullmatch(r"[^/.~][^/]*/[^/]+", name) is not None
     fits = (
-        known for known in known_checkpoints() if any(fnmatchcase(last, n) for n in known.names)
+        known
+        for known in known_checkpoints()
+        for one in known.names
+        if fnmatchcase(name if is_id else _last_part(name), one if is_id else _last_part(one))
     )
     return next(fits, None)
 
