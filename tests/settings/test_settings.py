@@ -201,7 +201,7 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
         ({"max_inflight_bytes": 1000}, "--max-inflight-bytes: one body may have 2097152 bytes"),
         (
             {"served_name": ["a", "b"]},
-            "--served-name: .* as many names as models: 1, not 'a, b'$",
+            "--served-name: .* at most as many names as models: 1, not 'a, b'$",
         ),
         (
             {"model": ["x", "y"], "served_name": ["a", "a"]},
