@@ -48,8 +48,14 @@ def test_unknown_variables() -> None:
     assert unknown_variables({"SENTIMENT_THREAD": "1"}) == [
         "SENTIMENT_THREAD is not a setting (the nearest is SENTIMENT_THREADS), so it has no effect"
     ]
-    (line,) = unknown_variables({"SENTIMENT_METRIC_PORT": "2"})
-    assert "(the nearest is SENTIMENT_METRICS_PORT)" in line
+    for name, hint in {
+        "METRIC_PORT": " (the nearest is SENTIMENT_METRICS_PORT)",
+        "APIKEY": " (the nearest is SENTIMENT_API_KEYS)",  # not SENTIMENT_API_KEY, a client's
+        "BOGUS": "",
+    }.items():
+        assert unknown_variables({f"SENTIMENT_{name}": "2"}) == [
+            f"SENTIMENT_{name} is not a setting{hint}, so it has no effect"
+        ]
 
 
 @pytest.mark.parametrize("name", ["port", "metrics_port", "grpc_port"])
