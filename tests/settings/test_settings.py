@@ -58,6 +58,16 @@ def test_unknown_variables() -> None:
         ]
 
 
+def test_where_keys_have_names_is_described() -> None:
+    """Only files take name=key: the help of their settings says so, and that of the others not."""
+    named = {
+        name
+        for name, field in Settings.model_fields.items()
+        if "name=key" in str(field.description)
+    }
+    assert named == {"api_keys_file", "admin_keys_file"}
+
+
 @pytest.mark.parametrize("name", ["port", "metrics_port", "grpc_port"])
 @pytest.mark.parametrize("value", ["tcp://10.43.0.9:80", "udp://[fd00::9]:80", "sctp://10.0.0.9:1"])
 def test_the_address_of_a_service_is_no_port(

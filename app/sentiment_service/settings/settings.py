@@ -238,11 +238,12 @@ class Settings(CheckpointOptions, BaseSettings):
     )
     api_keys_file: formats.SecretFile = Field(
         default=None,
-        description="file with more keys for --api-keys, one a line, or a directory of such files, "
-        "such as a mounted secret; SIGHUP reads it again",
+        description="file with more keys for --api-keys, a line for each key or name=key, or a "
+        "directory of such files, such as a mounted secret; SIGHUP reads it again",
     )
     admin_keys_file: formats.SecretFile = Field(
-        default=None, description="file or directory with more keys for --admin-keys"
+        default=None,
+        description="file or directory with more keys for --admin-keys, each as key or name=key",
     )
     rate_limit: formats.Rate = Field(
         default="",
