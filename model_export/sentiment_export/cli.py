@@ -101,7 +101,7 @@ def _describe(words: list[str]) -> None:
     from sentiment_export.checkpoint.checkpoint import find_checkpoint
     from sentiment_export.checkpoint.describe import describe
 
-    path = find_checkpoint(options.source, options.revision)
+    path = find_checkpoint(options.source, options.revision, onnx="")
     description = describe(path)
     print(json.dumps(asdict(description), indent=2) if options.json else description.text())
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sentiment_service.errors import CannotContinue, EmptyText, ServiceError, UserError, first_line
@@ -22,6 +23,7 @@ from sentiment_service.files.text_files import well_formed
 
 ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 RESULT_TYPES = {str: pa.string(), float: pa.float32(), list: pa.list_(pa.string())}
+FARTHEST_S = 30_000 * 365 * 86_400  # from 1970; Arrow's text of years after 32767 is wrong
 
 
 def result_schema(columns: ResultColumns, taken: Sequence[str]) -> pa.Schema:
@@ -107,6 +109,7 @@ class ParquetTable(Table):
         if is_text(column.type):
             return _strings(column)
         try:
+            _check_times(column)
             values: list[Any] = column.cast(_writable(column.type)).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise UserError(
@@ -179,8 +182,32 @@ def _opened(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
 
 
+def _check_times(values: pa.Array) -> None:
+    """Refuse times that are too far away for Arrow to write them as text."""
+    types, kind = pa.types, values.type
+    if types.is_dictionary(kind):
+        _check_times(values.dictionary)
+    elif types.is_map(kind):
+        _check_times(values.keys)
+        _check_times(values.items)
+    elif types.is_struct(kind):
+        for member in values.flatten():
+            _check_times(member)
+    elif types.is_nested(kind):
+        _check_times(values.flatten())
+    elif types.is_timestamp(kind) or types.is_date(kind):
+        seconds = values.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False)
+        ends = pc.min_max(seconds).values()
+        if any(abs(end.value or 0) > FARTHEST_S for end in ends):
+            raise ValueError("a time in it is more than 30,000 years from 1970")
+
+
 def _writable(kind: pa.DataType) -> pa.DataType:
-    """The type with text for dates and times, and numbers for durations."""
+    """The type with text for dates and times, and numbers for durations, also within values."""
+
+    def member(field: pa.Field) -> pa.Field:
+        return field.with_type(_writable(field.type))
+
     types = pa.types
     if types.is_dictionary(kind):
         return _writable(kind.value_type)
@@ -188,6 +215,16 @@ def _writable(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if types.is_duration(kind):
         return pa.int64()
+    if types.is_map(kind):
+        return pa.map_(member(kind.key_field), member(kind.item_field), kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(member(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(member(kind.value_field))
+    if types.is_list(kind):
+        return pa.list_(member(kind.value_field))
+    if types.is_struct(kind):
+        return pa.struct([*map(member, kind)])
     return kind
 
 

@@ -90,6 +90,12 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
             f"warning: {own} may be for several labels a text, but config.json does not say so, "
             "and the scores add up to 1: give --multi-label or --single-label"
         )
+    classes = entries.get("auto_map")
+    if isinstance(classes, dict) and (code := classes.get("AutoModelForSequenceClassification")):
+        notes.append(
+            f"warning: the code {str(code)!r:.80} (auto_map in config.json) is not run: the export "
+            "computes what transformers does without it, which may be something else"
+        )
     named = entries.get("language")
     languages = [*options.languages] or ([named] if isinstance(named, str) else [])
     if not languages and known:
