@@ -378,6 +378,7 @@ class _Options(TypedDict, total=False):
     model: Model | None
     overflow: Overflow
     threshold: float | None
+    language: str | None
 
 
 class _BaseClient:
@@ -571,7 +572,8 @@ class Client(_BaseClient):
         in the same order, with an ``ItemError`` in place of each that cannot be classified: also of
         None, NaN and what is no text. They are of one model: if the service changes it meanwhile,
         all texts are sent again. ``threshold`` is the score from which on a multi-label model
-        chooses a label, in the place of its bundle's.
+        chooses a label, in the place of its bundle's. ``language``, a BCP 47 tag such as
+        "de", chooses among several models if none is named.
 
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
@@ -963,13 +965,15 @@ def _members(
     model: Model | None = None,
     overflow: Overflow = "truncate",
     threshold: float | None = None,
+    language: str | None = None,
     **unknown: Any,
 ) -> dict[str, Any]:
     """The options of a call as members of a request's body."""
     if unknown:
-        raise TypeError(f"the options of classify are model, overflow, threshold: not {[*unknown]}")
+        options = "language, model, overflow, threshold"
+        raise TypeError(f"the options of classify are {options}: not {[*unknown]}")
     name = model.name if isinstance(model, ModelInfo) else model
-    members = {"model": name, "overflow": overflow, "threshold": threshold}
+    members = {"model": name, "overflow": overflow, "threshold": threshold, "language": language}
     return {member: value for member, value in members.items() if value is not None}
 
 
@@ -1151,8 +1155,9 @@ def _table_model(
     answered: ModelInfo | None, models: Sequence[ModelInfo], asked: Model | None
 ) -> ModelInfo:
     """The model whose columns a table gets: if it still serves, as the list of models has it."""
-    listed = next((one for one in models if asked in (one, one.name)), models[0])
-    return listed if answered in (None, listed) else answered
+    if answered is None:
+        return next((one for one in models if asked in (one, one.name)), models[0])
+    return next((one for one in models if one == answered), answered)
 
 
 def whole_table(table: T) -> T:

@@ -31,6 +31,8 @@ def notes(tag: str, root: Path = ROOT) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python deploy/release_notes.py vX.Y.Z")
     try:
         print(notes(sys.argv[1]))
     except ValueError as error:

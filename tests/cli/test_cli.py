@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import IO
 import pytest
 from sentiment_service.cli.command import _parser, main
 from sentiment_service.settings.settings import Settings, flag
-from sentiment_service.settings.sources import GROUPS
+from sentiment_service.settings.sources import GROUPS, load_settings
 
 from tests.support.serving import COMMAND, ROOT, environment, run_program, terminal
 
@@ -304,6 +305,21 @@ def test_help_offers_only_what_is_accepted(capsys: pytest.CaptureFixture[str]) -
     shown = " ".join(capsys.readouterr().out.split())
     assert "repeat the option" not in shown
     assert "--cache-dir DIR directory that keeps exported models" in shown
+
+
+def test_each_option_of_the_service_has_a_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As help says: it is named like the option, but for the one that help names with its own."""
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    help_text = capsys.readouterr().out
+    options = set(re.findall(r"^  (--[a-z-]+)", help_text, re.MULTILINE))
+    assert options - set(map(flag, Settings.model_fields)) == {"--single-label"}
+    shown = " ".join(help_text.split())
+    assert "SENTIMENT_MULTI_LABEL=off is --single-label" in shown
+    monkeypatch.setenv("SENTIMENT_MULTI_LABEL", "off")
+    assert load_settings({}).multi_label is False
 
 
 @pytest.mark.parametrize("command", ["serve", "classify"])

@@ -426,15 +426,30 @@ def test_a_batch_that_is_too_large_is_sent_in_halves(classify: Call) -> None:
     assert outcomes[2] == ItemError("payload_too_large", "it is payload_too_large")
 
 
-def test_model_and_overflow_are_sent() -> None:
-    """The body has the model and the overflow, or the default overflow and no model."""
+def test_options_are_sent() -> None:
+    """The body has the model, the overflow and the language, or only the default overflow."""
     server = Server([])
     with _listening(server) as url, Client(url) as client:
-        client.classify("love", model="large", overflow="error")
+        client.classify("love", model="large", overflow="error", language="de")
         client.classify("love")
     bodies = [body for _, body in server.seen]
-    assert bodies[0] == {"inputs": "love", "model": "large", "overflow": "error"}
-    assert bodies[1] == {"inputs": "love", "overflow": "truncate"}
+    options = {"model": "large", "overflow": "error", "language": "de"}
+    assert bodies == [{"inputs": "love"} | options, {"inputs": "love", "overflow": "truncate"}]
+
+
+def test_the_language_chooses_the_model(tmp_path: Path) -> None:
+    """The model of the sent language answers; a table gets its columns, even without a result."""
+    kind = "multi_label_classification"
+    german = make_bundle(tmp_path / "german", name="german", problem_type=kind)
+    write_manifest(german, name="german", language="de")
+    other = make_bundle(tmp_path / "other", name="other")
+    served = Process("--model", str(other), "--model", str(german))
+    with served as process, Client(process.url) as client:
+        results = client.classify(["love"], language="de")
+        assert results.model is not None
+        assert results.model.name == "german"
+        for text in ("love", ""):
+            assert "labels" in client.add_columns({"text": [text]}, language="de"), text
 
 
 def test_the_key_is_sent_and_not_shown(classify: Call) -> None:
@@ -823,7 +838,7 @@ def test_what_is_not_several_texts_has_no_results_one_by_one(client: Any, texts:
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_an_unknown_option_is_refused_with_those_that_there_are(client: Any) -> None:
     """The error names the public function, and the option."""
-    words = r"the options of classify are model, overflow, threshold: not \['foo'\]"
+    words = r"the options of classify are language, model, overflow, threshold: not \['foo'\]"
     with pytest.raises(TypeError, match=words):
         client("http://localhost").classify_iter(["good"], foo=1)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -166,6 +167,32 @@ def test_an_upgrade_of_the_service_exports_nothing() -> None:
     changed = CASES["model"] | {"image": {"tag": "v9-cpu"}, "replicaCount": 3}
     jobs = [only(rendered(values), "Job") for values in (CASES["model"], changed)]
     assert jobs[0] == jobs[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, ["curl", "localhost:8000/classify"]),
+        ({"tlsSecret": "tls"}, ["curl", "-k", "https://localhost:8000/classify"]),
+        (
+            {"keysSecret": "keys", "keysInSecret": ["admin-keys", "api-keys"]},
+            ["curl", "localhost:8000/classify", "-H", "Authorization: Bearer KEY"],
+        ),
+        (
+            {"keysSecret": "keys", "keysInSecret": ["admin-keys"]},
+            ["curl", "localhost:8000/classify"],
+        ),
+    ],
+    ids=["default", "TLS", "keys", "admin keys alone"],
+)
+def test_the_command_of_the_notes_fits_the_service(values: Object, words: list[str]) -> None:
+    """After an install, the shown request uses TLS and a key where the service does.
+
+    Each option is one that curls of any age have.
+    """
+    (line,) = (line for line in notes(values).splitlines() if line.lstrip().startswith("curl"))
+    body = ["-H", "content-type: application/json", "-d", '{"inputs": ["I love it"]}']
+    assert shlex.split(line) == words + body
 
 
 def test_weights_that_may_change_are_told() -> None:

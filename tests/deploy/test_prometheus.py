@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -217,9 +218,15 @@ def test_viewers_have_something_to_choose(prometheus: httpx2.Client) -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+", *found["instance"])
 
 
-def test_the_configuration_is_valid(promtool: str) -> None:
-    """promtool finds no error in the configuration and its rules."""
-    config = DEPLOY / "prometheus.yml"
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_configuration_is_valid(promtool: str, tmp_path: Path, tls: bool) -> None:
+    """promtool finds no error in the configuration and its rules, nor with the lines for TLS."""
+    config = shutil.copytree(DEPLOY, tmp_path / "prometheus") / "prometheus.yml"
+    if tls:
+        text = re.sub(r"# (scheme|tls_config):", r"\1:", config.read_text(encoding="utf-8"))
+        (scrape,) = yaml.safe_load(text)["scrape_configs"]
+        assert (scrape["scheme"], "tls_config" in scrape) == ("https", True)
+        config.write_text(text, encoding="utf-8")
     checked = run_program(promtool, "check", "config", "--lint-fatal", config)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(RULES)} rule files found" in checked.stdout

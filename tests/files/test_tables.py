@@ -344,6 +344,7 @@ def test_line_ends(tmp_path: Path, name: str, ends: str) -> None:
     [
         ("sep=;\r\nid;text\r\n1;love\r\n", ["id", "text"]),
         ('"sep=|"\nid|text\n1|love', ["id", "text"]),
+        ("\n\r\nsep=;\n\nid;text\n1;love\n", ["id", "text"]),
         ("\ufeffsep=\t\nid\ttext\n1\tlove\n", ["id", "text"]),
         ("\n\nid;text\n1;love\n", ["id", "text"]),
         ("\r\n\r\nid,text\r\n1,love\r\n", ["id", "text"]),

@@ -67,7 +67,7 @@ def embedded() -> Iterator[Process]:
 def test_a_clouds_answers_are_compared_with_ours(
     embedded: Process, tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    """As docs/migrate.md says it: with documents of Azure, answers of AWS and of Google.
+    """As docs/migrate.md says it: with documents of Azure, answers of AWS, and two forms of Google.
 
     Members of the user's that are called like a result, or as one of another run, are not read.
     """
@@ -80,6 +80,7 @@ def test_a_clouds_answers_are_compared_with_ours(
         ("The train leaves at nine.", google),
         ("Good food, awful service.", {**azure, "sentiment": "mixed"}),
         (" ", {"documentSentiment": {}}),
+        ("I love this!", {"document_sentiment": {"magnitude": 0.8, "score": 0.8}}),
     ]
     lines = [json.dumps({"text": text, "cloud": cloud, **more}) for text, cloud in answers]
     saved, both = tmp_path / "answers.jsonl", tmp_path / "both.jsonl"
@@ -96,10 +97,54 @@ def test_a_clouds_answers_are_compared_with_ours(
         ["negative", "negative", "1"],
         ["neutral", "no", "result", "1"],
         ["positive", "neutral", "1"],
-        ["positive", "positive", "1"],
+        ["positive", "positive", "2"],
     ]
-    assert "agreement, without mixed: 2 of 4 (50.0%)" in done.stdout
+    assert "agreement, without mixed: 3 of 5 (60.0%)" in done.stdout
     assert "positive / neutral 0.79" in done.stdout
+
+
+NO_CLOUD = "`cloud` must be one document of Azure, or the answer of AWS or Google for one text"
+NO_RESULT = "it has no result; give what `sentiment classify --output both.jsonl` has written"
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        (b'{"text": "a", "cloud": {"Sentiment": "MIXED"}}', NO_RESULT),
+        (b"text,cloud,label,score", "it is not a line of JSON Lines"),
+        (b"PAR1\x15\xff\x84", "it is not a line of JSON Lines"),
+        (b"[]", "it must be an object with the members `text` and `cloud`"),
+        (
+            b'{"tweet": "a", "cloud": {}}',
+            "it must be an object with the members `text` and `cloud`",
+        ),
+        (b'{"text": "a", "cloud": null, "label": "positive", "score": 1}', NO_CLOUD),
+        (b'{"text": "a", "cloud": "{}", "label": "positive", "score": 1}', NO_CLOUD),
+        (b'{"text": "a", "cloud": {"ResultList": []}, "label": "positive", "score": 1}', NO_CLOUD),
+        (
+            b'{"text": "a", "cloud": {"documentSentiment": 1}, "label": "positive", "score": 1}',
+            NO_CLOUD,
+        ),
+    ],
+)
+def test_a_line_that_cannot_be_compared_is_named(tmp_path: Path, line: bytes, wrong: str) -> None:
+    """The comparison with a cloud ends with the file, the line and what is accepted."""
+    good = b'{"text": "a", "cloud": {"Sentiment": "MIXED"}, "label": "positive", "score": 1}\n'
+    both = tmp_path / "both.jsonl"
+    both.write_bytes(good + line + b"\n")
+    done = run_program(sys.executable, str(ROOT / "docs/compare.py"), str(both))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{both}, line 2: {wrong}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "usage: python compare.py FILE.jsonl"), (["none.jsonl"], "none.jsonl: No such file")],
+)
+def test_a_comparison_without_a_file_says_so(arguments: list[str], said: str) -> None:
+    """Without a file, or with one that is not there, the command names what it needs."""
+    done = run_program(sys.executable, str(ROOT / "docs/compare.py"), *arguments)
+    assert (done.returncode, done.stderr.startswith(said)) == (1, True)
 
 
 @pytest.mark.parametrize(("command", "output"), EXAMPLES)

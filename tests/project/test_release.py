@@ -1,6 +1,7 @@
 """The release procedure: versions agree, and the workflows test what the package declares."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.release_notes import notes
-from tests.support.serving import ROOT
+from tests.support.serving import ROOT, run_program
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TAG = f"v{PROJECT['version']}"
@@ -43,6 +44,12 @@ def test_a_version_that_differs_stops_the_release(
         (tmp_path / name).write_text(text.replace(old, new) if name == file else text, "utf-8")
     with pytest.raises(ValueError, match=re.escape(says)):
         notes(tag, tmp_path)
+
+
+def test_without_a_tag_the_usage_is_shown() -> None:
+    """The command for the notes says how it is called."""
+    done = run_program(sys.executable, str(ROOT / "deploy/release_notes.py"))
+    assert (done.returncode, done.stderr) == (1, "usage: python deploy/release_notes.py vX.Y.Z\n")
 
 
 def test_ci_tests_each_python_that_the_package_names() -> None:

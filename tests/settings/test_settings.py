@@ -48,8 +48,24 @@ def test_unknown_variables() -> None:
     assert unknown_variables({"SENTIMENT_THREAD": "1"}) == [
         "SENTIMENT_THREAD is not a setting (the nearest is SENTIMENT_THREADS), so it has no effect"
     ]
-    (line,) = unknown_variables({"SENTIMENT_METRIC_PORT": "2"})
-    assert "(the nearest is SENTIMENT_METRICS_PORT)" in line
+    for name, hint in {
+        "METRIC_PORT": " (the nearest is SENTIMENT_METRICS_PORT)",
+        "APIKEY": " (the nearest is SENTIMENT_API_KEYS)",  # not SENTIMENT_API_KEY, a client's
+        "BOGUS": "",
+    }.items():
+        assert unknown_variables({f"SENTIMENT_{name}": "2"}) == [
+            f"SENTIMENT_{name} is not a setting{hint}, so it has no effect"
+        ]
+
+
+def test_where_keys_have_names_is_described() -> None:
+    """Only files take name=key: the help of their settings says so, and that of the others not."""
+    named = {
+        name
+        for name, field in Settings.model_fields.items()
+        if "name=key" in str(field.description)
+    }
+    assert named == {"api_keys_file", "admin_keys_file"}
 
 
 @pytest.mark.parametrize("name", ["port", "metrics_port", "grpc_port"])
@@ -201,7 +217,7 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
         ({"max_inflight_bytes": 1000}, "--max-inflight-bytes: one body may have 2097152 bytes"),
         (
             {"served_name": ["a", "b"]},
-            "--served-name: .* as many names as models: 1, not 'a, b'$",
+            "--served-name: .* at most as many names as models: 1, not 'a, b'$",
         ),
         (
             {"model": ["x", "y"], "served_name": ["a", "a"]},

@@ -194,7 +194,7 @@ class CloudRoute(TextRoute):
     @classmethod
     def error_members(cls, kind: type[errors.ServiceError], detail: str) -> Mapping[str, Any]:
         if issubclass(kind, errors.Unauthorized):
-            detail = f"send one of the service's keys as {cls.key}"
+            detail = f"send one of the API keys (--api-keys) as {cls.key}"
         return cls.failure(kind, detail)
 
     @staticmethod

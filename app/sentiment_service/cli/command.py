@@ -148,7 +148,8 @@ def _parser() -> argparse.ArgumentParser:
         help="answer requests over HTTP, and over gRPC with --grpc-port",
         description="Answer requests over HTTP, and over gRPC with --grpc-port. Without options, "
         "the included model is served, and a page to try it, at http://127.0.0.1:8000. Each option "
-        "can also be set in the environment: SENTIMENT_MAX_TEXTS=50 is --max-texts 50.",
+        "can also be set in the environment: SENTIMENT_MAX_TEXTS=50 is --max-texts 50, and "
+        "SENTIMENT_MULTI_LABEL=off is --single-label.",
     )
     add_settings_in_groups(serve)
 

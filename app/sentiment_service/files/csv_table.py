@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHER_SEPARATORS = (";", "|")
 # Many programs that write these write a quote like any other character.
 MAYBE_UNQUOTED = ("\t", "|")
-# A first line such as "sep=;" is for spreadsheets.
+# A first line such as "sep=;" is for spreadsheets; blank lines before it do not count.
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*$', re.IGNORECASE)
 LINE_END = re.compile(r"\r\n|\r|\n")
 UNCLOSED = "unexpected end of data"  # in the words of Python's csv
@@ -79,8 +79,12 @@ def read_rows(
             if row.fault:
                 waiting.extendleft(reversed(taken[1:]))
         number += row.lines
-        if line.strip("\r\n"):
+        if not _is_blank(line):
             yield row
+
+
+def _is_blank(line: str) -> bool:
+    return not line.strip("\r\n")
 
 
 def _taking(taken: list[str], waiting: deque[str], rest: Iterator[str]) -> Iterator[str]:
@@ -123,7 +127,7 @@ class CsvTable(Table):
     def __init__(self, path: Path, column: str, file_options: FileOptions = PLAIN) -> None:
         self._file = TextFile(path, file_options.encoding)
         self._path = path
-        lines, known = self._file.start, None
+        lines, known = [*dropwhile(_is_blank, self._file.start)], None
         if lines and (found := SEPARATOR_LINE.match(lines[0])):
             lines, known = lines[1:], found[1]
         self._separator = known or _separator(lines, SEPARATORS[inner_suffix(path)], column)

@@ -325,6 +325,7 @@ def _loads(status: str, *others: type[errors.ServiceError]) -> dict[int | str, A
         **example({"status": status, "digest": DIGEST}),
         **documented(
             errors.Unauthorized,
+            errors.RateLimited,
             *others,
             errors.ModelNotFound,
             errors.InvalidBundle,
@@ -428,7 +429,7 @@ class Scrapes:
     "/metrics",
     operation_id="getMetrics",
     response_class=PlainTextResponse,
-    responses=text_example(EXAMPLE, "text/plain"),
+    responses={**text_example(EXAMPLE, "text/plain"), **documented(errors.RateLimited)},
 )
 async def metrics(request: HttpRequest) -> Response:
     """Metrics as Prometheus text, or as OpenMetrics if the request asks for it."""

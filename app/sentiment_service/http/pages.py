@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from sentiment_service import errors
-from sentiment_service.http.openapi import text_example
+from sentiment_service.http.openapi import documented, text_example
 from sentiment_service.http.routes import (
     HttpExchange,
     HttpRequest,
@@ -61,7 +61,7 @@ LEAST_COMMON, LONGEST_ASKED = 4, 200
     "/",
     operation_id="getPage",
     response_class=HTMLResponse,
-    responses=text_example("<!doctype html>\n", "text/html"),
+    responses={**text_example("<!doctype html>\n", "text/html"), **documented(errors.RateLimited)},
 )
 @router.get("/web/{name}", include_in_schema=False)
 async def page(request: HttpRequest) -> Response:

@@ -101,8 +101,9 @@ class Access:
         if reads and head.path in self._free:
             return
         digests = () if reads and head.path in paths.open else self.credentials.api_keys
+        kind = "API keys (--api-keys)"
         if head.verb == "POST" and head.path in paths.admin:
-            digests = self.credentials.admin_keys
+            digests, kind = self.credentials.admin_keys, "admin keys (--admin-keys)"
             if not digests:
                 raise Unauthorized(
                     "this service has no admin keys, so only the signal SIGHUP reloads models; "
@@ -111,7 +112,7 @@ class Access:
         if not (digests or self._rate):
             return
         if digests:
-            who = _check_key(head, digests)
+            who = _check_key(head, digests, kind)
             head.key = self.credentials.key_names.get(who, "")
         else:
             who = _network(head.client)
@@ -229,12 +230,12 @@ def plain_address(host: str) -> str:
     return host.removeprefix(IPV4_MAPPED) if "." in host else host
 
 
-def _check_key(head: Head, digests: Sequence[bytes]) -> str:
+def _check_key(head: Head, digests: Sequence[bytes], kind: str) -> str:
     key_digest = hashlib.sha256(_key(head)).hexdigest()
     # All are compared, each in constant time, so that the time taken reveals nothing.
     known = [hmac.compare_digest(key_digest.encode(), accepted) for accepted in digests]
     if not any(known):
-        raise Unauthorized("send one of the service's keys, as 'Authorization: Bearer KEY'")
+        raise Unauthorized(f"send one of the {kind}, as 'Authorization: Bearer KEY'")
     return key_digest
 
 

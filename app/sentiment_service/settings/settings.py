@@ -116,7 +116,7 @@ class Settings(CheckpointOptions, BaseSettings):
         default=(),
         description="name under which requests and metrics know the model, in the place of its "
         "bundle's name; for several models, repeat the option in their order (in the environment, "
-        "separate the names by ',')",
+        "separate the names by ','); those that get no name keep their own",
     )
     shadow: formats.OptionalPath = Field(
         default=None,
@@ -238,11 +238,12 @@ class Settings(CheckpointOptions, BaseSettings):
     )
     api_keys_file: formats.SecretFile = Field(
         default=None,
-        description="file with more keys for --api-keys, one a line, or a directory of such files, "
-        "such as a mounted secret; SIGHUP reads it again",
+        description="file with more keys for --api-keys, a line for each key or name=key, or a "
+        "directory of such files, such as a mounted secret; SIGHUP reads it again",
     )
     admin_keys_file: formats.SecretFile = Field(
-        default=None, description="file or directory with more keys for --admin-keys"
+        default=None,
+        description="file or directory with more keys for --admin-keys, each as key or name=key",
     )
     rate_limit: formats.Rate = Field(
         default="",
@@ -347,8 +348,8 @@ class Settings(CheckpointOptions, BaseSettings):
     @classmethod
     def _names_each_model(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         models = len(info.data.get("model", ())) or 1
-        if len(names) not in (0, models):
-            raise ValueError(f"give as many names as models: {models}")
+        if len(names) > models:
+            raise ValueError(f"give at most as many names as models: {models}")
         if len(set(names)) < len(names):
             raise ValueError("give each model another name")
         return names

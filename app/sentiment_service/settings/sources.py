@@ -189,7 +189,8 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         *map(str.upper, addresses),
         *(f"{service.removesuffix('SERVICE_')}PORT" for service in services),
     )
-    known = [*map(_variable, Settings.model_fields), CLIENT_KEY]
+    settings = [*map(str.upper, Settings.model_fields)]
+    known = [*map(_variable, settings), CLIENT_KEY]
     return [
         *(
             f"{name.upper()} is the address of a Service of that name, so it has no effect"
@@ -197,7 +198,8 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
             if name.upper() in known
         ),
         *(
-            f"{name} is not a setting{nearest(name, known)}, so it has no effect"
+            f"{name} is not a setting{nearest(name.removeprefix(PREFIX), settings, PREFIX)}, so it "
+            "has no effect"
             for name in names
             if name not in known and not name.startswith(links)
         ),
@@ -218,10 +220,13 @@ def check_key_variables(environment: Mapping[str, str], settings: Settings) -> N
             raise ValueError(f"{reason}; the settings of keys are {keys}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like this one, in brackets for a message; empty if none is."""
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """The known word that is most like this one, in brackets for a message; empty if none is.
+
+    The ``prefix`` stands before it in the message, and makes no words alike.
+    """
     found = difflib.get_close_matches(word, list(known), n=1)
-    return f" (the nearest is {found[0]})" if found else ""
+    return f" (the nearest is {prefix}{found[0]})" if found else ""
 
 
 def _from_platform(flags: Mapping[str, Any]) -> dict[str, PlatformValue]:

@@ -52,7 +52,7 @@ class Assignment:
     # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
     # this worker would serve another model than the others.
     models: list[str]
-    names: list[str]  # of the models; "" for that of the bundle
+    names: list[str]  # of the first models
     shadow: str  # the path of the candidate's bundle; "" if there is none
     cache: str  # the directory for caches; "" for the usual one
 
@@ -307,10 +307,10 @@ class WorkerProcess:
         """
         settings = self._settings
         if settings.shadow is not None:
-            others = settings.model[1:]
-            names = settings.served_name[1:] or ("",) * len(others)
-            models = {"model": (settings.shadow, *others), "served_name": (name, *names)}
-            self._settings = settings.model_copy(update={**models, "shadow": None})
+            models = (settings.shadow, *settings.model[1:])
+            names = (name, *settings.served_name[1:])
+            changes = {"model": models, "served_name": names, "shadow": None}
+            self._settings = settings.model_copy(update=changes)
         if loads and self.alive:
             self.fault = "was started with the model before the promotion"
 

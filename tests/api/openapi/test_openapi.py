@@ -15,7 +15,7 @@ from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 
 from tests.api.openapi import made_up_requests
-from tests.conftest import SET_BY_HAND
+from tests.conftest import SET_BY_HAND, Serve
 from tests.support.serving import Process, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
@@ -79,6 +79,24 @@ def test_every_error_of_a_classifying_route_is_described(
             assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
             errors |= {(int(status), code) for code in content["examples"]}
     assert errors == {(error.status, error.code) for error in CLASSIFY_ERRORS}
+
+
+def test_refusals_of_keys_and_of_the_rate_limit_are_described(
+    serve: Serve, operations: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    """Each operation of ours lists 401 and 429 if it answers so without a key, or beyond the limit.
+
+    Generated clients give nothing for a status that the document does not list.
+    """
+    limited = serve(rate_limit="1/minute", api_keys=ADMIN_KEY, admin_keys=ADMIN_KEY)
+    with_key = {"authorization": f"Bearer {ADMIN_KEY}"}
+    assert limited.get("/info", headers=with_key).status_code == 200
+    for (method, path), operation in operations.items():
+        if operation["tags"] != ["compatibility"]:
+            url = path.format(name="tiny")
+            answers = [limited.request(method, url, headers=one) for one in ({}, with_key)]
+            refusals = {str(one.status_code) for one in answers} & {"401", "429"}
+            assert refusals <= operation["responses"].keys(), path
 
 
 @pytest.fixture(scope="module")

@@ -93,13 +93,15 @@ def test_a_served_name_takes_the_place_of_the_bundles(serve: Serve) -> None:
     assert metric(client, "sentiment_texts_total", model="sentiment", outcome="ok") == 2
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("a",)], ids=["two", "one, as KServe gives"])
 def test_models_of_one_name_can_be_served_under_two(
-    serve: Serve, bundle: Path, tmp_path: Path
+    serve: Serve, bundle: Path, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    """The names belong to the models in their order."""
+    """The names belong to the models in their order; further models keep their own."""
     other = make_bundle(tmp_path / "other")
-    client = serve(model=(bundle, other), served_name=("a", "b"))
-    assert [one["name"] for one in client.get("/models").json()["models"]] == ["a", "b"]
+    client = serve(model=(bundle, other), served_name=names)
+    served = [one["name"] for one in client.get("/models").json()["models"]]
+    assert served == [*names, "tiny"][:2]
 
 
 def test_the_query_has_the_options_of_a_plain_text(
