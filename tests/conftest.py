@@ -1,6 +1,7 @@
 """Async tests, a tiny bundle, the application within its lifespan, and a gate before inference."""
 
 import asyncio
+import gc
 import inspect
 import os
 import sys
@@ -26,6 +27,9 @@ from tests.support.tiny_bundle import make_bundle
 # again, which takes as long as half of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# What modules load stays, so the collector need not look at it: see pytest_collection_finish.
+gc.disable()
 
 # So that nothing is measured.
 SET_BY_HAND: dict[str, Any] = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
@@ -86,6 +90,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, name in enumerate(LONGEST) if path.endswith(name)), len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """From here on, the garbage collector looks only at what tests make.
+
+    A collection of PyTorch's and transformers' objects takes 0.4 s, and some tests ask for dozens.
+    """
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
