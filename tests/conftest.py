@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import hypothesis
 import pytest
 from fastapi.testclient import TestClient
@@ -27,6 +29,10 @@ from tests.support.tiny_bundle import make_bundle
 # again, which takes as long as half of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# To read the certificates of all authorities takes 20 ms, and each client of httpx2 does it again:
+# also those that tests make at each look at what they wait for.
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
 
 # What modules load stays, so the collector need not look at it: see pytest_collection_finish.
 gc.disable()
