@@ -57,7 +57,7 @@ def test_the_examples_are_found() -> None:
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Process]:
     """The embedded model, served."""
-    with Process() as process:
+    with Process(*FLAGS) as process:
         yield process
 
 
