@@ -63,7 +63,7 @@ LONGEST = (
     "request/test_key_files.py",
     "checkpoint/test_describe.py",
     "workers/test_supervisor.py",
-    "project/test_apps_named_app.py",
+    "project/test_packaging.py",
     "recorded/test_recorded_answers.py",
     "cli/test_bench.py",
     "checks/test_soak.py",
