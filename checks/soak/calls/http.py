@@ -26,7 +26,7 @@ REPLACED = {"code": ShuttingDown.code, "message": stream.REPLACED}
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 COMPRESSED = 0.15  # share of the bodies
-COMPRESS = {
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "deflate": zlib.compress,
     "br": partial(brotli.compress, quality=5),
