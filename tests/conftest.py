@@ -5,7 +5,7 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
@@ -33,9 +33,6 @@ sys.dont_write_bytecode = False
 # To read the certificates of all authorities takes 20 ms, and each client of httpx2 does it again:
 # also those that tests make at each look at what they wait for.
 httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
-
-# What modules load stays, so the collector need not look at it: see pytest_collection_finish.
-gc.disable()
 
 # So that nothing is measured.
 SET_BY_HAND: dict[str, Any] = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
@@ -108,13 +105,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_collection_finish() -> None:
-    """From here on, the garbage collector looks only at what tests make.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What modules load stays, so the garbage collector does not look at it, now or later.
 
     A collection of PyTorch's and transformers' objects takes 0.4 s, and some tests ask for dozens.
     """
-    gc.freeze()
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
