@@ -55,7 +55,7 @@ LONGEST = (
     "routes/test_page.py",
     "cli/test_exported_models.py",
     "model_export/test_distil.py",
-    "checkpoint/test_source.py",
+    "checkpoint/test_hub.py",
     "workers/test_supervisor.py",
     "grpc_api/test_hostile_clients.py",
     "cli/test_bench.py",

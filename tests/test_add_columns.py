@@ -2,6 +2,7 @@
 
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,31 @@ def test_a_batch_of_datasets_becomes_a_table_of_arrow(classifier: Classifier) ->
     made = classifier.add_columns(LazyBatch())
     assert isinstance(made, pa.Table)
     assert made.schema.field("error").type == pa.string()
+
+
+@cache
+def _kept() -> Classifier:
+    return Classifier(runners=1, threads=1)
+
+
+def _added(table: Any) -> Any:
+    return _kept().add_columns(table)
+
+
+def test_what_datasets_and_dask_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that gets its Classifier from one with ``functools.cache``, as the docs say.
+
+    datasets then finds in its cache what it has made. Dask refuses what it cannot hash.
+    """
+    monkeypatch.setenv("SENTIMENT_MAX_BATCH_TOKENS", "512")
+    datasets = pytest.importorskip("datasets")
+    given = datasets.Dataset.from_dict({"text": ["I love this!"]})
+    made, again = (given.map(_added, batched=True) for _ in range(2))
+    assert [*made["label"]] == ["positive"]
+    assert made._fingerprint == again._fingerprint
+    dask = pytest.importorskip("dask.dataframe")
+    frame = dask.from_pandas(_pandas(text=["I love this!"]), npartitions=1)
+    assert frame.map_partitions(_added).compute()["label"].to_list() == ["positive"]
 
 
 @pytest.mark.filterwarnings("ignore")

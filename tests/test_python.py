@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,20 @@ def test_wrong_options_are_refused(classifier: Classifier, options: Any, says: s
     for texts in ("love", ["love"], []):
         with pytest.raises(InvalidRequest, match=says):
             classifier.classify(texts, **options)
+
+
+@pytest.mark.parametrize("texts", ["love", ["love"], []], ids=["one", "several", "none"])
+@pytest.mark.parametrize("name", ["model", "inputs", "overflw"])
+def test_an_unknown_option_is_refused_alike(classifier: Classifier, texts: Any, name: str) -> None:
+    """Each way to classify raises TypeError at the call, also for a member of a request's body."""
+    ways: list[Callable[..., Any]] = [
+        classifier.classify,
+        lambda *given, **options: asyncio.run(classifier.aclassify(*given, **options)),
+        *([classifier.classify_iter] if texts != "love" else ()),
+    ]
+    for way in ways:
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            way(texts, **{name: "other"})
 
 
 def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,11 +350,46 @@ def test_a_cancelled_call_of_asyncio(classifier: Classifier, gate: Gate) -> None
     assert classifier.classify("love").label == "positive"
 
 
+def test_a_cancelled_call_computes_no_further(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches that are being computed are finished; most of a list's are never begun."""
+    compute, begun = Model.compute, 0
+
+    def slowly(self: Model, encodings: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        time.sleep(0.05)
+        return compute(self, encodings)
+
+    monkeypatch.setattr(Model, "compute", slowly)
+
+    async def call() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(classifier.aclassify(["love " * 40] * 2_000), 0.2)
+
+    asyncio.run(call())  # which waits for the threads
+    assert begun < 30  # of more than 60
+    assert classifier.classify("love").label == "positive"
+
+
 def test_a_column_of_numbers_is_warned_of_once(classifier: Classifier) -> None:
-    """One warning for more than a tenth of the values; none for missing values or a few numbers."""
-    with pytest.warns(UserWarning, match="^30 of 31 values are neither text nor missing") as seen:
-        classifier.classify([*range(30), "love"])
-    assert (len(seen), seen[0].filename) == (1, __file__)
+    """One warning for more than a tenth of the values; none for missing values or a few numbers.
+
+    It names the line that called, also of the three chunks that asyncio gets.
+    """
+
+    async def call(texts: list[Any]) -> None:
+        await classifier.aclassify(texts)
+
+    def call_asyncio(texts: list[Any]) -> None:
+        asyncio.run(call(texts))
+
+    ways: list[Callable[..., object]] = [classifier.classify, call_asyncio]
+    for way in ways:
+        with pytest.warns(UserWarning, match="^4,500 of 4,501 values are neither text nor") as seen:
+            way([*range(4_500), "love"])
+        assert [one.filename for one in seen] == [__file__]
     with pytest.warns(UserWarning, match="2,000 of 2,000 values"):
         assert len([*classifier.classify_iter(range(5_000))]) == 3
     assert classifier.classify(["love"] * 9 + [3]).labels.count(None) == 1

@@ -175,20 +175,33 @@ class Classifier:
         used, the texts of two more are read and computed; no more are in memory. The options and
         the errors are those of ``classify``.
         """
-        return self._chunks(several(texts), _options(**options))
+        return self._chunks(several(texts), _options(**options), results_of)
 
     @overload
     async def aclassify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
     @overload
     async def aclassify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Results: ...
     async def aclassify(self, texts: Any, **options: Unpack[_Options]) -> Prediction | Results:
-        """The same as ``classify``, for asyncio: it computes in threads, and can be cancelled."""
+        """The same as ``classify``, for asyncio: it computes in threads.
+
+        If a call with several texts is cancelled, only the batches that are being computed are
+        finished.
+        """
         if not are_several(texts):
             return await asyncio.to_thread(lambda: self.classify(texts, **options))
-        chunks = self.classify_iter(texts, **options)
+        ended = threading.Event()
+
+        def go_on(*_: object, **__: object) -> None:  # is called after each batch
+            if ended.is_set():
+                raise asyncio.CancelledError
+
+        chunks = self._chunks(texts, _options(**options), Results, go_on)
         whole: list[Outcome] = []
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            whole += chunk
+        try:
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                whole += chunk
+        finally:
+            ended.set()
         return results_of(whole, texts, self._info)
 
     def add_columns(
@@ -210,6 +223,8 @@ class Classifier:
 
         So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
         ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
+        datasets, for its cache, and Dask pickle what they call, and a Classifier refuses that: give
+        them a function that gets its Classifier from one with ``functools.cache``.
 
         Raises:
             TypeError: it is not such a table.
@@ -235,11 +250,16 @@ class Classifier:
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
             return [*chain.from_iterable(self._computed(texts, options, advance))]
 
-    def _chunks(self, texts: Iterable[Any], options: TextOptions) -> Iterator[Results]:
-        make: Callable[..., Results] = results_of  # which may warn
-        for outcomes in self._computed(map(_text, _values(texts)), options):
+    def _chunks(
+        self,
+        texts: Iterable[Any],
+        options: TextOptions,
+        make: Callable[..., Results],
+        advance: Advance = lambda *_: None,
+    ) -> Iterator[Results]:
+        for outcomes in self._computed(map(_text, _values(texts)), options, advance):
             yield make(map(outcome_of, map(item, outcomes)), None, self._info)
-            make = Results
+            make = Results  # which warns of nothing, while results_of may
 
     def _computed(
         self,
@@ -263,8 +283,14 @@ class Classifier:
                 yield outcomes
 
 
-def _options(**given: Any) -> TextOptions:
-    return checked({"inputs": "", **given}, ClassifyRequest).options  # the texts are read apart
+def _options(
+    overflow: Overflow = "truncate",
+    split: Split | None = None,
+    language: str | None = None,
+    threshold: float | None = None,
+) -> TextOptions:
+    given = {**locals(), "inputs": ""}  # the texts are read apart
+    return checked(given, ClassifyRequest).options
 
 
 def _values(column: Any) -> Iterable[Any]:

@@ -98,10 +98,10 @@ def _describe(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options, _ = commands.parsed(parser, words)
 
+    from sentiment_export.checkpoint.checkpoint import find_checkpoint
     from sentiment_export.checkpoint.describe import describe
-    from sentiment_export.checkpoint.source import find_checkpoint
 
-    path = find_checkpoint(options.source, options.revision)
+    path = find_checkpoint(options.source, options.revision, onnx="")
     description = describe(path)
     print(json.dumps(asdict(description), indent=2) if options.json else description.text())
 

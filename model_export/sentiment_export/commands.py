@@ -133,7 +133,7 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     check_bundle_output(options.output)
     fetched = False
     if not Path(options.source).exists():  # otherwise nothing of the hub is needed
-        from sentiment_export.hub_bundle import fetch_bundle
+        from sentiment_export.checkpoint.hub import fetch_bundle
 
         wanted = (options.source, options.output, options.revision, options.precision)
         fetched = fetch_bundle(*wanted, options=reading)
@@ -272,8 +272,7 @@ def parsed(parser: CommandParser, words: list[str]) -> tuple[argparse.Namespace,
 
 
 def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) -> None:
-    from sentiment_export.checkpoint.checkpoint import load_checkpoint
-    from sentiment_export.checkpoint.source import find_checkpoint
+    from sentiment_export.checkpoint.checkpoint import find_checkpoint, load_checkpoint
     from sentiment_export.export import calibrated, export
 
     path = find_checkpoint(options.source, options.revision, reading.onnx)

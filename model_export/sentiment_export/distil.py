@@ -27,9 +27,9 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
-from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.checkpoint.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from sentiment_export.checkpoint.config import model_config
-from sentiment_export.checkpoint.source import find_checkpoint, origin
+from sentiment_export.checkpoint.layout import origin
 from sentiment_export.checkpoint.weights import options_of, write_checkpoint
 from sentiment_export.export import LeftOut, calibrated, export
 from sentiment_export.finetune import fingerprint

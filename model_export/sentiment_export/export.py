@@ -31,7 +31,7 @@ from sentiment_service.engine.model.model import TEXTS, Model
 from sentiment_service.errors import UserError
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint
-from sentiment_export.checkpoint.source import commit_date, origin
+from sentiment_export.checkpoint.layout import commit_date, origin
 from sentiment_export.graph.builder import external_data
 from sentiment_export.graph.variants import SourceGraphs, Write, graphs_of
 from sentiment_export.output import ONNX_FILES, calibration_section, check_bundle_output, model_card

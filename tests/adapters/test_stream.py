@@ -1,6 +1,7 @@
 """POST /classify/stream: lines are read and answered at the same time."""
 
 import asyncio
+import gzip
 import json
 import signal
 import subprocess
@@ -235,6 +236,41 @@ def test_long_lines_are_answered_in_their_places(client: TestClient) -> None:
     assert labels == ["positive", "negative", "positive", None, None, None, "negative"]
 
 
+TAKEN = "the options in its query are model, overflow, language, threshold"
+
+
+@pytest.mark.parametrize("option", ["model", "overflow", "threshold", "split"])
+def test_an_option_in_a_line_is_refused_in_its_place(client: TestClient, option: str) -> None:
+    """It is not ignored in silence: the answer would be to another question.
+
+    Null, which rows without a value have, asks for nothing. Other members, and the language of a
+    row's text, are the client's own.
+    """
+    lines: list[dict[str, Any]] = [
+        {"id": 1, "text": "love", option: None, "language": "de"},
+        {"id": 2, "text": "love", option: "tiny"},
+    ]
+    kept, refused = _post(client, "\n".join(map(json.dumps, lines)))
+    assert kept["label"] == "positive"
+    reason = f"put {option} in the query: it holds for all lines"
+    if option == "split":
+        reason = f"a stream does not take split; {TAKEN}"
+    error = {"code": "invalid_request", "message": f"line 2: {reason}"}
+    assert refused == {"id": 2, "error": error}
+
+
+@pytest.mark.parametrize("name", ["split", "inputs"])
+def test_a_field_that_a_stream_does_not_take_is_refused_in_its_query(
+    client: TestClient, name: str
+) -> None:
+    """It would be ignored otherwise. What is no field of POST /classify is: proxies add theirs."""
+    url = "/classify/stream?request=1"
+    answer = client.post(f"{url}&{name}=sentences", content=_lines(1), headers=NDJSON)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["detail"] == f"a stream does not take {name}; {TAKEN}"
+    assert client.post(url, content=_lines(1), headers=NDJSON).status_code == 200
+
+
 @pytest.mark.parametrize(
     "line_id", [f'"{"a" * 1_023}"', f'"{"é" * 171}"', f"[{'1, ' * 400}1]", "9" * 1_025]
 )
@@ -388,6 +424,24 @@ def test_a_client_that_left_is_counted_as_such(serve: Serve, begun: bool, status
     asyncio.run(answer())
     labels = {"operation": "stream", "outcome": "client_disconnected", "status": status}
     assert metric(client, "sentiment_http_requests_total", **labels) == 1
+
+
+@pytest.mark.parametrize(("cut", "outcome"), [(0, "ok"), (9, "invalid_request")])
+def test_a_stream_over_a_closing_connection_is_counted_by_its_end(
+    listen: Listen, cut: int, outcome: str
+) -> None:
+    """No client has left where the server closes behind the last line, be that an error or not."""
+    port = listen()
+    packed = gzip.compress(_lines(3))
+    body = packed[: len(packed) - cut]
+    headers = NDJSON | {"connection": "close", "content-encoding": "gzip"}
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        answer = client.post("/classify/stream", content=body, headers=headers)
+        last = json.loads(answer.text.splitlines()[-1])
+        assert last.get("error", {}).get("code", "ok") == outcome
+        eventually(lambda: metric(client, "sentiment_http_requests_in_flight") == 1)
+        labels = {"operation": "stream", "outcome": outcome, "status": "200"}
+        assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
 
 def test_a_full_queue_makes_a_stream_wait(

@@ -157,6 +157,22 @@ sys.exit(main())
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.parametrize("kind", [ImportError, SystemError])
+def test_ctrl_c_that_a_package_makes_another_error_of_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: type[Exception]
+) -> None:
+    """Packages written in C do so if it comes while they load. No package is broken then."""
+
+    def interrupted(*_: object) -> None:
+        part = kind("initialization failed")
+        part.__cause__ = KeyboardInterrupt()
+        raise ImportError("a part of the package is missing") from part
+
+    monkeypatch.setattr("sentiment_service.cli.doctor.examine", interrupted)
+    assert main(["doctor"]) == 130
+    assert capfd.readouterr().err == ""
+
+
 def test_a_text_like_an_option_comes_after_two_hyphens(
     bundle: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -800,6 +800,21 @@ DATES = {
     "duration": pa.array([7, None], pa.duration("ns")),
     "kind": pa.array([1_500, None], pa.timestamp("ns")).dictionary_encode(),
 }
+NS = pa.timestamp("ns")
+WITHIN = {
+    "times": pa.array([[1, None], None], pa.list_(pa.time64("ns"))),
+    "large": pa.array([[1], None], pa.large_list(NS)),
+    "two": pa.array([[1, 86_400], None], pa.list_(pa.duration("us"), 2)),
+    "far": pa.array([[253_402_300_800_000], None], pa.list_(pa.timestamp("ms"))),
+    "kinds": pa.ListArray.from_arrays(
+        [0, 2, 2], pa.array([1, 2], NS).dictionary_encode(), mask=pa.array([False, True])
+    ),
+    "record": pa.array(
+        [{"a": 1, "b": [{"c": 3}]}, None],
+        pa.struct({"a": NS, "b": pa.list_(pa.struct({"c": pa.date32()}))}),
+    ),
+    "map": pa.array([[(0, 5)], None], pa.map_(pa.date32(), pa.duration("s"))),
+}
 NUMBERS_AND_BYTES = {
     "number": [float("nan"), None],
     "numbers": [[1.5, float("inf")], None],
@@ -824,6 +839,21 @@ NUMBERS_AND_BYTES = {
             },
         ),
         (
+            WITHIN,
+            {
+                "times": ["00:00:00.000000001", None],
+                "large": ["1970-01-01 00:00:00.000000001"],
+                "two": [1, 86_400],
+                "far": ["10000-01-01 00:00:00.000"],
+                "kinds": [
+                    "1970-01-01 00:00:00.000000001",
+                    "1970-01-01 00:00:00.000000002",
+                ],
+                "record": {"a": "1970-01-01 00:00:00.000000001", "b": [{"c": "1970-01-04"}]},
+                "map": [["1970-01-01", 5]],
+            },
+        ),
+        (
             NUMBERS_AND_BYTES,
             {"number": None, "numbers": [1.5, None], "raw": "AP8=", "raws": ["YQ==", None]},
         ),
@@ -834,7 +864,7 @@ def test_parquet_values_that_text_lacks(
 ) -> None:
     """Dates and times are text with all digits, durations numbers, bytes base64.
 
-    In JSON, NaN and infinity are null.
+    So are those within lists and objects. In JSON, NaN and infinity are null.
     """
     pq.write_table(pa.table({"text": ["love", "it"], **columns}), tmp_path / "a.parquet")
     written = _written(_Input(tmp_path / "a.parquet"), suffix, tmp_path).decode()
@@ -864,8 +894,6 @@ def test_old_parquet_timestamps(tmp_path: Path) -> None:
     "column",
     [
         pa.StructArray.from_arrays([pa.array(["x"])] * 2, names=["a", "a"]),
-        pa.array([[2**61]], pa.list_(pa.timestamp("us"))),  # behind the year 9999
-        pa.array([[2**61]], pa.list_(pa.timestamp("ms", tz="UTC"))),
         pa.array([[b"\xff"]], pa.list_(pa.binary())).view(pa.list_(pa.string())),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_revision_may_stand_behind_the_hub_id(
         raise UserError("asked")
 
     monkeypatch.chdir(tmp_path)
-    for name in ("hub_bundle.fetch_bundle", "checkpoint.source.find_checkpoint"):
+    for name in ("checkpoint.hub.fetch_bundle", "checkpoint.checkpoint.find_checkpoint"):
         monkeypatch.setattr(f"sentiment_export.{name}", ask)
     monkeypatch.setattr("sentiment_export.distil.find_checkpoint", ask)
     given = words.format(tmp=tmp_path).split()

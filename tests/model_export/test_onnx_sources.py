@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
+from sentiment_export.checkpoint.describe import describe
 from sentiment_export.cli import main
 from sentiment_export.export import export
 from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
@@ -206,7 +207,33 @@ def test_labels_that_config_json_does_not_name_are_counted(source: Path, tmp_pat
 def test_config_json_is_read_for_texts_and_labels_only(source: Path) -> None:
     """What the graph computes, the graph says: notes of other tools refuse nothing."""
     configure(source, **{"transformers.js_config": {"dtype": "q8"}, "transformers_version": "5.9"})
-    assert load_checkpoint(source).graph is not None
+    configure(source, auto_map={"AutoModelForSequenceClassification": "mine.Bert"})
+    checkpoint = load_checkpoint(source, CheckpointOptions(onnx=""))
+    assert checkpoint.graph is not None
+    assert checkpoint.notes == []
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_graph_is_described(
+    bert: Exported, source: Path, capsys: pytest.CaptureFixture[str], quantized: bool
+) -> None:
+    """By ``describe``: its labels, tokenizer, weights and files, and what an export makes of it."""
+    configure(source, id2label=None, label2id=None)
+    if quantized:
+        quantize(source / GRAPH, source / GRAPH)
+    weights_outside(source / GRAPH)
+    assert main(["describe", str(source), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["labels"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert (told["tokenizer"], told["max_tokens"]) == ("WordPiece", MAX_TOKENS)
+    assert told["files"].keys() >= {GRAPH, f"{GRAPH}_data", "config.json"}
+    assert told["problems"] == []
+    assert told["changes"][0].startswith(f"the graph: {'as' if quantized else 'padding'}")
+    if not quantized:
+        assert told["parameters"] == describe(bert.source).parameters
+    (source / "vocab.txt").unlink()
+    assert main(["describe", str(source)]) == 0
+    assert "why an export would fail" in capsys.readouterr().out
 
 
 Change = Callable[[ModelProto], object]
@@ -235,8 +262,9 @@ def _output(name: str, axes: int = 3) -> Change:
 
 def _scores(kind: str) -> Change:
     def change(model: ModelProto) -> None:
+        model.graph.initializer.append(helper.make_tensor("one", TensorProto.FLOAT, [], [1]))
         model.graph.node.append(helper.make_node(kind, ["logits"], ["scores"]))
-        model.graph.node.append(helper.make_node("Identity", ["scores"], ["output"]))
+        model.graph.node.append(helper.make_node("Mul", ["scores", "one"], ["output"]))
         model.graph.output[0].name = "output"
 
     return change
@@ -285,15 +313,18 @@ def _longer_than_positions(model: ModelProto) -> None:
         (_input("input_ids", "a", 128), r"of the fixed shape \[any, 128\]"),
         (_output("last_hidden_state"), "gives last_hidden_state and no logits"),
         (_output("logits"), "gives logits with 3 axes"),
-        (_scores("Softmax"), "gives scores, not logits: it ends in Softmax"),
-        (_scores("Sigmoid"), "gives scores, not logits: it ends in Sigmoid"),
+        (_scores("Softmax"), "gives scores, not logits: all are from 0 to 1"),
+        (_scores("Sigmoid"), "gives scores, not logits: all are from 0 to 1"),
         (lambda m: m.graph.output.pop() and None, "it is not an ONNX model, or was cut"),
         (lambda m: setattr(m.opset_import[0], "version", 99), "is of opset 99; the newest"),
         (lambda m: setattr(m, "ir_version", 99), "cannot load .*IR version"),
         (_node("MatMulNBits", "com.microsoft"), r"weights of four bits \(MatMulNBits\)"),
         (_custom, "cannot load .*org.example:Twice"),
         (_without_mask, "takes no attention_mask"),
-        (_longer_than_positions, "the source's graph fails on a text of .* tokens"),
+        (
+            _longer_than_positions,
+            "fails on a text of .* tokens .* give their number to --max-tokens",
+        ),
     ],
 )
 def test_a_graph_that_cannot_be_served_is_refused(
@@ -375,6 +406,10 @@ def _longer_vocabulary(source: Path) -> None:
         ),
         (lambda s: (s / "vocab.txt").unlink(), "lacks its tokenizer"),
         (lambda s: configure(s, architectures=["BertModel"]), "is a BertModel, not a sequence"),
+        (
+            lambda s: configure(s, model_type="longformer"),
+            "architecture longformer: this exporter does not know how its texts become tokens",
+        ),
         (_longer_vocabulary, "the tokenizer's largest id is .*, but the model's embedding has"),
     ],
 )

@@ -101,14 +101,20 @@ def test_the_operation_says_which_requests_alerts_read(
     }
 
 
-def test_other_routes_have_series_from_their_first_request_on(client: TestClient) -> None:
-    """A probe is counted, and its duration too."""
-    labels = {"route": "/health/ready", "method": "GET", "status": "200"}
-    assert labels not in _series(client)["sentiment_http_requests_total"]
-    client.get("/health/ready")
+@pytest.mark.parametrize(
+    ("method", "route"), [("GET", "/health/ready"), ("GET", "/"), ("HEAD", "/")]
+)
+def test_other_requests_have_series_from_the_first_one_on(
+    client: TestClient, method: str, route: str
+) -> None:
+    """A probe is counted, and its duration too; so is the page, whose path takes texts by POST."""
+    labels = {"route": route, "operation": "other", "method": method, "status": "200"}
+    before = _series(client)["sentiment_http_requests_total"]
+    assert [one for one in before if one.items() >= labels.items()] == []
+    client.request(method, route)
     assert metric(client, "sentiment_http_requests_total", **labels) == 1
     duration = "sentiment_http_request_duration_seconds_count"
-    assert metric(client, duration, route="/health/ready") == 1
+    assert metric(client, duration, route=route, operation="other") == 1
 
 
 def test_a_request_is_counted_once(client: TestClient) -> None:

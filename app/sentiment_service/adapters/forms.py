@@ -11,12 +11,13 @@ from typing_extensions import TypedDict
 
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.options import Overflow, TextOptions
+from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest, ServiceError, UnknownField
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, Route
 from sentiment_service.requests.validation import (
     NO_OBJECT,
+    OverflowOption,
     Threshold,
     as_list,
     parse_texts,
@@ -91,7 +92,7 @@ class LabelScore(TypedDict):
 class TextParameters(BaseModel):
     """Parameters of all texts; others are ignored."""
 
-    overflow: Overflow = "truncate"
+    overflow: OverflowOption = "truncate"
     threshold: Threshold | None = None
     candidate_labels: Refused = None
 

@@ -11,7 +11,12 @@ from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.requests.validation import INLINE_BYTES, parse, text_or_pair
+from sentiment_service.requests.validation import (
+    INLINE_BYTES,
+    ClassifyRequest,
+    parse,
+    text_or_pair,
+)
 from sentiment_service.results import Outcome, item
 
 # The most lines that are classified together.
@@ -22,6 +27,19 @@ MOST_ID = 1_024
 # valid: no client that wants an answer sends them, and each takes time.
 MOST_BLANK, MOST_INVALID = 10_000, 500
 
+# The options of POST /classify that a stream takes, and why it does not take its other fields.
+IN_QUERY = ("model", "overflow", "language", "threshold")
+NOT_TAKEN = {
+    name: f"a stream does not take {name}; the options in its query are {', '.join(IN_QUERY)}"
+    for name in ClassifyRequest.model_fields
+    if name not in IN_QUERY
+}
+# Rows often have a column with the language of their text; it is not taken for the option.
+NOT_IN_LINES = {
+    **{name: f"put {name} in the query: it holds for all lines" for name in IN_QUERY},
+    "split": NOT_TAKEN["split"],
+}
+del NOT_IN_LINES["language"]
 
 NO_ID = b"null"
 
@@ -197,6 +215,9 @@ def _parsed(content: bytes, number: int) -> tuple[bytes, Text | ServiceError]:
 
 
 def _text(value: dict[str, Any], number: int) -> Text | InvalidRequest:
+    for option, reason in NOT_IN_LINES.items():
+        if value.get(option) is not None:
+            return InvalidRequest(f"line {number}: {reason}")
     if (text := text_or_pair(value.get("text"), value.get("text_pair"))) is not None:
         return text
     field = "text_pair" if isinstance(value.get("text"), str) else "text"

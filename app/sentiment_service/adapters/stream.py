@@ -17,7 +17,14 @@ from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
 from sentiment_service.adapters.forms import TextParameters
-from sentiment_service.adapters.ndjson import NO_ID, Line, LineReader, LongLine, answer_line
+from sentiment_service.adapters.ndjson import (
+    NO_ID,
+    NOT_TAKEN,
+    Line,
+    LineReader,
+    LongLine,
+    answer_line,
+)
 from sentiment_service.engine.classifier import STAGES, Classification, Classifier
 from sentiment_service.engine.options import LANGUAGE_TAG, Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
@@ -25,6 +32,7 @@ from sentiment_service.errors import (
     CLASSIFY_ERRORS,
     ClientDisconnected,
     DeadlineExceeded,
+    InvalidRequest,
     ServiceError,
     ShuttingDown,
     TooManyTexts,
@@ -134,6 +142,8 @@ async def classify_stream(request: HttpRequest) -> Response:
     exchange = request.exchange
     if media_type(request, b"content-type") not in ACCEPTED:
         raise UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
+    for field in NOT_TAKEN.keys() & request.query_params.keys():
+        raise InvalidRequest(NOT_TAKEN[field])
     options = checked(dict(request.query_params), StreamParameters).options
     name = request.query_params.get("model")
     body = decoder(request.headers.get("content-encoding", ""))
@@ -178,7 +188,8 @@ class StreamedAnswers(Response):
         except ClientDisconnected as error:  # all work is cancelled
             if self._exchange.status != self.status_code:  # the answer has not begun
                 raise
-            self._failure = error
+            if not self._ended:  # behind the last line, the server itself may close the connection
+                self._failure = error
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
                 raise

@@ -11,10 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.options import Overflow
 from sentiment_service.errors import InvalidRequest, ModelNotFound, TooManyTexts
 from sentiment_service.requests.service import Service
-from sentiment_service.requests.validation import whole
+from sentiment_service.requests.validation import OverflowOption, whole
 from sentiment_service.results import Prediction
 
 SERVER = "sentiment-service"
@@ -98,7 +97,7 @@ class RequestedOutput(BaseModel):
 class RequestParameters(BaseModel):
     """Parameters of the whole request. ``binary_data_output`` is for outputs that say nothing."""
 
-    overflow: Overflow = "truncate"
+    overflow: OverflowOption = "truncate"
     binary_data_output: StrictBool = False
 
 

@@ -97,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report(options, missing_extra(error))
         return 1
     except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
+        if _interrupted(error):
+            return 130
         line = (str(error).strip().splitlines() or [repr(error)])[-1]
         reason = f"a package cannot be loaded (is there too little memory?): {line}"
         _report(options, UserError(reason))
@@ -111,6 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # for example, the disk is full
         _report(options, UserError(system_error(error)))
         return 1
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C led to the error. Packages written in C make such errors while they load."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _report(options: argparse.Namespace, error: Exception) -> None:

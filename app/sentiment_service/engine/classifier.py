@@ -384,7 +384,8 @@ class Classifiers(dict[str, Classifier]):
     def of(self, name: str | None, language: str | None = None) -> Classifier:
         """The classifier of the named model, or of the first one.
 
-        If a language is given instead, the first one that names it, or else a wider tag of it.
+        If a language is given instead, the first one that names it, or else a wider tag of it, or
+        else another variant of the same language.
         """
         if not self:
             self._lifecycle.check()

@@ -1,6 +1,7 @@
 """Load bundles on the device and in the variant that suit, and warm up and tune their models."""
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.model.sessions import loading_error
 from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.step_thread import Steps
-from sentiment_service.engine.text.text_tokenizer import use_idle_cpus
+from sentiment_service.engine.text.text_tokenizer import PARALLELISM, use_idle_cpus
 from sentiment_service.engine.tuning import ServingPlan, tune
 from sentiment_service.errors import ServiceError, UserError
 
@@ -76,6 +77,7 @@ Loaded = tuple[Model, ServingPlan]
 
 def load_all(paths: Iterable[Path], config: EngineConfig, cpus: float) -> dict[str, Loaded]:
     """Load all bundles and return their models by name, in the order of ``paths``."""
+    os.environ[PARALLELISM] = "false"  # until there are idle CPUs
     loaded: dict[str, Loaded] = {}
     for path, name in zip_longest(paths, config.served_name):
         model, plan = load(path, config, cpus, name=name)

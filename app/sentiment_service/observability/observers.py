@@ -140,7 +140,9 @@ def count_request(
     trace: str | None = None,
 ) -> None:
     """Count an answered request. ``trace``, the id of its trace, is its duration's exemplar."""
-    operation = metrics.operations.get(route, OTHER_OPERATION)
+    # With another method, a route's path takes no texts: GET / is the page.
+    takes_texts = method in ("POST", "GRPC")
+    operation = metrics.operations.get(route, OTHER_OPERATION) if takes_texts else OTHER_OPERATION
     metrics.requests.labels(route, method, status, operation, outcome).value += 1
     exemplar = {"trace_id": trace} if trace else None
     metrics.request_seconds.labels(route, operation).observe(seconds, exemplar)

@@ -11,6 +11,7 @@ import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -21,7 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
-from sentiment_service.engine.options import LANGUAGE_TAG, Overflow, Split, TextOptions
+from sentiment_service.engine.options import DEFAULTS, LANGUAGE_TAG, Overflow, Split, TextOptions
 from sentiment_service.engine.text.input_tokenizer import VISIBLE
 from sentiment_service.engine.text.text_tokenizer import Text, TextPair
 from sentiment_service.errors import InvalidRequest, UnknownField, UnsupportedMediaType, plain_words
@@ -285,6 +286,15 @@ Texts = Annotated[
     ),
 ]
 
+# How a text that is too long is processed. Null is the default, as it is for the other options.
+OverflowOption = Annotated[
+    Overflow,
+    BeforeValidator(
+        lambda value: DEFAULTS.overflow if value is None else value,
+        json_schema_input_type=Overflow | None,
+    ),
+]
+
 # From which score on a multi-label model gives a label.
 Threshold = Annotated[float, Field(strict=True, ge=0, le=1)]
 
@@ -315,7 +325,7 @@ class ClassifyRequest(RequestBody):
         description="one text, or a list of texts; a list of two strings is two separate texts"
     )
     model: str | None = Field(default=None, description="name of a served model")
-    overflow: Overflow = Field(
+    overflow: OverflowOption = Field(
         default="truncate",
         description="what to do with a text of more tokens than the model takes: cut off its end, "
         "refuse it, or average the logits of overlapping windows, weighted by tokens",

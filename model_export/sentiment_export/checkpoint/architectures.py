@@ -162,7 +162,8 @@ REFUSED = {
 }
 
 
-def find_architecture(model_type: object, where: str) -> Architecture:
+def find_architecture(model_type: object, where: str, *, of_graph: bool = False) -> Architecture:
+    """The architecture; errors name ``where``, and why it is not taken as weights or a graph."""
     if not isinstance(model_type, str):
         raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
     if model_type in ARCHITECTURES:
@@ -174,6 +175,8 @@ def find_architecture(model_type: object, where: str) -> Architecture:
         )
     reasons = (why for why, types in REFUSED.items() if spelled in types.split())
     reason = next(reasons, "this exporter does not know it")
+    if of_graph:
+        reason = "this exporter does not know how its texts become tokens, nor how many"
     taken = ", ".join(architecture.name for architecture in ARCHITECTURES.values())
     raise UserError(
         f"{where} is of the unsupported architecture {model_type}: {reason}; use a sequence "

@@ -1,4 +1,4 @@
-"""Loads a checkpoint: its config, labels, weights and tokenizer, and the module of PyTorch.
+"""Finds a checkpoint, and loads it: config, labels, weights, tokenizer, and the module of PyTorch.
 
 Nothing here needs PyTorch but ``Checkpoint.model`` and, outside BERT's family, the names of the
 weights.
@@ -23,9 +23,16 @@ from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_co
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import Encoder, Shape, is_known_unused
 from sentiment_export.checkpoint.graph_file import GraphFile
-from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, weight_files
+from sentiment_export.checkpoint.layout import (
+    CACHED,
+    DEFAULT_REVISION,
+    GRAPH,
+    choose_local_files,
+    of_cache,
+    weight_files,
+)
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
-from sentiment_export.checkpoint.tokenizer import TYPED, CheckpointTokenizer, load_tokenizer
+from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, Weights, check_fit, fit
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
@@ -92,10 +99,10 @@ class Checkpoint:
     def pair_logits(self, pair: TextPair) -> Any:
         """Reference logits [labels] of a pair, of which the longer text is cut."""
         cut = Tokenizer.from_str(self.tokenizer.tokenizer.to_str())
-        cut.enable_truncation(self.max_tokens, strategy="longest_first")
+        side = self.tokenizer.truncation_side
+        cut.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
         encoding = cut.encode(pair.text, pair.text_pair)
-        typed = self.config["model_type"] in TYPED
-        types = {"token_type_ids": encoding.type_ids} if typed else {}
+        types = {"token_type_ids": encoding.type_ids} if self.tokenizer.types_pairs else {}
         return self._compute(input_ids=encoding.ids, **types)
 
     def _compute(self, **inputs: list[int]) -> Any:
@@ -104,6 +111,31 @@ class Checkpoint:
         tensors = {name: torch.tensor([numbers]) for name, numbers in inputs.items()}
         with torch.inference_mode():
             return self.model(**tensors).logits[0]
+
+
+def find_checkpoint(source: str, revision: str | None = None, onnx: str | None = None) -> Path:
+    """The directory that holds a checkpoint's files; downloads the files that are missing.
+
+    ``source`` is a checkpoint directory, a model's directory in a hub cache, or a hub id. ``onnx``
+    is the graph to download in the place of weights; see ``choose_files``.
+    """
+    if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
+        raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
+    path = Path(source)
+    if source and path.is_dir():
+        model = path.resolve()
+        if model.name.startswith(CACHED) and (model / "snapshots").is_dir():
+            return of_cache(model, revision or DEFAULT_REVISION)
+        if revision is not None:
+            raise UserError(
+                f"{source} is a local directory, which has no revisions; remove --revision"
+            )
+        return path
+    if path.is_file():
+        raise UserError(f"{source} is a file; give the checkpoint directory that holds it")
+    from sentiment_export.checkpoint.hub import fetch_checkpoint
+
+    return fetch_checkpoint(source, revision or DEFAULT_REVISION, onnx)
 
 
 def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Checkpoint:
@@ -125,6 +157,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         "id2label": names,
         "label2id": {n: int(i) for i, n in names.items()},
     }
+    config.pop("num_labels", None)  # the names say it
     limit, longest = max_tokens(config), options.max_tokens
     if longest and not LEAST_TOKENS <= longest <= limit:
         raise UserError(
@@ -148,6 +181,13 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             raise UserError(f"cannot load the checkpoint {path}: {error}") from error
         rows = described.rows
         tokenizer = load_tokenizer(path, entries, rows)
+        if options.text_pairs and config.get("type_vocab_size") == 1 and tokenizer.types_pairs:
+            raise UserError(
+                f"{path}: type_vocab_size in config.json is 1, but the tokenizer gives the second "
+                "text of a pair the token type 1: leave out --text-pairs, or if the model was "
+                'trained without types, write "model_input_names": ["input_ids", "attention_mask"] '
+                "in tokenizer_config.json"
+            )
         encoder, added = described.encoder, tokenizer.added_rows
         config["vocab_size"] = rows + added
         if encoder is not None:
@@ -192,7 +232,7 @@ class Described:
             import torch
 
             with torch.device("meta"):  # its weights use no memory
-                model = empty_classifier(path, config)
+                model = empty_classifier(path, {**config, "num_labels": labels})
             return cls(None, shapes(model), model.base_model_prefix)
         except UserError as error:
             raise _no_model(path, config, error) from error

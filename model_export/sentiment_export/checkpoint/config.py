@@ -18,6 +18,8 @@ from sentiment_export.checkpoint.layout import CONFIG_FILE, read_json
 # What changes the computation in a way that the export does not follow, and the one value that
 # does not: causal attention, layers with fewer heads than the others.
 _FIXED: dict[str, object] = {"is_decoder": False, "add_cross_attention": False, "pruned_heads": {}}
+# What says nothing of a graph.
+_OF_WEIGHTS = ("auto_map", "quantization_config")
 # The entries that the architectures compute with, and those that change no logit: of training, of
 # other tasks, of files, of text generation.
 _KNOWN = """
@@ -51,6 +53,12 @@ tf_legacy_loss tie_encoder_decoder tie_weights_ tie_word_embeddings tokenizer_cl
 torch_dtype torchscript transformers_version type_vocab_size typical_p unk_token_id use_bfloat16
 use_bias use_cache vocab_size xla_device
 """
+# The classes of encoders alone and of other tasks. What else is in "architectures" is the class in
+# which somebody trained a classifier; transformers does not ask for it either.
+_OTHER_TASKS = re.compile(
+    "(Model|For(CausalLM|MaskedLM|MultipleChoice|NextSentencePrediction|PreTraining"
+    "|QuestionAnswering|TokenClassification))$"
+)
 # Up to this version, transformers ignored every entry that is not known here, and so does whoever
 # loads what it wrote. What newer versions write may mean something.
 _UNDERSTOOD = (4, 57)
@@ -67,9 +75,9 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
     computed.
     """
     config = read_json(directory / CONFIG_FILE)
-    find_architecture(config.get("model_type"), where)
+    find_architecture(config.get("model_type"), where, of_graph=of_graph)
     if of_graph:
-        config = {n: v for n, v in config.items() if n not in {*_FIXED, "quantization_config"}}
+        config = {n: v for n, v in config.items() if n not in {*_FIXED, *_OF_WEIGHTS}}
     _check_entries(config, where)
     if not of_graph:
         _check_unknown(config, where)
@@ -80,11 +88,13 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
 def model_config(entries: Mapping[str, Any]) -> Any:
     """The config of transformers that has these entries, which are checked.
 
-    Its own reader would open the file again, and takes no byte order mark.
+    Its own reader would open the file again, and takes no byte order mark. What a model
+    gives beside its logits, and whether in a tuple, is not the entries' to say.
     """
     from transformers import CONFIG_MAPPING  # only where a model or a tokenizer is made
 
-    return CONFIG_MAPPING[entries["model_type"]].from_dict(dict(entries))
+    outputs = {"return_dict": True, "output_hidden_states": False, "output_attentions": False}
+    return CONFIG_MAPPING[entries["model_type"]].from_dict({**entries, **outputs})
 
 
 def check_task(config: Mapping[str, Any], where: str) -> None:
@@ -92,7 +102,7 @@ def check_task(config: Mapping[str, Any], where: str) -> None:
     classes = config.get("architectures") or ()
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise _wrong(where, "architectures", classes, "a list of class names")
-    other = [name for name in classes if "SequenceClassification" not in name]
+    other = [name for name in classes if _OTHER_TASKS.search(name)]
     if other:
         raise UserError(
             f"{where} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
@@ -126,18 +136,24 @@ def _check_entries(config: dict[str, Any], where: str) -> None:
 
 def _check_unknown(config: Mapping[str, Any], where: str) -> None:
     """Check that each entry is known, or that transformers itself ignores it."""
-    version = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version")))
+    written = config.get("transformers_version") or "4.0"  # newer versions write theirs
+    version = re.match(r"(\d+)\.(\d+)", str(written))
     if version and (int(version[1]), int(version[2])) <= _UNDERSTOOD:
         return
     known = {*_KNOWN.split(), *_FIXED}
     if config["model_type"] == "modernbert":
         known |= _OF_MODERNBERT
-    for name, value in config.items():
-        if name not in known and value is not None and not name.startswith("_"):
-            raise UserError(
-                f"{where}: this exporter does not know the entry {name} of config.json, so the "
-                "model may compute otherwise than its export; if no logit depends on it, remove it"
-            )
+    unknown = [
+        name
+        for name, value in config.items()
+        if name not in known and value is not None and not name.startswith("_")
+    ]
+    if unknown:
+        raise UserError(
+            f"{where}: this exporter does not know {', '.join(unknown)} in config.json, so the "
+            "model may compute otherwise than its export; if no logit depends on it, give a "
+            "directory with a copy of the model's files, and remove it there from config.json"
+        )
 
 
 def _check_rotations(rotations: Any, where: str) -> None:

@@ -23,8 +23,7 @@ from sentiment_export.checkpoint.config import (
     is_numbered,
     read_labels,
 )
-from sentiment_export.checkpoint.layout import read_json
-from sentiment_export.checkpoint.source import origin
+from sentiment_export.checkpoint.layout import origin, read_json
 
 # What the last part of a name suggests, if nothing is known of it: an organisation, or a directory
 # above, says nothing, except where TweetEval's own checkpoints were saved. BERTweet's tokenizers
@@ -68,10 +67,11 @@ class Decisions:
 def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -> Decisions:
     """Decide how the checkpoint in ``path`` is read, whose config.json has these entries."""
     hub = origin(path)
-    own = _last_part(hub[0] if hub else str(path.resolve()))
+    name = hub[0] if hub else path.resolve().name
+    own = _last_part(name)
     base = str(entries.get("_name_or_path") or "")  # what it was saved from
     # Who puts a model on the hub under another name has trained it further, mostly.
-    known = recognised(own) or (None if hub else recognised(base))
+    known = recognised(name) or (None if hub else recognised(base))
     multi_label = options.multi_label
     if multi_label is None and known and entries.get("problem_type") is None:
         multi_label = known.multi_label or None
@@ -91,6 +91,12 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
             f"warning: {own} may be for several labels a text, but config.json does not say so, "
             "and the scores add up to 1: give --multi-label or --single-label"
         )
+    classes = entries.get("auto_map")
+    if isinstance(classes, dict) and (code := classes.get("AutoModelForSequenceClassification")):
+        notes.append(
+            f"warning: the code {str(code)!r:.80} (auto_map in config.json) is not run: the export "
+            "computes what transformers does without it, which may be something else"
+        )
     named = entries.get("language")
     languages = [*options.languages] or ([named] if isinstance(named, str) else [])
     if not languages and known:
@@ -106,10 +112,17 @@ def known_checkpoints() -> list[Known]:
 
 
 def recognised(name: str) -> Known | None:
-    """What is known of the published checkpoint whose id, or path, ends like this."""
-    last = _last_part(name).lower()
+    """What is known of the published checkpoint with this id, or of a directory of its name.
+
+    Only an id says whose checkpoint it is: anyone may call another model alike.
+    """
+    name = name.rstrip("/").lower()
+    is_id = re.fullmatch(r"[^/.~][^/]*/[^/]+", name) is not None
     fits = (
-        known for known in known_checkpoints() if any(fnmatchcase(last, n) for n in known.names)
+        known
+        for known in known_checkpoints()
+        for one in known.names
+        if fnmatchcase(name if is_id else _last_part(name), one if is_id else _last_part(one))
     )
     return next(fits, None)
 

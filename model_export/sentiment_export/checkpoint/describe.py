@@ -15,9 +15,10 @@ from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Described, max_tokens
 from sentiment_export.checkpoint.config import check_task, output_names, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.family import FAMILY
-from sentiment_export.checkpoint.layout import choose_local_files
-from sentiment_export.checkpoint.tensor_files import read_tensors
+from sentiment_export.checkpoint.family import FAMILY, Shape
+from sentiment_export.checkpoint.graph_file import GraphFile
+from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, names_in, weight_files
+from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, fit
 
@@ -34,8 +35,8 @@ class Description:
     labels: list[str]  # as config.json spells them
     tokenizer: str | None  # its kind; None if its files are missing
     max_tokens: int | None  # None if config.json leaves no position for a text
-    # The weights that config.json asks for: name -> shape. Those of alike layers are one entry,
-    # such as "bert.encoder.layer.0-11.output.dense.bias".
+    # The weights that config.json asks for, none of an ONNX graph: name -> shape. Those of alike
+    # layers are one entry, such as "bert.encoder.layer.0-11.output.dense.bias".
     layers: dict[str, list[int]]
     weights: list[dict[str, Any]]  # in the files, by name: name, shape, dtype
     files: dict[str, int]  # name -> bytes
@@ -62,10 +63,17 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer."""
-    _, weights = choose_local_files(path)
-    files = {file.name: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
-    entries = read_config(path, str(path))
+    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
+
+    An ONNX graph in the place of weights says itself what is computed.
+    """
+    _, weights = choose_local_files(path, "")
+    graph = GraphFile.read(path / weights) if weights.endswith(GRAPH) else None
+    names = {*names_in(path), *(weight_files(path, weights) if graph else ())}
+    files = {name: (path / name).stat().st_size for name in sorted(names)}
+    entries = read_config(path, str(path), of_graph=graph is not None)
+    if graph and graph.labels and not entries.get("id2label"):
+        entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
     problems: list[str] = []
 
     def tried(step: Callable[[], Any]) -> Any:
@@ -78,56 +86,67 @@ def describe(path: Path) -> Description:
 
     labels = [str(name) for _, name in sorted(output_names(entries, str(path)).items())]
     decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
-    described = Described.of(path, entries, len(labels))
     architecture = ARCHITECTURES[entries["model_type"]]
-    expected = described.weights
-    tensors = dict(sorted(read_tensors(path / weights).items()))
-    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    fitted = fit(expected, described.prefix, tensors)
+    expected: Mapping[str, Shape] = {}
+    renamed: list[str] = []
+    if graph is None:
+        described = Described.of(path, entries, len(labels))
+        expected = described.weights
+        tensors = dict(sorted(read_tensors(path / weights).items()))
+        held = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        renamed = [*_changed_weights(fit(expected, described.prefix, tensors), tensors)]
+    else:
+        held = graph.weights
     made_from = architecture.tokenizer_files(files)
     limit = tried(lambda: max_tokens(entries))
     tried(lambda: check_task(entries, str(path)))
-    tried(lambda: described.fit(tensors, weights))
-    rows = None if problems else described.rows  # vocab_size is that of the weights
+    if graph is None:
+        tried(lambda: described.fit(tensors, weights))
+        rows = None if problems else described.rows  # vocab_size is that of the weights
+    else:
+        rows = graph.rows
     loaded = tried(lambda: load_tokenizer(path, entries, rows))
     made = type(loaded.tokenizer.model).__name__ if loaded else None
-    changes = [f"the graph: {passes(entries['model_type'])}"]
+    kept = graph is not None and not graph.is_plain
+    changes = [f"the graph: {'as it is' if kept else passes(entries['model_type'], graph)}"]
     if decided is not None:
         changes += [*decided.notes, *(loaded.notes if loaded else ())]
         if decided.preprocessing != "none":
             changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
-    changes += _changed_weights(fitted, dtypes)
+    changes += renamed
     if made_from is not None and "tokenizer.json" not in files:
         changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
     return Description(
         architecture=architecture.class_name,
-        parameters=sum(map(prod, expected.values())),
+        parameters=sum(map(prod, expected.values() or (shape for shape, _ in held.values()))),
         labels=labels,
         tokenizer=made_from.kind if made_from else made,
         max_tokens=limit,
         layers=_layers(expected),
-        weights=[{"name": n, "shape": [*t.shape], "dtype": dtypes[n]} for n, t in tensors.items()],
+        weights=[{"name": n, "shape": [*s], "dtype": dtype} for n, (s, dtype) in held.items()],
         files=files,
         changes=changes,
         problems=problems,
     )
 
 
-def passes(model_type: str) -> str:
-    """What the export does to the graph."""
+def passes(model_type: str, graph: GraphFile | None = None) -> str:
+    """What the export does to the graph, which may be the source's."""
     last = "first token only after the last attention, unless the classifier reads others"
-    if model_type in FAMILY:
+    if model_type in FAMILY and graph is None:
         last = "last layer for the first token only"
-    return f"padding left out, {last}, int8 with a scale per token"
+    unless = "; as it is where these do not fit" if graph else ""
+    return f"padding left out, {last}, int8 with a scale per token{unless}"
 
 
-def _changed_weights(fitted: Fit, dtypes: Mapping[str, str]) -> Iterator[str]:
+def _changed_weights(fitted: Fit, tensors: Mapping[str, Tensor]) -> Iterator[str]:
     if renamed := [(key, name) for name, key in fitted.names.items() if key != name]:
         yield f"{len(renamed)} weights are renamed, such as {' to '.join(renamed[0])}"
     if fitted.unused:
         yield f"{len(fitted.unused)} weights are not read: {_few(fitted.unused)}"
-    other = Counter(dtypes[key] for key in fitted.names.values() if dtypes[key] != "float32")
-    yield from (f"{count} weights in {dtype} become float32" for dtype, count in other.items())
+    dtypes = Counter(tensors[key].dtype for key in fitted.names.values())
+    del dtypes["float32"]
+    yield from (f"{count} weights in {dtype} become float32" for dtype, count in dtypes.items())
 
 
 def _layers(expected: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:

@@ -84,8 +84,9 @@ class Family:
     """An architecture of BERT's family.
 
     ``types`` says which token types a text has: those of an input of the graph, always the first,
-    or none. ``names`` are config.json's names for what BERT's config calls otherwise, and
-    ``defaults`` what transformers assumes where config.json says nothing.
+    or none. ``names`` are config.json's names for what BERT's config calls otherwise, ``ignored``
+    BERT's names that transformers does not take for them, and ``defaults`` what it assumes where
+    config.json says nothing.
     """
 
     prefix: str
@@ -97,6 +98,7 @@ class Family:
     after_padding: bool = False  # positions count from the padding id + 1
     projection: str = ""  # widens embeddings of another width
     names: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -143,6 +145,7 @@ FAMILY: Mapping[str, Family] = {
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
         },
+        ignored=("intermediate_size", "hidden_act"),
         defaults={"num_hidden_layers": 6},
     ),
     "electra": Family(
@@ -226,7 +229,7 @@ class Encoder:
         family = FAMILY.get(str(kind))
         if family is None:
             raise NotRecognised(f"{kind} is not one of {', '.join(FAMILY)}")
-        said = {name: value for name, value in config.items() if value is not None}
+        said = {n: v for n, v in config.items() if v is not None and n not in family.ignored}
         known = {**DEFAULTS, **family.defaults, **said}
         for name, usual in _OTHERWISE.items():
             if known.get(name, usual) != usual:

@@ -16,7 +16,7 @@ from onnx.defs import onnx_opset_version
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.errors import UserError, first_line
 
-from sentiment_export.checkpoint.source import origin
+from sentiment_export.checkpoint.layout import origin
 
 PRODUCER = "sentiment-export"  # what our own graphs name as their maker
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -81,6 +81,18 @@ class GraphFile:
         """Whether all is float32 and in ONNX's own operators, which our passes know."""
         nodes = (node for graph in _graphs(self.model) for node in graph.node)
         return self.precision == "fp32" and all(node.domain in ("", "ai.onnx") for node in nodes)
+
+    @property
+    def weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The shape and type of each weight; integers of 64 bits are shapes and places."""
+        return {
+            tensor.name: (
+                tuple(tensor.dims),
+                helper.tensor_dtype_to_np_dtype(tensor.data_type).name,
+            )
+            for tensor in self.model.graph.initializer
+            if tensor.dims and tensor.data_type != TensorProto.INT64
+        }
 
     def whole(self) -> ModelProto:
         """The model with all of its weights, and the logits as the only output."""
@@ -217,15 +229,6 @@ def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
         raise UserError(
             f"{path} gives {output.name} with {rank} axes, where a sequence classifier's have two: "
             "[batch, labels]"
-        )
-    makers = {name: node for node in graph.node for name in node.output}
-    maker = makers.get(output.name)
-    while maker is not None and maker.op_type in ("Cast", "Identity"):
-        maker = makers.get(maker.input[0])
-    if maker is not None and maker.op_type in ("Softmax", "Sigmoid"):
-        raise UserError(
-            f"{path} gives scores, not logits: it ends in {maker.op_type}, which the service would "
-            "compute a second time; export it again without"
         )
     return output
 

@@ -1,6 +1,9 @@
-"""The files of a checkpoint that are read: config, tokenizer, and weights or an ONNX graph."""
+"""Which files of a checkpoint are read (config, tokenizer, and weights or an ONNX graph), and where
+the hub's cache has them.
+"""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,6 +42,10 @@ GRAPH = ".onnx"
 FP32_GRAPHS = ("model.onnx", "onnx/model.onnx")
 # The first line of what Git leaves in place of a large file, before Git LFS fetches the file.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+CACHED = "models--"  # a hub cache names a model's directory models--ORG--NAME
+DATES = "commit-dates"  # our own notes beside the hub client's refs and snapshots
+DEFAULT_REVISION = "main"
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def choose_files(
@@ -159,3 +166,44 @@ def shards(weights: Path) -> list[str]:
     if not names or any(Path(name).name != name for name in names):
         raise UserError(f"{weights} names no shards, or some that are not in its own directory")
     return sorted(names)
+
+
+def origin(path: Path) -> tuple[str, str] | None:
+    """Hub id and commit, if the path is that of a snapshot in a hub cache. No file is read."""
+    commit, snapshots, model = [*reversed(path.absolute().parts), "", "", ""][:3]
+    if snapshots != "snapshots" or not model.startswith(CACHED) or not COMMIT.fullmatch(commit):
+        return None
+    return model.removeprefix(CACHED).replace("--", "/"), commit
+
+
+def commit_date(path: Path) -> str | None:
+    """When the commit of a snapshot in a hub cache was made (ISO 8601), if the hub has said it."""
+    note = path.parent.parent / DATES / path.name
+    return note.read_text(encoding="utf-8") if note.is_file() else None
+
+
+def of_cache(model: Path, revision: str) -> Path:
+    snapshot = snapshot_of(model, revision)
+    if snapshot is None:
+        refs = (path for path in (model / "refs").rglob("*") if path.is_file())
+        held = [path.relative_to(model / "refs").as_posix() for path in refs]
+        held += [path.name for path in (model / "snapshots").iterdir()]
+        raise UserError(
+            f"{model} has no revision {revision}; it holds {', '.join(sorted(held)) or 'none'}"
+        )
+    return snapshot
+
+
+def snapshot_of(model: Path, revision: str) -> Path | None:
+    ref = model / "refs" / revision
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+    snapshot = model / "snapshots" / commit
+    return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+
+
+def is_complete(snapshot: Path, onnx: str | None) -> bool:
+    try:
+        _, weights = choose_files(names_in(snapshot), str(snapshot), onnx)
+        return all((snapshot / name).is_file() for name in weight_files(snapshot, weights))
+    except UserError:
+        return False

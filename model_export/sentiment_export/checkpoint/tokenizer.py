@@ -30,6 +30,7 @@ from sentiment_export.checkpoint.tokenizer_files import (
     bertweet,
     byte_level_bpe,
     content,
+    of_one_type,
     read,
     read_object,
     read_text,
@@ -55,6 +56,8 @@ _DEFAULTS = {
     "albert": _ALBERT,
     "big_bird": _BIG_BIRD,
 }
+# The classes of transformers, and the model type whose tokenizer each is.
+_OF_CLASS = {f"{one.prefix}Tokenizer": model_type for model_type, one in ARCHITECTURES.items()}
 # The classes of transformers, or without one the model types, whose tokenizers follow entries of
 # tokenizer_config.json, too: case and accents, and a space before the text. Its others do what
 # tokenizer.json says.
@@ -64,6 +67,12 @@ _FOLLOWS_CASE = re.compile(
 _FOLLOWS_SPACE = re.compile("roberta|data2vec-text|deberta|(Roberta|Deberta)Tokenizer.*")
 # Model types whose inputs have token types.
 TYPED = ("albert", "bert", "deberta", "deberta-v2", "electra")
+# The classes of transformers 5, or without one the model types, whose tokenizers send token types
+# if tokenizer_config.json does not say what they send. Without types, all tokens have the first.
+_SENDS_TYPES = re.compile(
+    "bert|electra|deberta|deberta-v2"
+    "|(Bert|ConvBert|MobileBert|Electra|Deberta|DebertaV2)Tokenizer(Fast)?"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +94,20 @@ class CheckpointTokenizer:
     def unknown_id(self) -> int:
         return cast(int, self.tokenizer.token_to_id(self.settings["unk_token"]))
 
+    @property
+    def types_pairs(self) -> bool:
+        """Whether the model gets token types, of which the second text of a pair has another."""
+        typed = "token_type_ids" in self.settings["model_input_names"]
+        return typed and any(self.tokenizer.encode("a", "a").type_ids)
+
+    @property
+    def truncation_side(self) -> str:
+        """Where longer texts are cut, as tokenizer_config.json says."""
+        return str(self.settings.get("truncation_side", "right"))
+
     def cut_to(self, max_tokens: int) -> None:
-        """Cut longer texts, at the side that tokenizer_config.json says."""
-        side = self.settings.get("truncation_side", "right")
-        self.tokenizer.enable_truncation(max_tokens, direction=side)
+        """Cut longer texts."""
+        self.tokenizer.enable_truncation(max_tokens, direction=self.truncation_side)
 
     def write(self, directory: Path, max_tokens: int) -> None:
         """Write tokenizer.json and tokenizer_config.json, which cut texts to ``max_tokens``."""
@@ -107,16 +126,22 @@ def load_tokenizer(
     ``rows`` is the number of tokens that the model has an embedding for.
     """
     model_type = entries["model_type"]
-    present = {file.name for file in path.iterdir()}
-    files = ARCHITECTURES[model_type].tokenizer_files(present)
-    if files is None and "tokenizer.json" not in present:
-        sets = [("tokenizer.json",), *(t.names for t in ARCHITECTURES[model_type].tokenizers)]
-        needed = ", or ".join(" with ".join(names) for names in sets)
-        raise UserError(f"{path} lacks its tokenizer: {model_type} needs {needed}")
     said = _said(path)
-    usual = zip(ROLES, _DEFAULTS.get(model_type, _BERT), strict=True)
-    settings = {**{role: name for role, name in usual if name}, **said}
     class_name = str(said.get("tokenizer_class") or entries.get("tokenizer_class") or "")
+    # Some models have the tokenizer of another architecture.
+    made_as = _OF_CLASS.get(class_name.removesuffix("Fast"), model_type)
+    present = {file.name for file in path.iterdir()}
+    files = ARCHITECTURES[made_as].tokenizer_files(present)
+    if files is None and "tokenizer.json" not in present:
+        sets = [("tokenizer.json",), *(t.names for t in ARCHITECTURES[made_as].tokenizers)]
+        needed = ", or ".join(" with ".join(names) for names in sets)
+        raise UserError(
+            f"{path} lacks its tokenizer: {class_name if made_as != model_type else model_type} "
+            f"needs {needed}; save it there with AutoTokenizer.from_pretrained(X).save_pretrained, "
+            "where X is this checkpoint, or the one that was fine-tuned"
+        )
+    usual = zip(ROLES, _DEFAULTS.get(made_as, _BERT), strict=True)
+    settings = {**{role: name for role, name in usual if name}, **said}
     added_rows = 0
     if class_name.startswith("BertJapanese"):
         raise UserError(
@@ -130,17 +155,19 @@ def load_tokenizer(
         settings = said
         _follow(tokenizer, said, class_name or model_type)
     elif files is BYTE_LEVEL_BPE:
-        tokenizer = byte_level_bpe(path, settings, model_type)
+        tokenizer = byte_level_bpe(path, settings, made_as)
     elif files is WORD_PIECE:
-        tokenizer = word_piece(path, settings, model_type)
+        tokenizer = word_piece(path, settings, made_as)
     elif files is not None:
-        tokenizer = sentencepiece(path / files.names[0], settings, model_type)
+        tokenizer = sentencepiece(path / files.names[0], settings, made_as)
     if files is not BERTWEET_BPE:
         _add_tokens(tokenizer, settings, path)
     _check(without_training(tokenizer), path)
     notes: list[str] = []
     if rows is not None:
         tokenizer, notes = _with_rows(tokenizer, rows + added_rows, str(path))
+    if model_type in TYPED and not _sends_types(said, class_name or model_type):
+        tokenizer = of_one_type(tokenizer)
     return CheckpointTokenizer(
         tokenizer, _written(tokenizer, settings, model_type), added_rows, notes
     )
@@ -168,6 +195,14 @@ def _follow(tokenizer: Tokenizer, said: Mapping[str, Any], kind: str) -> None:
         prefix = bool(said.get("add_prefix_space"))
         whole = tokenizer.pre_tokenizer.use_regex
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=prefix, use_regex=whole)
+
+
+def _sends_types(said: Mapping[str, Any], kind: str) -> bool:
+    """Whether transformers sends the model token types."""
+    inputs = said.get("model_input_names")
+    if isinstance(inputs, list):
+        return "token_type_ids" in inputs
+    return _SENDS_TYPES.fullmatch(kind) is not None
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -> None:

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import (
     WhitespaceSplit,
 )
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
-from tokenizers.processors import RobertaProcessing, TemplateProcessing
+from tokenizers.processors import BertProcessing, RobertaProcessing, TemplateProcessing
 
 SPACES = Replace(Regex(" {2,}"), " ")
 CONTROL, USER_DEFINED = 3, 4  # types of sentencepiece's pieces: no text has the one, all the other
@@ -68,6 +68,11 @@ def word_piece(directory: Path, settings: Mapping[str, Any], model_type: str) ->
 
 def bert_normalizer(settings: Mapping[str, Any]) -> BertNormalizer:
     """How BERT's tokenizers treat case, accents and Chinese, as tokenizer_config.json says."""
+    for name in ("tokenize_chinese_chars", "strip_accents", "do_lower_case"):
+        if type(value := settings.get(name, True)) is not bool:
+            raise UserError(
+                f"{name} in tokenizer_config.json is {value!r}; it must be true or false"
+            )
     return BertNormalizer(
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         strip_accents=settings.get("strip_accents"),
@@ -212,6 +217,22 @@ def pairs(cls: tuple[str, int], sep: tuple[str, int], *, typed: bool = True) -> 
     (c, _), (s, _) = cls, sep
     both = f"{c}:0 $A:0 {s}:0 $B:1 {s}:1" if typed else f"{c} $A {s} {s} $B {s}"
     return TemplateProcessing(single=f"{c} $A {s}", pair=both, special_tokens=[cls, sep])
+
+
+def of_one_type(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, which gives every token of a pair the type 0."""
+    spec = json.loads(tokenizer.to_str())
+    if isinstance(tokenizer.post_processor, BertProcessing):  # whose types cannot be written
+        cls, sep = (tuple(spec["post_processor"][name]) for name in ("cls", "sep"))
+        tokenizer.post_processor = pairs(cls, sep)
+        spec = json.loads(tokenizer.to_str())
+
+    def first_type(held: dict[str, Any]) -> dict[str, Any]:
+        return {**held, "type_id": 0} if "type_id" in held else held
+
+    written = json.dumps(spec["post_processor"])
+    spec["post_processor"] = json.loads(written, object_hook=first_type)
+    return Tokenizer.from_str(json.dumps(spec))
 
 
 def special_ids(

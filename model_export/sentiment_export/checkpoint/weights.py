@@ -141,7 +141,8 @@ def check_fit(
     if unknown := [key for key in fitted.unused if not known_unused(key)]:
         raise UserError(
             f"{where} holds {unknown[0]}, which is not a weight of the classifier that config.json "
-            "describes"
+            "describes; if no logit depends on it, load the checkpoint in "
+            "AutoModelForSequenceClassification of transformers and save it again, which drops it"
         )
     for key in fitted.names.values():
         if (dtype := tensors[key].dtype) not in READ_DTYPES:

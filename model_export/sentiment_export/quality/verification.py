@@ -37,6 +37,8 @@ from sentiment_export.quality.evaluation import batches
 LABEL_AGREEMENT: dict[Precision, float] = {"fp32": 1.0, "fp16": 1.0, "int8": 0.95}
 # ModernBERT takes 8,192 tokens. PyTorch needs memory for the square of that, several times over.
 LONGEST = 1024
+# How far a score may be over 1. Logits are below 0, too: training leaves their sum where it was.
+ROUNDED = 1e-4
 NAMES: dict[ReferenceKind, str] = {
     "pytorch": "PyTorch",
     "fp32": "its fp32 graph",
@@ -85,9 +87,17 @@ class Reference:
             try:
                 (logits,) = session.run(None, model.feeds([encoding]))
             except Exception as error:  # onnxruntime's exceptions share no base class
-                failure = f"the source's graph fails on a text of {len(encoding)} tokens"
+                failure = (
+                    f"the source's graph fails on a text of {len(encoding)} tokens (if it has "
+                    "positions for fewer, give their number to --max-tokens)"
+                )
                 raise loading_error(error, failure) from error
             rows += [*np.asarray(logits, np.float32)]
+        if all(((row >= 0) & (row <= 1 + ROUNDED)).all() for row in rows):
+            raise UserError(
+                "the source's graph gives scores, not logits: all are from 0 to 1, and the service "
+                "would compute them a second time; export it again without Softmax or Sigmoid"
+            )
         return cls("onnx", encodings, np.stack(rows))
 
 

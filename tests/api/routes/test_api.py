@@ -156,6 +156,29 @@ def test_a_field_in_the_query_of_json_is_refused(
         assert client.post(f"{path}?request=1&key=model", json=body).status_code == 200
 
 
+OPTIONS = dict.fromkeys(("model", "overflow", "split", "language", "threshold"))
+TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["love"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "nulls"),
+    [
+        ("/classify", {"inputs": "love"}, OPTIONS),
+        ("/invocations", {"inputs": "love", "model": None}, OPTIONS),
+        ("/invocations", {"instances": ["love"]}, {"parameters": OPTIONS}),
+        ("/v1/models/tiny:predict", {"instances": ["love"]}, {"parameters": OPTIONS}),
+        ("/v2/models/tiny/infer", {"inputs": [TENSOR]}, {"parameters": OPTIONS}),
+    ],
+)
+def test_null_is_the_default_of_each_option(
+    client: TestClient, path: str, body: dict[str, Any], nulls: dict[str, Any]
+) -> None:
+    """As generated clients send it, in every protocol that has our options."""
+    plain, answer = client.post(path, json=body), client.post(path, json=body | nulls)
+    assert plain.status_code == 200
+    assert (answer.status_code, answer.json()) == (200, plain.json())
+
+
 def test_info_says_what_runs(serve: Serve) -> None:
     """/info shows versions, the device in use and the limits in force."""
     info = serve(max_texts=7, runners=3, threads=1).get("/info").json()

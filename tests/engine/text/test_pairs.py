@@ -1,13 +1,16 @@
 """Pairs of texts: tokens, token types, truncation and logits are those of transformers."""
 
+import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
+from sentiment_export.export import export
 from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import Bundle, Precision
 from sentiment_service.engine.model.model import Model
@@ -18,11 +21,22 @@ from sentiment_service.engine.text.text_tokenizer import (
     TextPair,
     longest_first,
 )
-from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest
+from sentiment_service.errors import EmptyText, InferenceFailed, InvalidRequest, UserError
+from sentiment_service.settings.settings import CheckpointOptions
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from tokenizers.processors import BertProcessing
+from transformers import AutoTokenizer, pipeline
 
-from tests.support.checkpoints import CORPUS, MAX_TOKENS, PRECISIONS, exported
+from tests.support.checkpoints import (
+    CORPUS,
+    MAX_TOKENS,
+    PRECISIONS,
+    exported,
+    make_checkpoint,
+    silent,
+)
+from tests.support.model_export.published import make_published
+from tests.support.tiny_bundle import load
 
 # BERT has token types. DistilBERT and RoBERTa have none, and RoBERTa separates with two tokens.
 ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta")
@@ -83,6 +97,66 @@ def test_logits_are_those_of_transformers(base: Path, architecture: str) -> None
     found = model.infer([single, *(model.tokenizer.encode(pair) for pair in PAIRS)])
     expected = [checkpoint.logits(single.ids), *map(checkpoint.pair_logits, PAIRS)]
     np.testing.assert_allclose(np.stack(_logits(found)), np.stack(expected), atol=1e-4)
+
+
+ONLY_IDS = {"model_input_names": ["input_ids", "attention_mask"]}
+WITH_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bert", {"truncation_side": "left"}),
+        ("bert", ONLY_IDS),
+        ("bert", {"tokenizer_class": "BertTokenizerFast"}),
+        ("bert", {"tokenizer_class": "ElectraTokenizer"}),
+        ("bert", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("bert", {"tokenizer_class": "PreTrainedTokenizerFast", **WITH_TYPES}),
+        ("textattack/albert-base-v2-SST-2", {}),
+        ("textattack/albert-base-v2-SST-2", WITH_TYPES),
+    ],
+)
+def test_a_checkpoints_answers_to_pairs_are_those_of_its_pipeline(
+    tmp_path: Path, name: str, said: dict[str, Any]
+) -> None:
+    """Where transformers sends no token types, both texts have the first; texts are cut at the side
+    that tokenizer_config.json says."""
+    path, source = tmp_path / "bundle", tmp_path / "source"
+    if name == "bert":
+        make_checkpoint(source, "bert")
+        whole = AutoTokenizer.from_pretrained(source).backend_tokenizer
+        whole.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        whole.save(str(source / "tokenizer.json"))
+    else:
+        make_published(source, name)
+    (source / "tokenizer_config.json").write_text(json.dumps(said))
+    checkpoint = load_checkpoint(source, CheckpointOptions(text_pairs=True))
+    export(checkpoint, path, precisions=["fp32"], say=silent)
+    model = load(path)
+    classify = pipeline("text-classification", str(source), device="cpu")
+    for pair, logits in zip(
+        PAIRS, _logits(model.infer([*map(model.tokenizer.encode, PAIRS)])), strict=True
+    ):
+        answers = classify(
+            {"text": pair.text, "text_pair": pair.text_pair},
+            top_k=None,
+            function_to_apply="none",
+            truncation=True,
+            max_length=model.max_tokens,
+        )
+        scores = {answer["label"]: answer["score"] for answer in answers}
+        assert dict(zip(model.labels, logits, strict=True)) == pytest.approx(scores, abs=1e-4)
+
+
+def test_a_model_of_one_token_type_takes_no_pairs_with_two(tmp_path: Path) -> None:
+    """A line says so, and what helps; transformers fails on each such pair."""
+    source = make_checkpoint(tmp_path / "source", "bert", type_vocab_size=1)
+    of_pairs = CheckpointOptions(text_pairs=True)
+    with pytest.raises(UserError, match=r"type_vocab_size in config\.json is 1.*--text-pairs"):
+        load_checkpoint(source, of_pairs)
+    assert not load_checkpoint(source).text_pairs
+    (source / "tokenizer_config.json").write_text(json.dumps(ONLY_IDS))
+    assert len(load_checkpoint(source, of_pairs).pair_logits(PAIRS[0])) == 3
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -13,10 +13,11 @@ from sentiment_service.engine.loading import load_model
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 from sentiment_service.engine.model.device import CPU, CUDA
 from sentiment_service.engine.model.model import Model
-from sentiment_service.engine.text.text_tokenizer import WordCache
+from sentiment_service.engine.text.text_tokenizer import PARALLELISM, WordCache
 from sentiment_service.settings.settings import Settings
 
 from tests.conftest import SET_BY_HAND
+from tests.support.serving import run_program
 
 # Prints how many threads were started by a list, and by single texts before it.
 COUNTING = """
@@ -38,10 +39,22 @@ print(alone, threads() - at_first)
 """
 
 
+# Prints what the tokenizer's library is told with a model in a program, then with the service.
+TELLING = """
+import os, sys
+from sentiment_service import Classifier, Settings, create_app
+ways = {"runners": 1, "threads": 1}
+Classifier(sys.argv[1], **ways)
+print(os.environ["TOKENIZERS_PARALLELISM"])
+create_app(Settings(model=(sys.argv[1],), max_batch_tokens=512, **ways))
+print(os.environ["TOKENIZERS_PARALLELISM"])
+"""
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a test, the tokenizer's library has the variables that it had before."""
-    for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"):
+    for name in (PARALLELISM, "RAYON_NUM_THREADS"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
@@ -83,6 +96,19 @@ def test_a_list_starts_the_threads_and_a_single_text_does_not(idle: int, started
     command = [sys.executable, "-c", COUNTING, str(EMBEDDED_BUNDLE), str(idle)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["0", str(started)]
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "false"), ("true", "true")])
+def test_what_a_program_tells_the_library_is_kept(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
+) -> None:
+    """A Classifier leaves a program's tokenizers as they are told to be; the service decides."""
+    monkeypatch.delenv(PARALLELISM)
+    if given:
+        monkeypatch.setenv(PARALLELISM, given)
+    monkeypatch.setenv("SENTIMENT_MAX_BATCH_TOKENS", "512")
+    done = run_program(sys.executable, "-c", TELLING, str(bundle))
+    assert done.stdout.split() == [kept, "false"], done.stderr
 
 
 def test_a_divided_list_has_the_same_encodings(monkeypatch: pytest.MonkeyPatch) -> None:

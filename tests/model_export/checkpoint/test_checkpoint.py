@@ -32,13 +32,20 @@ def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
     }
 
 
-def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path) -> None:
-    """Entries for TorchScript or less memory, and a missing class name, change no logit."""
+@pytest.mark.parametrize("classes", [None, ["RobertaForMultiLabelClassification"]])
+def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path, classes: list[str] | None) -> None:
+    """Entries for TorchScript, tuples or less memory, and a class of another name change no logit.
+
+    Nor does one that asks for hidden states: PyTorch's graph has the logits as its only output.
+    """
     path = make_checkpoint(tmp_path / "made", "roberta")
     before = load_checkpoint(path).logits([5, 6, 7])
-    configure(path, torchscript=True, chunk_size_feed_forward=2, architectures=None)
+    how = {"torchscript": True, "chunk_size_feed_forward": 2, "return_dict": False}
+    configure(path, **how, architectures=classes, output_hidden_states=True, output_attentions=True)
     after = load_checkpoint(path)
     assert torch.equal(after.logits([5, 6, 7]), before)
+    with torch.inference_mode():
+        assert [*after.model(torch.tensor([[5, 6, 7]]))] == ["logits"]
     assert after.architecture == "RobertaForSequenceClassification"
 
 
@@ -193,6 +200,16 @@ def test_code_that_a_checkpoint_brings_is_never_run(
     with pytest.raises(UserError):
         load_checkpoint(path)
     assert not ran.exists()
+
+
+def test_a_classifier_with_code_of_its_own_is_exported_with_a_warning(tmp_path: Path) -> None:
+    """The weights are those of a BERT, but what its own code makes of them is not known."""
+    path = make_checkpoint(tmp_path / "made", "bert")
+    code = {"AutoConfig": "mine.Config", "AutoModelForSequenceClassification": "mine.MeanPoolBert"}
+    configure(path, architectures=["MeanPoolBertForSequenceClassification"], auto_map=code)
+    (note,) = load_checkpoint(path).notes
+    assert note.startswith("warning: the code 'mine.MeanPoolBert' (auto_map in config.json) is not")
+    assert note in describe(path).changes
 
 
 def test_a_shorter_maximum_length_can_be_asked_for(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def _entries(outputs: int, **more: Any) -> dict[str, Any]:
     return {"id2label": {str(n): f"LABEL_{n}" for n in range(outputs)}, **more}
 
 
-def _of_hub(tmp_path: Path, name: str) -> Path:
-    path = tmp_path / f"models--cardiffnlp--{name}" / "snapshots" / COMMIT
+def _of_hub(tmp_path: Path, name: str, organisation: str = "cardiffnlp") -> Path:
+    path = tmp_path / f"models--{organisation}--{name}" / "snapshots" / COMMIT
     path.mkdir(parents=True)
     return path
 
@@ -101,6 +101,10 @@ def test_topics(tmp_path: Path, name: str, outputs: int) -> None:
         ("my-nli", None),
         ("my-nli", "roberta-base"),
         ("twitter-roberta-base-sentiment-5", None),  # as many outputs as no known checkpoint
+        # Somebody's own, with a name like those of the published ones.
+        ("twitter-financial-news-sentiment", None),
+        ("twitter-roberta-base-sentiment-of-news", None),
+        ("stocks", "someone/twitter-roberta-base-sentiment"),
     ],
 )
 def test_outputs_without_names_keep_none(tmp_path: Path, name: str, saved_from: str | None) -> None:
@@ -112,21 +116,25 @@ def test_outputs_without_names_keep_none(tmp_path: Path, name: str, saved_from: 
     outputs = 5 if name.endswith("5") else 3
     decided = decide(path, _entries(outputs, _name_or_path=saved_from), AS_IT_SAYS)
     assert decided.labels == [f"LABEL_{n}" for n in range(outputs)]
-    (note,) = decided.notes
+    note, *guess = decided.notes
     assert note.startswith("warning: the outputs have no names but LABEL_0, LABEL_1, LABEL_2")
     assert note.endswith("name them in logit order with --labels")
+    assert all("the preprocessing tweet is a guess from the name" in more for more in guess)
     named = decide(path, _entries(outputs), CheckpointOptions(labels=tuple("abcde"[:outputs])))
     assert named.labels == [*"abcde"[:outputs]]
-    assert named.notes == []
+    assert named.notes == guess[: "twitter" in name]
     own = {"id2label": {"0": "yes", "1": "no", "2": "maybe"}}
     stance = decide(_of_hub(tmp_path, "twitter-roberta-base-stance-climate"), own, AS_IT_SAYS)
     assert (stance.labels, stance.notes) == (["yes", "no", "maybe"], [])
 
 
-def test_a_model_that_somebody_made_of_a_known_one(tmp_path: Path) -> None:
-    """On the hub, it has the base's normalisation, which is a guess, but not its labels."""
-    path = tmp_path / "models--acme--nli" / "snapshots" / COMMIT
-    path.mkdir(parents=True)
+@pytest.mark.parametrize(
+    "name", ["nli", "twitter-stock-sentiment", "twitter-roberta-base-sentiment"]
+)
+def test_a_model_that_somebody_made_of_a_known_one(tmp_path: Path, name: str) -> None:
+    """On the hub, it has the base's normalisation, which is a guess, but not its labels; and so has
+    one that only has a name like a known one's."""
+    path = _of_hub(tmp_path, name, "acme")
     entries = _entries(3, _name_or_path="cardiffnlp/twitter-roberta-base-sentiment")
     decided = decide(path, entries, AS_IT_SAYS)
     assert decided.labels == ["LABEL_0", "LABEL_1", "LABEL_2"]
@@ -208,7 +216,8 @@ def test_a_name_that_promises_several_labels(tmp_path: Path, name: str, several:
 )
 def test_languages(tmp_path: Path, name: str, languages: list[str]) -> None:
     """Those of the flag, then of config.json, then of the published checkpoint's card."""
-    path, entries = _of_hub(tmp_path, name), _entries(3)
+    organisation = "pysentimiento" if "robertuito" in name else "cardiffnlp"
+    path, entries = _of_hub(tmp_path, name, organisation), _entries(3)
     assert decide(path, entries, AS_IT_SAYS).languages == languages
     entries["language"] = "nl"
     assert decide(path, entries, AS_IT_SAYS).languages == ["nl"]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from sentiment_export.checkpoint.architectures import NotRecognised
+from sentiment_export.checkpoint.config import model_config
 from sentiment_export.checkpoint.family import FAMILY, Encoder, is_known_unused
 from sentiment_service.errors import UserError
 
@@ -43,6 +44,16 @@ def test_what_config_json_leaves_out_is_what_transformers_assumes(kind: str) -> 
     assert whole == bare
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert bare.weights.items() <= shapes.items()
+
+
+def test_what_distilberts_config_calls_otherwise_is_read_as_transformers_does() -> None:
+    """BERT's names for its width, depth and heads are known, those of the layer between ignored."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 3}
+    said = {**sizes, "intermediate_size": 96, "hidden_act": "relu"}
+    entries = {"model_type": "distilbert", **said}
+    expected = Encoder.of(model_config(entries).to_dict(), labels=2)
+    assert Encoder.of(entries, labels=2) == expected
+    assert (expected.hidden_size, expected.activation) == (48, "gelu")
 
 
 def test_alberts_layers_share_their_weights_by_group() -> None:

@@ -1,5 +1,6 @@
 """Labels and heads: what config.json may say of the outputs, and what becomes of it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
 
 from tests.support.checkpoints import configure, make_checkpoint
+from tests.support.model_export.published import make_published
 
 MULTI_LABEL = "multi_label_classification"
 
@@ -142,6 +144,21 @@ def test_what_transformers_cannot_read_is_said_in_our_words(
     for read in (load_checkpoint, describe):
         with pytest.raises(UserError, match=f"made: {entry} in config.json .*must be"):
             read(path)
+
+
+@pytest.mark.parametrize(
+    "published", ["nlptown/bert-base-multilingual-uncased-sentiment", "microsoft/deberta-base-mnli"]
+)
+def test_names_that_contradict_num_labels(tmp_path: Path, published: str) -> None:
+    """The names say how many outputs there are, as in transformers 4; 5 refuses such a checkpoint.
+    The bundle's config.json contradicts itself no more."""
+    path = make_published(tmp_path / "made", published)
+    names = json.loads((path / "config.json").read_text())["id2label"]
+    configure(path, num_labels=len(names) - 1)
+    assert describe(path).problems == []
+    checkpoint = load_checkpoint(path)
+    assert "num_labels" not in checkpoint.config
+    assert len(checkpoint.logits([2, 5, 3])) == len(checkpoint.labels) == len(names)
 
 
 def test_given_names_decide_where_the_ids_have_gaps(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sentiment_export.checkpoint.describe import describe
 from sentiment_export.export import export
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.support.checkpoints import (
     CORPUS,
@@ -186,6 +186,19 @@ def test_weights_that_do_not_fit_the_config(
     with pytest.raises(UserError, match=says) as caught:
         load_checkpoint(source)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["temperature", "class_weights", "bn.num_batches_tracked"])
+def test_a_weight_that_is_not_read_says_how_to_drop_it(tmp_path: Path, name: str) -> None:
+    """transformers' classifier has no such weight either, so what it saves is exported."""
+    source = make_checkpoint(tmp_path / "made", "bert")
+    before = load_checkpoint(source).logits([5, 6, 7])
+    weights = load_file(source / "model.safetensors") | {name: torch.ones(1)}
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"{name}, .*; if no logit depends .* save it again"):
+        load_checkpoint(source)
+    AutoModelForSequenceClassification.from_pretrained(source).save_pretrained(source)
+    assert torch.equal(load_checkpoint(source).logits([5, 6, 7]), before)
 
 
 SHARD = "model-00001-of-00001.safetensors"

@@ -86,9 +86,10 @@ MAX_WORD_CHARS = 24
 MIN_THREADS, MAX_THREADS = 4, 8
 MIN_TEXTS = 32  # a shorter list is not worth handing over
 
-# Without ``use_idle_cpus``, the library would start as many threads as the host has cores, but the
-# runners need the CPUs.
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Else the library would start as many threads as the host has cores, but the runners need the CPUs.
+# What a program has said is kept, because its own tokenizers obey it, too; a service decides.
+PARALLELISM = "TOKENIZERS_PARALLELISM"
+os.environ.setdefault(PARALLELISM, "false")
 
 # Words as BERT cuts them: white space ends a word, and each ASCII punctuation mark is a word.
 _BERT = re.compile(r"[^ \t\n\r!-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")
@@ -107,7 +108,7 @@ def use_idle_cpus(idle: int) -> bool:
     if idle < MIN_THREADS:
         return False
     os.environ["RAYON_NUM_THREADS"] = str(min(idle, MAX_THREADS))
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    os.environ[PARALLELISM] = "true"
     return True
 
 

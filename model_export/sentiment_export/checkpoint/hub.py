@@ -1,11 +1,12 @@
-"""Finds a checkpoint: a local directory, a model in a hub cache, or a model to download."""
+"""Fetches checkpoints and bundles from a model hub, and explains why it gave none."""
 
 import json
 import logging
 import os
 import re
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
@@ -23,16 +24,22 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._validators import validate_repo_id
+from sentiment_service.atomic_files import atomic_directory
+from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
 from sentiment_service.errors import UserError, first_line
+from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 from sentiment_export.checkpoint.config import check_task, read_config
 from sentiment_export.checkpoint.layout import (
     CONFIG_FILE,
+    DATES,
     GRAPH,
     choose_files,
-    names_in,
+    is_complete,
+    snapshot_of,
     weight_files,
 )
+from sentiment_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
 
 # The error of the HTTP library below the hub's client: httpx2, httpx or requests, as it is of
 # version 2, 1 or 0. Its subclasses say that nothing answers, and those named in CUT that a transfer
@@ -57,7 +64,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def download(repo_id: str, name: str, revision: str | None) -> Path:
+def _download(repo_id: str, name: str, revision: str | None) -> Path:
     """A file of the hub, in its cache."""
     path = with_retries(
         lambda: hf_hub_download(repo_id, name, revision=revision), waits=not CLIENT_WAITS
@@ -184,113 +191,63 @@ def _status(error: Exception) -> int | None:
     return None if response is None else int(response.status_code)
 
 
-CACHED = "models--"  # a hub cache names a model's directory models--ORG--NAME
-DATES = "commit-dates"  # our own notes beside the hub client's refs and snapshots
-COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def find_checkpoint(source: str, revision: str | None = None, onnx: str | None = None) -> Path:
-    """The directory that holds a checkpoint's files; downloads the files that are missing.
-
-    ``source`` is a checkpoint directory, a model's directory in a hub cache, or a hub id. ``onnx``
-    is the graph to download in the place of weights; see ``choose_files``.
-    """
-    if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
-        raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
-    path = Path(source)
-    if source and path.is_dir():
-        model = path.resolve()
-        if model.name.startswith(CACHED) and (model / "snapshots").is_dir():
-            return _of_cache(model, revision or constants.DEFAULT_REVISION)
-        if revision is not None:
-            raise UserError(
-                f"{source} is a local directory, which has no revisions; remove --revision"
-            )
-        return path
-    if path.is_file():
-        raise UserError(f"{source} is a file; give the checkpoint directory that holds it")
-    try:
-        validate_repo_id(source)
-    except HFValidationError as error:
-        raise UserError(
-            f"{source!r} is neither a directory nor a hub id such as ORG/NAME"
-        ) from error
-    return _of_hub(source, revision or constants.DEFAULT_REVISION, onnx)
-
-
-def origin(path: Path) -> tuple[str, str] | None:
-    """Hub id and commit, if the path is that of a snapshot in a hub cache. No file is read."""
-    commit, snapshots, model = [*reversed(path.absolute().parts), "", "", ""][:3]
-    if snapshots != "snapshots" or not model.startswith(CACHED) or not COMMIT.fullmatch(commit):
-        return None
-    return model.removeprefix(CACHED).replace("--", "/"), commit
-
-
-def commit_date(path: Path) -> str | None:
-    """When the commit of a snapshot in a hub cache was made (ISO 8601), if the hub has said it."""
-    note = path.parent.parent / DATES / path.name
-    return note.read_text(encoding="utf-8") if note.is_file() else None
-
-
-def ask(repo_id: str, revision: str | None) -> tuple[ModelInfo, set[str]]:
+def _ask(repo_id: str, revision: str | None) -> tuple[ModelInfo, set[str]]:
     """What the hub says of a model at a revision, and the names of its files."""
     api = HfApi()
     info = with_retries(lambda: api.model_info(repo_id, revision=revision, timeout=30))
     return info, {file.rfilename for file in info.siblings or ()}
 
 
-def date_of(info: ModelInfo) -> str | None:
+def _date_of(info: ModelInfo) -> str | None:
     """When the commit was made (ISO 8601) that the hub has described, if it says it."""
     return info.last_modified.isoformat() if info.last_modified else None
 
 
-def _of_cache(model: Path, revision: str) -> Path:
-    snapshot = _snapshot(model, revision)
-    if snapshot is None:
-        refs = (path for path in (model / "refs").rglob("*") if path.is_file())
-        held = [path.relative_to(model / "refs").as_posix() for path in refs]
-        held += [path.name for path in (model / "snapshots").iterdir()]
+def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
+    """The directory of a snapshot in the hub's cache; downloads the files that are missing.
+
+    ``onnx`` is the graph to download in the place of weights; see ``choose_files``.
+    """
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
         raise UserError(
-            f"{model} has no revision {revision}; it holds {', '.join(sorted(held)) or 'none'}"
-        )
-    return snapshot
-
-
-def _of_hub(repo_id: str, revision: str, onnx: str | None) -> Path:
+            f"{repo_id!r} is neither a directory nor a hub id such as ORG/NAME"
+        ) from error
     model = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo_id, repo_type="model")
     commit: str | None = None
 
     try:
-        info, held = ask(repo_id, revision)
+        info, held = _ask(repo_id, revision)
         if info.sha is None:
             raise TypeError("no commit")
         names, weights = choose_files(held, repo_id, onnx)
         commit = info.sha
         # What is not exported is refused before anything large is downloaded.
-        path = download(repo_id, CONFIG_FILE, commit).parent
+        path = _download(repo_id, CONFIG_FILE, commit).parent
         of_graph = weights.endswith(GRAPH)
         check_task(read_config(path, repo_id, of_graph=of_graph), repo_id)
         for name in names:
-            download(repo_id, name, commit)
+            _download(repo_id, name, commit)
         # Weights come last: a snapshot that has them is complete.
-        download(repo_id, weights, commit)
+        _download(repo_id, weights, commit)
         for name in weight_files(path, weights):
             if of_graph and name not in held:
                 raise UserError(f"{repo_id} has no {name}, in which {weights} has its weights")
-            download(repo_id, name, commit)
+            _download(repo_id, name, commit)
     except FAILURES as error:
         why = explain(error, repo_id, revision)
         # Once the hub has named a commit, an older copy must not stand in for it.
         if commit is None and is_outage(error):
-            snapshot = _snapshot(model, revision)
-            if snapshot is not None and _is_complete(snapshot, onnx):
+            snapshot = snapshot_of(model, revision)
+            if snapshot is not None and is_complete(snapshot, onnx):
                 if not isinstance(error, OfflineModeIsEnabled):
                     logger.warning("%s; using the copy in %s", why.split(";")[0], snapshot)
                 return snapshot
         raise UserError(why) from error
     if revision != commit:  # the hub's client reads this note when it is offline
         _note(model / "refs" / revision, commit)
-    if date := date_of(info):
+    if date := _date_of(info):
         _note(model / DATES / commit, date)
     return path
 
@@ -301,16 +258,67 @@ def _note(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _snapshot(model: Path, revision: str) -> Path | None:
-    ref = model / "refs" / revision
-    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
-    snapshot = model / "snapshots" / commit
-    return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+def fetch_bundle(
+    source: str,
+    output: Path,
+    revision: str | None,
+    precisions: Sequence[Precision],
+    *,
+    options: CheckpointOptions = AS_IT_SAYS,
+) -> bool:
+    """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
-
-def _is_complete(snapshot: Path, onnx: str | None) -> bool:
+    The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
+    and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
+    checkpoint there. ``options`` are what the user says of a checkpoint.
+    """
     try:
-        _, weights = choose_files(names_in(snapshot), str(snapshot), onnx)
-        return all((snapshot / name).is_file() for name in weight_files(snapshot, weights))
-    except UserError:
+        info, names = _ask(source, revision)
+        if MANIFEST not in names or not is_bundle(_download(source, MANIFEST, info.sha).parent):
+            return False
+        options.refuse_bundle(source)
+        print(f"{source} holds a bundle; its commit is {info.sha}")
+        with atomic_directory(check_bundle_output(output)) as directory:
+            _copy(source, info, names & BUNDLE_FILES, directory, precisions)
+            check_bundle_output(output)  # something may have been put there meanwhile
+    except HFValidationError:
         return False
+    except FAILURES as error:
+        name = repo_folder_name(repo_id=source, repo_type="model")
+        if is_outage(error) and (Path(constants.HF_HUB_CACHE) / name).is_dir():
+            return False
+        why = explain(error, source, revision or constants.DEFAULT_REVISION)
+        raise UserError(why) from error
+    return True
+
+
+def _copy(
+    source: str, info: ModelInfo, held: set[str], directory: Path, precisions: Sequence[Precision]
+) -> None:
+    """Copy the bundle of a commit, which has the files ``held``, to an empty directory."""
+    (directory / "onnx").mkdir()
+
+    def copy(name: str) -> None:
+        if name not in held:  # the manifest may be anyone's
+            raise UserError(f"{source} has no file {name}, which a bundle must have")
+        shutil.copyfile(_download(source, name, info.sha), directory / name)
+
+    for name in (MANIFEST, *SIDE_FILES, "README.md"):
+        copy(name)
+    bundle = Bundle.open(directory)
+    variants = bundle.manifest.variants
+    kept = {precision: variants[precision] for precision in precisions if precision in variants}
+    if not kept:
+        raise UserError(
+            f"the bundle {source} has no {' or '.join(precisions)}; it has {', '.join(variants)}: "
+            "choose one of these with --precision"
+        )
+    for precision, variant in kept.items():
+        copy(variant.file)
+        if variant.data is not None:
+            copy(variant.data.file)
+        bundle.variant_path(precision)
+    commit = HubCommit(repo_id=source, revision=info.sha, date=_date_of(info))
+    manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
+    text = manifest.model_dump_json(indent=2, exclude_none=True)
+    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")

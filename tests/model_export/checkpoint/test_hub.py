@@ -14,15 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sentiment_export.checkpoint.source import (
-    FAILURES,
-    UNREACHABLE,
-    explain,
-    find_checkpoint,
-    is_outage,
-    origin,
-    with_retries,
-)
+from sentiment_export.checkpoint.checkpoint import find_checkpoint
+from sentiment_export.checkpoint.hub import FAILURES, UNREACHABLE, explain, is_outage, with_retries
+from sentiment_export.checkpoint.layout import origin
 from sentiment_service.errors import UserError
 
 from tests.support.model_export.hub import Hub, Part
@@ -33,7 +27,7 @@ GOOD, OLD = "hf_good", "hf_old"  # tokens
 SCRIPT = """
 import sys
 from sentiment_service.errors import UserError
-from sentiment_export.checkpoint.source import find_checkpoint
+from sentiment_export.checkpoint.checkpoint import find_checkpoint
 assert not {"torch", "transformers"} & set(sys.modules)
 try:
     print(find_checkpoint(*sys.argv[1:]))
@@ -43,10 +37,10 @@ except UserError as error:
 NO_WAIT = "import time; time.sleep = lambda seconds: None\n"
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
 RAISING = """
-import sentiment_export.checkpoint.source
+import sentiment_export.checkpoint.hub
 def fail(*words, **options):
     raise {}
-sentiment_export.checkpoint.source.hf_hub_download = fail
+sentiment_export.checkpoint.hub.hf_hub_download = fail
 """
 CONFIG = b'{"model_type": "bert"}'
 CHUNK = 10 * 2**20  # what the client writes at once
