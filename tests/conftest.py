@@ -1,15 +1,18 @@
 """Async tests, a tiny bundle, the application within its lifespan, and a gate before inference."""
 
 import asyncio
+import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import hypothesis
 import pytest
 from fastapi.testclient import TestClient
@@ -27,6 +30,10 @@ from tests.support.tiny_bundle import make_bundle
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# To read the certificates of all authorities takes 20 ms, and each client of httpx2 does it again:
+# also those that tests make at each look at what they wait for.
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
+
 # So that nothing is measured.
 SET_BY_HAND: dict[str, Any] = {"runners": 2, "threads": 1, "max_batch_tokens": 512}
 FLAGS = [
@@ -43,28 +50,38 @@ hypothesis.settings.load_profile("patient")
 # end at about the same time.
 LONGEST = (
     "graph/test_graphs_of_architectures.py",
-    "checkpoint/test_architectures.py",
-    "checkpoint/test_hub.py",
-    "routes/test_page.py",
-    "project/test_readme.py",
-    "model_export/test_known_checkpoints.py",
     "server/test_shutdown.py",
     "files/test_classify_files.py",
-    "request/test_key_files.py",
-    "checkpoint/test_describe.py",
+    "routes/test_page.py",
+    "cli/test_exported_models.py",
+    "model_export/test_distil.py",
+    "checkpoint/test_hub.py",
     "workers/test_supervisor.py",
-    "project/test_apps_named_app.py",
-    "recorded/test_recorded_answers.py",
+    "grpc_api/test_hostile_clients.py",
     "cli/test_bench.py",
+    "routes/test_page_files.py",
+    "project/test_readme.py",
+    "workers/test_workers.py",
+    "deploy/test_chart_values.py",
+    "request/test_key_files.py",
+    "model_export/test_finetune.py",
+    "server/test_reload.py",
+    "server/test_shadow.py",
+    "server/test_connections.py",
+    "openapi/test_openapi.py",
     "checks/test_soak.py",
     "observability/test_logs.py",
     "model/test_every_cpu.py",
-    "observability/test_traces.py",
-    "model_export/test_finetune.py",
-    "cli/test_exported_models.py",
+    "project/test_packaging.py",
+    "recorded/test_recorded_answers.py",
+    "model_export/test_export.py",
+    "model_export/test_known_checkpoints.py",
+    "model_export/test_onnx_sources.py",
+    "files/test_tables.py",
     "batching/test_batcher_simulation.py",
     "faults/test_machine_faults.py",
-    "workers/test_workers.py",
+    "checkpoint/test_architectures.py",
+    "observability/test_traces.py",
 )
 
 Serve = Callable[..., TestClient]
@@ -86,6 +103,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, name in enumerate(LONGEST) if path.endswith(name)), len(LONGEST))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What modules load stays, so the garbage collector does not look at it, now or later.
+
+    A collection of PyTorch's and transformers' objects takes 0.4 s, and some tests ask for dozens.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.conftest import Serve, Start
+from tests.conftest import Listen, Serve
 from tests.support.serving import Gate, eventually, installed, metric
 
 KEY = "key-of-the-test"
@@ -53,14 +53,14 @@ def test_the_client_shows_what_was_wrong(url: str) -> None:
         InferenceClient(model=url).text_classification("love", top_k=0)
 
 
-def test_the_token_is_an_api_key(start: Start) -> None:
+def test_the_token_is_an_api_key(listen: Listen) -> None:
     """The client's token is the API key; a wrong or missing one gives 401 and what to do."""
-    process = start("--api-keys", KEY)
-    client = InferenceClient(model=process.url, token=KEY)
+    url = f"http://127.0.0.1:{listen(api_keys=KEY)}"
+    client = InferenceClient(model=url, token=KEY)
     assert client.text_classification("love")[0].label == "positive"
     for token in ("another-key", None):
         with pytest.raises(HfHubHTTPError, match="401 ") as caught:
-            InferenceClient(model=process.url, token=token).text_classification("love")
+            InferenceClient(model=url, token=token).text_classification("love")
         assert "Authorization: Bearer KEY" in str(caught.value)
 
 

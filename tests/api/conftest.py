@@ -49,13 +49,21 @@ class Visits:
         return page
 
 
-@pytest.fixture
-def visits(browser: Browser) -> Iterator[Visits]:
-    """Every test also proves that all requests go to the server, and that no script fails."""
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """What the pages of a module share, which keep nothing but in their own tabs."""
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def visits(context: BrowserContext) -> Iterator[Visits]:
+    """Every test also proves that all requests go to the server, and that no script fails."""
     visits = Visits(context)
     yield visits
-    context.close()
+    for page in context.pages:
+        page.close()
     assert all(url.startswith("http://127.0.0.1:") for url in visits.requests)
     # The console also lists answers with an error status; these are expected.
     assert not [error for error in visits.errors if not error.startswith("Failed to load resource")]

@@ -241,23 +241,6 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
-def test_a_local_checkpoint_asks_no_hub(hub: Hub, checkpoint: Exported, tmp_path: Path) -> None:
-    """Nor does the repository that its config.json names, which may be private, reach the hub."""
-    source = shutil.copytree(checkpoint.source, tmp_path / "source")
-    configure(source, _name_or_path="acme/private")
-    export = [str(Path(sys.executable).with_name("sentiment-export")), str(source)]
-    done = subprocess.run(
-        [*export, "--output", str(tmp_path / "out"), "--precision", "fp32"],
-        env=_environment(hub, tmp_path),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert hub.requests == []
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A quick sentiment-export, and the cache directory to use."""
@@ -404,13 +387,19 @@ def test_a_bundle_takes_no_options(
 
 
 def test_options_reach_the_answer(checkpoint: Exported, tmp_path: Path, hub: Hub) -> None:
-    """`classify --labels` of a checkpoint answers with these labels; the embedded model refuses."""
+    """`classify --labels` of a checkpoint answers with these labels; the embedded model refuses.
+
+    No hub is asked for a local one, nor for the repository that it names, which may be private.
+    """
     variables = _environment(hub, tmp_path)
+    source = shutil.copytree(checkpoint.source, tmp_path / "source")
+    configure(source, _name_or_path="acme/private")
     words = ["classify", "--labels", "a,b,c", "love"]
-    asked = _started([*words, "--model", str(checkpoint.source), "--json"], variables)
+    asked = _started([*words, "--model", str(source), "--json"], variables)
     answer, told = asked.communicate(timeout=300)
     assert asked.returncode == 0, told
     assert [*json.loads(answer)["scores"]] == ["a", "b", "c"]
+    assert hub.requests == []
     refused = _started(words, variables)
     _, told = refused.communicate(timeout=60)
     assert refused.returncode == 1

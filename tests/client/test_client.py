@@ -36,6 +36,7 @@ from sentiment_client import (
 )
 from sentiment_service import Classifier
 
+from tests.conftest import FLAGS
 from tests.support.http_server import Answer, listening
 from tests.support.serving import Process, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -76,7 +77,7 @@ def classify(request: pytest.FixtureRequest) -> Call:
 @pytest.fixture(scope="module")
 def service(bundle: Path) -> Iterator[Process]:
     """A service with the tiny bundle."""
-    with Process("--model", str(bundle), "--max-texts", "40") as process:
+    with Process("--model", str(bundle), *FLAGS, "--max-texts", "40") as process:
         yield process
 
 
@@ -85,7 +86,7 @@ def service_of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proce
     """A service whose model takes pairs of texts."""
     bundle = make_bundle(tmp_path_factory.mktemp("pairs") / "pairs")
     write_manifest(bundle, text_pairs=True)
-    with Process("--model", str(bundle)) as process:
+    with Process("--model", str(bundle), *FLAGS) as process:
         yield process
 
 

@@ -17,7 +17,7 @@ from checks.deploy.chart import loaded, rendered
 from checks.deploy.check import violations
 from checks.support.manifests import Object, containers, load, only
 from deploy.helm import generate
-from tests.conftest import Start
+from tests.conftest import Listen, Start
 from tests.server.test_tls import make_certificate
 from tests.support.serving import environment
 
@@ -404,7 +404,7 @@ def test_a_pod_gets_what_the_values_add() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"keysSecret": "keys"}], ids=str)
-def test_helm_test_asks_the_service(start: Start, tmp_path: Path, values: dict[str, Any]) -> None:
+def test_helm_test_asks_the_service(listen: Listen, tmp_path: Path, values: dict[str, Any]) -> None:
     """With the chart's image and a key, the pod's program says what a text is, and else why not."""
     made = rendered(values | {"service": {"port": 8080}})
     pod = only(made, "Pod")
@@ -416,7 +416,7 @@ def test_helm_test_asks_the_service(start: Start, tmp_path: Path, values: dict[s
     assert url == f"http://{only(made, 'Service')['metadata']['name']}:8080"
 
     keys = {"SENTIMENT_API_KEYS": "first-key,second-key"}
-    process = start(variables=keys)
+    served_at = f"http://127.0.0.1:{listen(api_keys=keys['SENTIMENT_API_KEYS'])}"
     if values:
         (entry,) = (one for one in test["env"] if one["name"] == "SENTIMENT_API_KEYS_FILE")
         (mount,) = test["volumeMounts"]
@@ -424,9 +424,9 @@ def test_helm_test_asks_the_service(start: Start, tmp_path: Path, values: dict[s
         file = tmp_path / "api-keys"
         file.write_text("first-key\nsecond-key\n")
         keys = {"SENTIMENT_API_KEYS_FILE": str(file)}
-    code, said = _run(program, process.url, keys)
+    code, said = _run(program, served_at, keys)
     assert (code, said[: said.index(",")]) == (0, "tiny: positive")
-    code, said = _run(program, process.url, {"SENTIMENT_API_KEYS": "another-key"})
+    code, said = _run(program, served_at, {"SENTIMENT_API_KEYS": "another-key"})
     assert code == 1
     assert "/classify answers 401" in said
     code, said = _run(program, "http://127.0.0.1:1", {})

@@ -16,6 +16,7 @@ from sentiment_service.settings.settings import Settings
 
 from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
+from tests.conftest import FLAGS
 from tests.support.serving import ROOT, Process
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -30,7 +31,7 @@ SETTINGS = {f"SENTIMENT_{name.upper()}" for name in Settings.model_fields}
 @pytest.fixture(scope="module")
 def served() -> Iterator[Process]:
     """The embedded model, served."""
-    with Process() as process:
+    with Process(*FLAGS) as process:
         yield process
 
 

@@ -127,6 +127,7 @@ def prometheus(
         try:
             port = _listening_on(process)
             with httpx2.Client(base_url=f"http://127.0.0.1:{port}/api/v1") as api:
+                eventually(lambda: api.get("/query?query=up").status_code == 200)  # it is ready
                 # A rate begins at the first scrape, so wait for it.
                 eventually(lambda: _values(api, "up") == [1])
                 for _ in range(6):

@@ -35,6 +35,7 @@ from sentiment_service.files.output_file import OutputFile
 from sentiment_service.files.results import ResultColumns, ResultItem, Warnings
 from sentiment_service.files.table import Chunk, ClassifiedChunk
 
+from tests.conftest import FLAGS, Listen
 from tests.support import serving
 from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -879,36 +880,34 @@ def test_a_full_disk_keeps_the_complete_chunks(bundle: Path, tmp_path: Path) -> 
     assert len(target.read_text().splitlines()) == 202
 
 
-def test_a_service_gives_the_same_file(bundle: Path, tmp_path: Path) -> None:
+def test_a_service_gives_the_same_file(bundle: Path, url: str, tmp_path: Path) -> None:
     """With --url, the file is the same as from a local model, and no local model is loaded."""
     source = _csv(tmp_path / "in.csv", 5_000)
-    with Process("--model", str(bundle)) as service:
-        local, remote = tmp_path / "local.csv", tmp_path / "remote.csv"
-        assert _classify(*_files(source, local, bundle)).returncode == 0
-        code = (
-            "import sys; from sentiment_service.cli.command import main; code = main(); "
-            "print(*{'onnxruntime', 'tokenizers', 'numpy'} & sys.modules.keys()); sys.exit(code)"
-        )
-        command = [sys.executable, "-c", code]
-        options = ("--url", service.url, "--input", source, "--output", remote)
-        done = _classify(*options, command=command)
-        assert (done.returncode, done.stdout) == (0, "\n")
-        assert remote.read_bytes() == local.read_bytes()
-        line = _classify("--url", service.url, "love", "").stdout
-        assert line == "positive\t0.9756\tlove\nerror\tempty_text\t\n"
+    local, remote = tmp_path / "local.csv", tmp_path / "remote.csv"
+    assert _classify(*_files(source, local, bundle)).returncode == 0
+    code = (
+        "import sys; from sentiment_service.cli.command import main; code = main(); "
+        "print(*{'onnxruntime', 'tokenizers', 'numpy'} & sys.modules.keys()); sys.exit(code)"
+    )
+    options = ("--url", url, "--input", source, "--output", remote)
+    done = _classify(*options, command=[sys.executable, "-c", code])
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert remote.read_bytes() == local.read_bytes()
+    line = _classify("--url", url, "love", "").stdout
+    assert line == "positive\t0.9756\tlove\nerror\tempty_text\t\n"
 
 
-def test_a_service_that_requires_a_key(bundle: Path) -> None:
+def test_a_service_that_requires_a_key(listen: Listen) -> None:
     """SENTIMENT_API_KEY is the key. A missing or bad key is a one-line error without the key."""
-    with Process("--model", str(bundle), "--api-keys", "k3y-of-test") as service:
-        known = environment(SENTIMENT_API_KEY="k3y-of-test")
-        assert _classify("--url", service.url, "love", env=known).returncode == 0
-        for key in ("", "another", "no\nkey"):
-            done = _classify("--url", service.url, "love", env=environment(SENTIMENT_API_KEY=key))
-            assert (done.returncode, done.stdout) == (1, "")
-            (line,) = done.stderr.splitlines()
-            assert ("api_key" if "\n" in key else "401 unauthorized") in line
-            assert not key or key not in line
+    url = f"http://127.0.0.1:{listen(api_keys='k3y-of-test')}"
+    known = environment(SENTIMENT_API_KEY="k3y-of-test")
+    assert _classify("--url", url, "love", env=known).returncode == 0
+    for key in ("", "another", "no\nkey"):
+        done = _classify("--url", url, "love", env=environment(SENTIMENT_API_KEY=key))
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = done.stderr.splitlines()
+        assert ("api_key" if "\n" in key else "401 unauthorized") in line
+        assert not key or key not in line
 
 
 def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
@@ -916,7 +915,7 @@ def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
     source, target = _csv(tmp_path / "in.csv", 4_000), tmp_path / "out.csv"
     patience = "from sentiment_service.files import remote; remote.PATIENCE_S = 0.5\n"
     command = [*SLOW_COMMAND[:-1], patience + SLOW_COMMAND[-1]]
-    with Process("--model", str(bundle)) as service:
+    with Process("--model", str(bundle), *FLAGS) as service:
         url, port = service.url, service.port
         options = ("--url", url, "--input", source, "--output", target)
         with _started(*options, command=command) as process:
@@ -926,7 +925,7 @@ def test_a_service_that_dies(bundle: Path, tmp_path: Path) -> None:
             (line,) = _said(process).splitlines()
     assert f"cannot reach {url}" in line
     assert "rows are saved; add --resume to continue" in line
-    with Process("--model", str(bundle), "--port", str(port)):
+    with Process("--model", str(bundle), *FLAGS, "--port", str(port)):
         done = _classify(*options, "--resume", command=SLOW_COMMAND)
     assert done.returncode == 0
     assert "of them in earlier runs" in done.stderr

@@ -37,9 +37,11 @@ EXAMPLES = [
     for block in re.findall(r"```console\n(.*?)```", README + API + CLIENTS + MIGRATE, re.DOTALL)
     for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 ]
-# Runs ``sentiment-export`` with each list of arguments, until one fails.
+# Runs ``sentiment-export`` with each list of arguments, until one fails. BERT's family needs no
+# PyTorch, whose import takes four seconds.
 EXPORTER = """
 import json, sys
+sys.modules["torch"] = None
 from sentiment_export.cli import main
 sys.exit(any(main(words) for words in json.loads(sys.argv[1])))
 """
@@ -57,7 +59,7 @@ def test_the_examples_are_found() -> None:
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Process]:
     """The embedded model, served."""
-    with Process() as process:
+    with Process(*FLAGS) as process:
         yield process
 
 
@@ -192,10 +194,7 @@ def test_the_lines_for_who_comes_from_other_packages_work() -> None:
 
 
 def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:
-    """Its commands, against a hub on this machine: described, exported, classified, served.
-
-    One process runs the commands of the exporter, because it takes seconds to import PyTorch.
-    """
+    """Its commands, against a hub on this machine: described, exported, classified, served."""
     section = README.split("## Your own model")[1].split("```sh\n")[1].split("```")[0]
     setup, describe, export, classify, serve = section.splitlines()
     assert setup.startswith("make install-dev")
@@ -234,16 +233,14 @@ def test_training_exporting_and_serving_work_one_after_another(
 ) -> None:
     """The commands of docs/models.md, unchanged, with a tiny encoder."""
     section = MODELS.split("## Fine-tuning")[1].split("```sh\n")[1].split("```")[0]
-    train, export, serve = (shlex.split(command) for command in section.splitlines())
+    train, export, serve = section.splitlines()
     make_checkpoint(tmp_path / "path/to/encoder", "bert")
     rows = [f"en\t{LABELS[n % 3]}\t{text}\n" for n, text in enumerate(CORPUS)]
     (tmp_path / "train.tsv").write_text("".join(rows[:9]), encoding="utf-8")
     (tmp_path / "val.tsv").write_text("".join(rows[9:]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    for program, *words in (train, export):
-        assert program == ".venv/bin/sentiment-export"
-        assert sentiment_export(words) == 0
-    program, command, *flags, bundle = serve
+    _export(train, export)
+    program, command, *flags, bundle = shlex.split(serve)
     assert (program, command) == (".venv/bin/sentiment", "serve")
     with Process(*flags, str(tmp_path / bundle)) as process:
         answer = httpx2.post(f"{process.url}/classify", json={"inputs": CORPUS[0]}).json()
@@ -263,9 +260,7 @@ def test_a_student_is_made_and_compared_with_its_teacher(
     Path("texts.txt").write_text("\n".join(texts), encoding="utf-8")
     rows = [f"en\t{LABELS[n % 3]}\t{text}\n" for n, text in enumerate(CORPUS)]
     Path("labelled.tsv").write_text("".join(rows), encoding="utf-8")
-    for program, *words in map(shlex.split, section.splitlines()):
-        assert program == ".venv/bin/sentiment-export"
-        assert sentiment_export(words) == 0
+    _export(*section.splitlines())
     assert "texts whose labels changed: " in capsys.readouterr().out
 
 
@@ -279,11 +274,16 @@ def test_the_commands_of_an_evaluation_work(
     (tmp_path / "labelled.csv").write_text("tweet,mood\nlove,positive\nworst,negative\n")
     (tmp_path / "labelled.tsv").write_text("en\tpositive\tlove\nen\tneutral\tit\n")
     monkeypatch.chdir(tmp_path)
-    for program, *words in map(shlex.split, section.splitlines()):
-        assert program == ".venv/bin/sentiment-export"
-        assert sentiment_export(words) == 0
+    for command in section.splitlines():
+        _export(command)
         assert "\npositive     1.0000  1.0000  1.0000" in capsys.readouterr().out
     assert "<svg " in (tmp_path / "matrix.svg").read_text()
+
+
+def _export(*commands: str) -> None:
+    for program, *words in map(shlex.split, commands):
+        assert program == ".venv/bin/sentiment-export"
+        assert sentiment_export(words) == 0
 
 
 def _run(command: str, directory: Path, endpoint: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fastapi.testclient import TestClient
 from sentiment_export.cli import main as export
 from sentiment_service.cli.command import main
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE, Bundle
@@ -74,9 +75,9 @@ def test_the_settings_of_the_last_release_start_the_service(
     assert answer.json()["model"]["name"] == "ours"
 
 
-def test_metrics_that_have_changed_are_there_under_their_new_names(start: Start) -> None:
+def test_metrics_that_have_changed_are_there_under_their_new_names(client: TestClient) -> None:
     """What docs/upgrade.md names, from the first scrape."""
-    scraped = start().client.get("/metrics").text
+    scraped = client.get("/metrics").text
     for name in ("queue_wait_seconds", "queue_tokens", "model_info"):
         assert f"\nsentiment_{name}{{" in scraped
     assert re.search('sentiment_model_info{.*digest="', scraped)

@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import brotli
@@ -25,7 +26,11 @@ REPLACED = {"code": ShuttingDown.code, "message": stream.REPLACED}
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 COMPRESSED = 0.15  # share of the bodies
-COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "br": partial(brotli.compress, quality=5),
+}
 # GET routes, with bytes that their answer must contain.
 READ = {
     "/health": b'"ready"',

@@ -2,7 +2,6 @@
 
 import gzip
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from tests.api.conftest import AXE
+from tests.conftest import FLAGS
 from tests.support.serving import Process
 
-AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 KEY = "correct-horse"
 WEB = Path(__file__).parents[3] / "app/sentiment_service/web"
 
@@ -23,7 +23,7 @@ expect.set_options(timeout=15_000)
 @pytest.fixture(scope="module")
 def tiny(bundle: Path) -> Iterator[str]:
     """The URL of a server of the tiny bundle that needs a key."""
-    with Process("--model", str(bundle), "--api-keys", KEY) as process:
+    with Process("--model", str(bundle), *FLAGS, "--api-keys", KEY) as process:
         yield process.url
 
 

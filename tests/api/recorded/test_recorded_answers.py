@@ -6,14 +6,10 @@ If an answer is meant to change, record all answers again and review the diff (C
 import sys
 from pathlib import Path
 
-import pytest
-from sentiment_service.engine.host import cpu_flags
-
 from tests.conftest import FLAGS
 from tests.replay.comparison import differences
 from tests.replay.corpus import CORPUS, GUARDED, GUARDED_FLAGS
-from tests.replay.recording import RecordedExchange, read, recorded
-from tests.support.machines.cpus import avx2_alone
+from tests.replay.recording import read, recorded
 from tests.support.serving import Process
 
 HERE = Path(__file__).parent
@@ -29,39 +25,16 @@ DEEP = ("json document: deep list", "json document: deep object")
 READ_BY_3_14 = {*DEEP, "json document: deep list, not closed", "stream: deep"}
 
 
-@pytest.mark.parametrize(
-    "cpu",
-    [
-        "this CPU",
-        pytest.param(
-            "AVX2 alone",
-            marks=pytest.mark.skipif(
-                "avx2" not in cpu_flags(), reason="needs an x86 CPU with AVX2"
-            ),
-        ),
-    ],
-)
-def test_the_answers_are_the_recorded_ones(cpu: str, tmp_path: Path) -> None:
-    """Status, headers and body are as recorded, and so is whether the connection stays open.
-
-    Where only the kernels differ, requests that are refused are left out: no kernel sees them.
-    """
+def test_the_answers_are_the_recorded_ones() -> None:
+    """Status, headers and body are as recorded, and so is whether the connection stays open."""
     before = read(HERE / "recorded_answers.json")
     left_out = OTHER_WORDS if sys.version_info >= (3, 13) else set()
     left_out = left_out | READ_BY_3_14 if sys.version_info >= (3, 14) else left_out
-    variables = {}
-    if cpu == "AVX2 alone":
-        variables = avx2_alone(tmp_path)
-        left_out = left_out | {name for name, one in before.items() if not _computed(one)}
-    with Process(*FLAGS, variables=variables) as service:
+    with Process(*FLAGS) as service:
         answers = recorded(service.url, [one for one in CORPUS if one.name not in left_out])
     for name in left_out:
         del before[name]
     assert list(differences(before, answers, tolerance=TOLERANCE)) == [], IF_MEANT
-
-
-def _computed(entry: RecordedExchange) -> bool:
-    return any(answer["status"].endswith(" 200") for answer in entry["answers"])
 
 
 def test_the_answers_with_keys_and_cors_are_the_recorded_ones() -> None:

@@ -1,19 +1,22 @@
-"""int8 on other x86 CPUs than this one: exact products, and the same logits."""
+"""int8 on other x86 CPUs than this one: exact products, the same logits, the recorded answers."""
 
 import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from sentiment_service.engine.host import cpu_flags
 
-from tests.support.machines.cpus import avx2_alone, without_vnni
-from tests.support.serving import ROOT, environment, installed
+from tests.conftest import FLAGS
+from tests.replay.comparison import differences
+from tests.replay.corpus import CORPUS
+from tests.replay.recording import FRACTION, read, recorded
+from tests.support.machines.cpus import AVX2_ALONE, without_vnni
+from tests.support.serving import ROOT, Process, environment, installed
 
 # Products are exact everywhere. The steps in fp32 may round otherwise on another CPU.
 TOLERANCE = 0.1
@@ -58,13 +61,34 @@ def test_products_and_logits_are_those_of_an_emulated_cpu(
     np.testing.assert_allclose(found["logits"], native["logits"], atol=TOLERANCE)
 
 
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which this CPU's VNNI is hidden."""
+    return without_vnni(tmp_path_factory.mktemp("hidden"))
+
+
 @pytest.mark.skipif("avx512bw" not in cpu_flags(), reason="needs AVX-512")
-@pytest.mark.parametrize("hidden", [without_vnni, avx2_alone])
+@pytest.mark.parametrize("more", [{}, AVX2_ALONE], ids=["AVX-512", "AVX2 alone"])
 def test_products_and_logits_are_those_without_vnni(
-    native: Any, tmp_path: Path, hidden: Callable[[Path], dict[str, str]]
+    native: Any, hidden: dict[str, str], more: dict[str, str]
 ) -> None:
     """So as on Skylake and as on Zen 3, when this CPU's VNNI or AVX-512 is hidden."""
-    found = _computed([sys.executable], hidden(tmp_path))
+    found = _computed([sys.executable], hidden | more)
     assert found["wrong"]["64"] == 0
     assert found["wrong"]["127"] > 0
     np.testing.assert_allclose(found["logits"], native["logits"], atol=TOLERANCE)
+
+
+@pytest.mark.skipif("avx2" not in cpu_flags(), reason="needs an x86 CPU with AVX2")
+def test_the_recorded_answers_are_those_of_avx2(hidden: dict[str, str]) -> None:
+    """Of the requests whose figures no other one has: forms of answers do not depend on a CPU."""
+    recording = read(ROOT / "tests/api/recorded/recorded_answers.json")
+    first: dict[str, str] = {}
+    for name, one in recording.items():
+        bodies = [str(answer.get("body", answer.get("long_body"))) for answer in one["answers"]]
+        first.setdefault(str([*map(FRACTION.findall, bodies)]), name)
+    before = {name: recording[name] for name in first.values()}
+    with Process(*FLAGS, variables=hidden | AVX2_ALONE) as service:
+        answers = recorded(service.url, [one for one in CORPUS if one.name in before])
+    assert len(before) > 150
+    assert list(differences(before, answers, tolerance=TOLERANCE)) == []
