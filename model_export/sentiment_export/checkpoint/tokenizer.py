@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,13 +82,15 @@ class CheckpointTokenizer:
     """A tokenizer, and what the bundle's tokenizer_config.json says of it.
 
     ``added_rows`` of its ids come after those of the vocabulary: the model gets a row of the
-    embedding for each, which equals that of the unknown token. ``notes`` are sentences.
+    embedding for each, which equals that of the unknown token. ``notes`` are sentences. ``files``
+    are those that it could be made from, if they are there.
     """
 
     tokenizer: Tokenizer
     settings: Mapping[str, Any]
-    added_rows: int = 0
-    notes: list[str] = field(default_factory=list)
+    added_rows: int
+    notes: list[str]
+    files: TokenizerFiles | None
 
     @property
     def unknown_id(self) -> int:
@@ -168,9 +170,8 @@ def load_tokenizer(
         tokenizer, notes = _with_rows(tokenizer, rows + added_rows, str(path))
     if model_type in TYPED and not _sends_types(said, class_name or model_type):
         tokenizer = of_one_type(tokenizer)
-    return CheckpointTokenizer(
-        tokenizer, _written(tokenizer, settings, model_type), added_rows, notes
-    )
+    written = _written(tokenizer, settings, model_type)
+    return CheckpointTokenizer(tokenizer, written, added_rows, notes, files)
 
 
 def _said(path: Path) -> dict[str, Any]:
