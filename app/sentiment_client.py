@@ -424,7 +424,8 @@ class _BaseClient:
         self._batch_size = batch_size
         self._concurrency = concurrency
         headers = {"content-type": "application/json", **_authorization(api_key)}
-        self._way = way
+        # Without limits: above them, httpx closes a connection that another call was just given.
+        self._way = {**way, "limits": httpx.Limits()}
         self._options: dict[str, Any] = {"base_url": address, "headers": headers}
         self._again = partial(
             type(self),

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -888,6 +889,41 @@ def test_several_batches_are_sent_at_the_same_time(classify: Call) -> None:
     with _listening(Together([])) as url:
         outcomes = classify(url, ["x"] * 6, {"batch_size": 1, "concurrency": 3})
     assert len(outcomes) == 6
+
+
+def _sync_rounds(url: str, calls: int, rounds: int) -> list[Any]:
+    with Client(url) as client, ThreadPoolExecutor(calls) as pool:
+        return [one for _ in range(rounds) for one in pool.map(client.classify, ["love"] * calls)]
+
+
+def _async_rounds(url: str, calls: int, rounds: int) -> list[Any]:
+    async def call() -> list[Any]:
+        async with AsyncClient(url) as client:
+            texts = ["love"] * calls
+            together = [await asyncio.gather(*map(client.classify, texts)) for _ in range(rounds)]
+            return [one for results in together for one in results]
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize("classify_rounds", [_sync_rounds, _async_rounds])
+def test_many_calls_at_a_time_keep_their_connections(
+    classify_rounds: Callable[[str, int, int], list[Any]],
+) -> None:
+    """None is closed as one idle connection too many: another call may have it already.
+
+    That call would fail, or wait on it until its deadline.
+    """
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        connections.add(request.client_address)
+        together.wait(30)
+        return _answer([RESULT])
+
+    connections, together = set[Any](), threading.Barrier(60)
+    with listening(answer) as url:
+        assert classify_rounds(url, 60, 3) == [POSITIVE] * 180
+    assert len(connections) == 60
 
 
 def test_the_list_of_models(service: Process) -> None:
