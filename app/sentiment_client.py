@@ -444,18 +444,27 @@ class _BaseClient:
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return self._again, ()  # to pools of processes it goes with its key, without connections
 
-    def _open(self) -> None:
-        self._http = self._new_http()
-        self._process = os.getpid()
+    def _open(self) -> tuple[Any, Any]:
+        here, opened = self._here(), self._new()
+        self._opened = here, opened
+        return opened
 
-    def _new_http(self) -> Any:
+    def _here(self) -> Any:
+        return os.getpid()
+
+    def _new(self) -> tuple[Any, Any]:
         raise NotImplementedError
 
-    def _connections(self) -> Any:
-        """A forked process has its own: on the other's, each would read what answers the other."""
-        if self._process != os.getpid() and not self._http.is_closed:
-            self._open()
-        return self._http
+    def _connections(self) -> tuple[Any, Any]:
+        """The client of httpx, and what its calls share.
+
+        A forked process has its own: on the other's, each would read what answers the other. So has
+        an event loop: connections end with theirs.
+        """
+        here, opened = self._opened
+        if here != self._here() and not opened[0].is_closed:
+            return self._open()
+        return opened
 
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
@@ -545,9 +554,9 @@ class _BaseClient:
 class Client(_BaseClient):
     """The synchronous client. Threads and processes can share it; close it, or use a ``with``."""
 
-    def _new_http(self) -> "httpx.Client":
-        self._closed = threading.Event()
-        return httpx.Client(transport=httpx.HTTPTransport(**self._way), **self._options)
+    def _new(self) -> "tuple[httpx.Client, threading.Event]":
+        http = httpx.Client(transport=httpx.HTTPTransport(**self._way), **self._options)
+        return http, threading.Event()  # set when it is closed
 
     def __enter__(self) -> Self:
         return self
@@ -557,8 +566,8 @@ class Client(_BaseClient):
 
     def close(self) -> None:
         """Close the connections. A request that waits for its next attempt fails."""
-        http = self._connections()
-        self._closed.set()
+        http, closed = self._connections()
+        closed.set()
         http.close()
 
     @overload
@@ -653,7 +662,8 @@ class Client(_BaseClient):
             except StopIteration as end:
                 return cast(T, end.value)
             if isinstance(step, float):
-                result = self._closed.wait(step)
+                _, closed = self._connections()
+                result = closed.wait(step)
                 continue
             try:
                 result = self._answer(**step)
@@ -662,8 +672,8 @@ class Client(_BaseClient):
 
     def _answer(self, timeout: float, **request: Any) -> "httpx.Response":
         """The answer. httpx itself limits only how long it waits for each part of it."""
-        end, parts = time.monotonic() + timeout, []
-        with self._connections().stream(timeout=timeout, **request) as answer:
+        (http, _), parts, end = self._connections(), [], time.monotonic() + timeout
+        with http.stream(timeout=timeout, **request) as answer:
             for part in answer.iter_bytes():
                 parts.append(part)
                 if time.monotonic() > end:
@@ -673,10 +683,17 @@ class Client(_BaseClient):
 
 
 class AsyncClient(_BaseClient):
-    """The asyncio client; tasks can share it. Use it in an ``async with``, or close it."""
+    """The asyncio client. Tasks and event loops can share it; close it, or use ``async with``."""
 
-    def _new_http(self) -> "httpx.AsyncClient":
-        return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**self._way), **self._options)
+    def _new(self) -> "tuple[httpx.AsyncClient, None]":
+        transport = httpx.AsyncHTTPTransport(**self._way)
+        return httpx.AsyncClient(transport=transport, **self._options), None
+
+    def _here(self) -> Any:
+        try:
+            return os.getpid(), asyncio.get_running_loop()
+        except RuntimeError:  # none runs where the client is made
+            return None
 
     async def __aenter__(self) -> Self:
         return self
@@ -686,7 +703,8 @@ class AsyncClient(_BaseClient):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._connections().aclose()
+        http, _ = self._connections()
+        await http.aclose()
 
     @overload
     async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
@@ -766,7 +784,8 @@ class AsyncClient(_BaseClient):
             try:
                 # A little longer than httpx waits for a connection, so that it can say so.
                 async with asyncio.timeout(step["timeout"] + 0.1):
-                    result = await self._connections().request(**step)
+                    http, _ = self._connections()
+                    result = await http.request(**step)
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
 

@@ -811,6 +811,41 @@ else:
     assert done.stdout.splitlines() == [mine, "['negative']"], done.stderr
 
 
+def test_event_loops_have_connections_of_their_own(service: Process) -> None:
+    """A client of a module works in one loop after the other, and in several at the same time.
+
+    When it is closed, it is closed for all.
+    """
+    code = """
+import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
+from sentiment_client import AsyncClient
+client = AsyncClient(sys.argv[1])
+async def labels(rounds):
+    texts = ["love", "worst"] * 10
+    for _ in range(rounds):
+        predictions = await asyncio.gather(*map(client.classify, texts))
+        assert [one.label for one in predictions] == ["positive", "negative"] * 10
+    return rounds
+def run(rounds):
+    return asyncio.run(labels(rounds))
+print([run(2) for _ in range(4)])
+with ThreadPoolExecutor(4) as pool:
+    print([*pool.map(run, [5] * 8)])
+asyncio.run(client.close())
+try:
+    run(1)
+except RuntimeError as error:
+    print(error)
+"""
+    done = run_program(sys.executable, "-c", code, service.url)
+    assert done.stdout.splitlines() == [
+        "[2, 2, 2, 2]",
+        "[5, 5, 5, 5, 5, 5, 5, 5]",
+        "Cannot send a request, as the client has been closed.",
+    ], done.stderr
+
+
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 @pytest.mark.parametrize(
     "texts", ["good", b"good", {"text": "good"}, pd.DataFrame({"text": ["a"]})]
