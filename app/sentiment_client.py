@@ -89,6 +89,9 @@ Text = str | Mapping[str, str]
 MAX_BATCH_BYTES = 1_000_000
 # Without a header Retry-After, the client stops after so many attempts.
 MAX_ATTEMPTS = 6
+# The requests that an AsyncClient gives to httpx at the same time. At each event, httpx compares
+# all that wait with all connections, in the thread of the event loop.
+MAX_REQUESTS = 100
 # The longest pause before the second attempt; it doubles with each of the next MAX_ATTEMPTS.
 FIRST_BACKOFF_S = 0.1
 # The most seconds that Python can wait.
@@ -494,13 +497,11 @@ class _BaseClient:
         """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it."""
         request = {"method": "POST" if body else "GET", "url": path, "content": body}
         started = time.monotonic()
+        end = float("inf") if self._patience_s else started + self._timeout_s
         attempts = 0
         while True:
             attempts += 1
-            waited_s = 0.0 if self._patience_s else time.monotonic() - started
-            limit_s = max(0.001, self._timeout_s - waited_s)
-            headers = {"x-request-timeout-ms": f"{limit_s * 1000:.0f}"}
-            answer = yield {**request, "headers": headers, "timeout": limit_s}
+            answer = yield {**request, "end": end}
             try:
                 if isinstance(answer, Exception):
                     raise _connection_failed(answer, self.url + self._through)
@@ -512,6 +513,11 @@ class _BaseClient:
             pause_s = self._pause_s(failure, attempts, started)
             if pause_s is None or (yield pause_s):
                 raise failure
+
+    def _limits(self, end: float) -> dict[str, Any]:
+        """What an attempt may take from now on: for httpx, and for the service."""
+        limit_s = min(self._timeout_s, max(0.001, end - time.monotonic()))
+        return {"timeout": limit_s, "headers": {"x-request-timeout-ms": f"{limit_s * 1000:.0f}"}}
 
     def _classify_batch(
         self, batch: list[Text], model: _OneModel, members: dict[str, Any]
@@ -670,24 +676,29 @@ class Client(_BaseClient):
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
 
-    def _answer(self, timeout: float, **request: Any) -> "httpx.Response":
+    def _answer(self, end: float, **request: Any) -> "httpx.Response":
         """The answer. httpx itself limits only how long it waits for each part of it."""
-        (http, _), parts, end = self._connections(), [], time.monotonic() + timeout
-        with http.stream(timeout=timeout, **request) as answer:
+        (http, _), limits, parts = self._connections(), self._limits(end), []
+        last = time.monotonic() + limits["timeout"]
+        with http.stream(**limits, **request) as answer:
             for part in answer.iter_bytes():
                 parts.append(part)
-                if time.monotonic() > end:
+                if time.monotonic() > last:
                     raise TimeoutError
         answer.headers.pop("content-encoding", None)  # the parts are decoded
         return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(parts))
 
 
 class AsyncClient(_BaseClient):
-    """The asyncio client. Tasks and event loops can share it; close it, or use ``async with``."""
+    """The asyncio client. Tasks and event loops can share it; close it, or use ``async with``.
 
-    def _new(self) -> "tuple[httpx.AsyncClient, None]":
-        transport = httpx.AsyncHTTPTransport(**self._way)
-        return httpx.AsyncClient(transport=transport, **self._options), None
+    In an event loop, it sends at most 100 requests at the same time. Others wait for their turn,
+    which counts as time of their answers.
+    """
+
+    def _new(self) -> "tuple[httpx.AsyncClient, asyncio.Semaphore]":
+        http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**self._way), **self._options)
+        return http, asyncio.Semaphore(MAX_REQUESTS)
 
     def _here(self) -> Any:
         try:
@@ -782,12 +793,25 @@ class AsyncClient(_BaseClient):
                 result = await asyncio.sleep(step, False)
                 continue
             try:
-                # A little longer than httpx waits for a connection, so that it can say so.
-                async with asyncio.timeout(step["timeout"] + 0.1):
-                    http, _ = self._connections()
-                    result = await http.request(**step)
+                result = await self._answer(**step)
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
+
+    async def _answer(self, end: float, **request: Any) -> "httpx.Response":
+        """The answer to the request, which is sent when few enough others are under way."""
+        http, places = self._connections()
+        try:
+            async with asyncio.timeout(min(end - time.monotonic(), LONGEST_S)):
+                await places.acquire()
+        except TimeoutError:
+            raise httpx.PoolTimeout("") from None
+        try:
+            limits = self._limits(end)
+            # A little longer than httpx waits for a connection, so that it can say so.
+            async with asyncio.timeout(limits["timeout"] + 0.1):
+                return cast("httpx.Response", await http.request(**limits, **request))
+        finally:
+            places.release()
 
 
 def _import_httpx() -> None:
@@ -1023,7 +1047,13 @@ def _document(response: "httpx.Response") -> Any:
 
 
 def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
-    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+    if isinstance(error, httpx.PoolTimeout):
+        return ConnectionFailed(
+            f"{url} was not asked in time: the {MAX_REQUESTS} requests that an AsyncClient sends "
+            "at the same time took too long",
+            code="timed_out",
+        )
+    if isinstance(error, httpx.ConnectTimeout):
         reason = "no connection in time"
     elif isinstance(error, httpx.TimeoutException | TimeoutError):
         return ConnectionFailed(f"{url} did not answer in time", code="timed_out")

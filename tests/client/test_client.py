@@ -343,9 +343,6 @@ def test_a_host_that_drops_connections_is_named(classify: Call) -> None:
             classify(f"http://127.0.0.1:{address[1]}", "love", {"timeout_s": 0.5})
     assert raised.value.code == "connection_failed"
     assert raised.value.detail.endswith(f":{address[1]}/: no connection in time")
-    # As behind as many requests as may be sent at a time, which all wait for such a host.
-    behind = sentiment_client._connection_failed(httpx.PoolTimeout(""), "URL")
-    assert str(behind) == "connection_failed: cannot reach URL: no connection in time"
 
 
 HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
@@ -959,6 +956,68 @@ def test_many_calls_at_a_time_keep_their_connections(
     with listening(answer) as url:
         assert classify_rounds(url, 60, 3) == [POSITIVE] * 180
     assert len(connections) == 60
+
+
+def test_the_calls_of_an_event_loop_are_sent_some_at_a_time(
+    service: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """httpx holds ``MAX_REQUESTS`` of them, and none fails.
+
+    With more, it would take so much of the event loop's time that all of them end too late.
+    """
+    send, held, most = httpx.AsyncHTTPTransport.handle_async_request, 0, 0
+
+    async def counted(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> Any:
+        nonlocal held, most
+        held, most = held + 1, max(most, held + 1)
+        try:
+            return await send(transport, request)
+        finally:
+            held -= 1
+
+    async def call() -> list[str | None]:
+        async with AsyncClient(service.url) as client:
+            predictions = await asyncio.gather(*map(client.classify, ["love", "worst"] * 300))
+            return [one.label for one in predictions]
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", counted)
+    assert asyncio.run(call()) == ["positive", "negative"] * 300
+    assert most == sentiment_client.MAX_REQUESTS
+
+
+async def _after(waited_s: float, url: str, **options: Any) -> Prediction:
+    """The result of a call that finds all places taken, and has one after so many seconds."""
+    async with AsyncClient(url, **options) as client:
+        _, places = client._connections()
+        for _ in range(sentiment_client.MAX_REQUESTS):
+            await places.acquire()
+        call = asyncio.create_task(client.classify("love"))
+        await asyncio.wait([call], timeout=waited_s)
+        places.release()
+        return await call
+
+
+def test_a_call_that_waits_to_be_sent() -> None:
+    """That is of its time: the service has less of it, and in the end the error says why.
+
+    A patient client waits, as each attempt has its own time.
+    """
+    server = Server([])
+    with _listening(server) as url:
+        assert asyncio.run(_after(0.2, url, timeout_s=20.0)) == POSITIVE
+        (headers, _) = server.seen.pop()
+        assert 10_000 < int(headers["x-request-timeout-ms"]) <= 19_800
+        with pytest.raises(ConnectionFailed) as raised:
+            asyncio.run(_after(30, url, timeout_s=0.1))
+        assert server.seen == []
+        assert asyncio.run(_after(0.2, url, timeout_s=20.0, patience_s=0.1)) == POSITIVE
+        (headers, _) = server.seen.pop()
+        assert int(headers["x-request-timeout-ms"]) == 20_000
+    assert raised.value.code == "timed_out"
+    assert raised.value.detail == (
+        f"{url}/ was not asked in time: the 100 requests that an AsyncClient sends at the same "
+        "time took too long"
+    )
 
 
 def test_the_list_of_models(service: Process) -> None:
