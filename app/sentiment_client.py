@@ -120,7 +120,7 @@ class Prediction:
     ``labels`` are those that a multi-label model has chosen; None of other models.
     ``warnings`` say why the model may be wrong about the text. ``windows`` is the number of parts
     that were classified, with the overflow "window". ``sentences`` are those of ``Classifier`` with
-    ``split="sentences"``.
+    ``split="sentences"``. ``code`` and ``message``, which errors have, are None.
     """
 
     label: str
@@ -134,6 +134,7 @@ class Prediction:
     warnings: list[str] | None = None
     windows: int | None = None
     sentences: "list[Sentence | SentenceError] | None" = None
+    code = message = None
 
 
 @dataclass(frozen=True, slots=True)

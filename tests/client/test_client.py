@@ -12,6 +12,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
@@ -668,7 +669,7 @@ def test_what_is_no_text_fails_alone(service: Process, classify: Call, bundle: P
         outcomes = classify(service.url, values, {"batch_size": 4})
     codes = ["empty_text"] * (len(MISSING) + 1) + ["invalid_request"] * len(no_texts)
     expected = ["positive", *codes, "negative", "positive", "invalid_request"]
-    assert [getattr(one, "code", one.label) for one in outcomes] == expected
+    assert [one.code or one.label for one in outcomes] == expected
     assert outcomes[1] == ItemError("empty_text", "there is no text")
     with Classifier(bundle, runners=1, threads=1) as classifier, pytest.warns(match=said):
         assert outcomes.errors == classifier.classify(values).errors
@@ -741,6 +742,15 @@ def test_results_are_columns(service: Process, classify: Call, bundle: Path) -> 
     pd.testing.assert_frame_equal(results.to_frame(), ours.to_frame())
     assert type(results) is type(ours)
     assert results.model == ours.model
+
+
+def test_predictions_and_errors_have_the_same_names(service: Process, classify: Call) -> None:
+    """They are None, and no part of what a prediction is as a dict, in JSON or compared."""
+    results = classify(service.url, ["love", ""], {})
+    assert [one.label for one in results] == ["positive", None]
+    assert [one.code for one in results] == [None, "empty_text"]
+    assert [one.message is None for one in results] == [True, False]
+    assert not {"code", "message"} & asdict(results[0]).keys()
 
 
 def test_processes_that_are_not_forked_can_share_a_client() -> None:
