@@ -125,6 +125,7 @@ def test_an_installation_has_no_name_but_its_own(site: Path) -> None:
         "bin",
         "__pycache__",
     } == {
+        "sentiment_client",  # its py.typed
         "sentiment_client.py",
         "sentiment_export",
         "sentiment_service",
