@@ -89,6 +89,9 @@ Text = str | Mapping[str, str]
 MAX_BATCH_BYTES = 1_000_000
 # Without a header Retry-After, the client stops after so many attempts.
 MAX_ATTEMPTS = 6
+# The requests that an AsyncClient gives to httpx at the same time. At each event, httpx compares
+# all that wait with all connections, in the thread of the event loop.
+MAX_REQUESTS = 100
 # The longest pause before the second attempt; it doubles with each of the next MAX_ATTEMPTS.
 FIRST_BACKOFF_S = 0.1
 # The most seconds that Python can wait.
@@ -117,7 +120,7 @@ class Prediction:
     ``labels`` are those that a multi-label model has chosen; None of other models.
     ``warnings`` say why the model may be wrong about the text. ``windows`` is the number of parts
     that were classified, with the overflow "window". ``sentences`` are those of ``Classifier`` with
-    ``split="sentences"``.
+    ``split="sentences"``. ``code`` and ``message``, which errors have, are None.
     """
 
     label: str
@@ -131,6 +134,7 @@ class Prediction:
     warnings: list[str] | None = None
     windows: int | None = None
     sentences: "list[Sentence | SentenceError] | None" = None
+    code = message = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +429,8 @@ class _BaseClient:
         self._batch_size = batch_size
         self._concurrency = concurrency
         headers = {"content-type": "application/json", **_authorization(api_key)}
-        self._way = way
+        # Without limits: above them, httpx closes a connection that another call was just given.
+        self._way = {**way, "limits": httpx.Limits()}
         self._options: dict[str, Any] = {"base_url": address, "headers": headers}
         self._again = partial(
             type(self),
@@ -444,18 +449,27 @@ class _BaseClient:
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return self._again, ()  # to pools of processes it goes with its key, without connections
 
-    def _open(self) -> None:
-        self._http = self._new_http()
-        self._process = os.getpid()
+    def _open(self) -> tuple[Any, Any]:
+        here, opened = self._here(), self._new()
+        self._opened = here, opened
+        return opened
 
-    def _new_http(self) -> Any:
+    def _here(self) -> Any:
+        return os.getpid()
+
+    def _new(self) -> tuple[Any, Any]:
         raise NotImplementedError
 
-    def _connections(self) -> Any:
-        """A forked process has its own: on the other's, each would read what answers the other."""
-        if self._process != os.getpid() and not self._http.is_closed:
-            self._open()
-        return self._http
+    def _connections(self) -> tuple[Any, Any]:
+        """The client of httpx, and what its calls share.
+
+        A forked process has its own: on the other's, each would read what answers the other. So has
+        an event loop: connections end with theirs.
+        """
+        here, opened = self._opened
+        if here != self._here() and not opened[0].is_closed:
+            return self._open()
+        return opened
 
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
@@ -485,13 +499,11 @@ class _BaseClient:
         """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it."""
         request = {"method": "POST" if body else "GET", "url": path, "content": body}
         started = time.monotonic()
+        end = float("inf") if self._patience_s else started + self._timeout_s
         attempts = 0
         while True:
             attempts += 1
-            waited_s = 0.0 if self._patience_s else time.monotonic() - started
-            limit_s = max(0.001, self._timeout_s - waited_s)
-            headers = {"x-request-timeout-ms": f"{limit_s * 1000:.0f}"}
-            answer = yield {**request, "headers": headers, "timeout": limit_s}
+            answer = yield {**request, "end": end}
             try:
                 if isinstance(answer, Exception):
                     raise _connection_failed(answer, self.url + self._through)
@@ -503,6 +515,11 @@ class _BaseClient:
             pause_s = self._pause_s(failure, attempts, started)
             if pause_s is None or (yield pause_s):
                 raise failure
+
+    def _limits(self, end: float) -> dict[str, Any]:
+        """What an attempt may take from now on: for httpx, and for the service."""
+        limit_s = min(self._timeout_s, max(0.001, end - time.monotonic()))
+        return {"timeout": limit_s, "headers": {"x-request-timeout-ms": f"{limit_s * 1000:.0f}"}}
 
     def _classify_batch(
         self, batch: list[Text], model: _OneModel, members: dict[str, Any]
@@ -545,9 +562,9 @@ class _BaseClient:
 class Client(_BaseClient):
     """The synchronous client. Threads and processes can share it; close it, or use a ``with``."""
 
-    def _new_http(self) -> "httpx.Client":
-        self._closed = threading.Event()
-        return httpx.Client(transport=httpx.HTTPTransport(**self._way), **self._options)
+    def _new(self) -> "tuple[httpx.Client, threading.Event]":
+        http = httpx.Client(transport=httpx.HTTPTransport(**self._way), **self._options)
+        return http, threading.Event()  # set when it is closed
 
     def __enter__(self) -> Self:
         return self
@@ -557,8 +574,8 @@ class Client(_BaseClient):
 
     def close(self) -> None:
         """Close the connections. A request that waits for its next attempt fails."""
-        http = self._connections()
-        self._closed.set()
+        http, closed = self._connections()
+        closed.set()
         http.close()
 
     @overload
@@ -654,30 +671,43 @@ class Client(_BaseClient):
             except StopIteration as end:
                 return cast(T, end.value)
             if isinstance(step, float):
-                result = self._closed.wait(step)
+                _, closed = self._connections()
+                result = closed.wait(step)
                 continue
             try:
                 result = self._answer(**step)
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
 
-    def _answer(self, timeout: float, **request: Any) -> "httpx.Response":
+    def _answer(self, end: float, **request: Any) -> "httpx.Response":
         """The answer. httpx itself limits only how long it waits for each part of it."""
-        end, parts = time.monotonic() + timeout, []
-        with self._connections().stream(timeout=timeout, **request) as answer:
+        (http, _), limits, parts = self._connections(), self._limits(end), []
+        last = time.monotonic() + limits["timeout"]
+        with http.stream(**limits, **request) as answer:
             for part in answer.iter_bytes():
                 parts.append(part)
-                if time.monotonic() > end:
+                if time.monotonic() > last:
                     raise TimeoutError
         answer.headers.pop("content-encoding", None)  # the parts are decoded
         return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(parts))
 
 
 class AsyncClient(_BaseClient):
-    """The asyncio client; tasks can share it. Use it in an ``async with``, or close it."""
+    """The asyncio client. Tasks and event loops can share it; close it, or use ``async with``.
 
-    def _new_http(self) -> "httpx.AsyncClient":
-        return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**self._way), **self._options)
+    In an event loop, it sends at most 100 requests at the same time. Others wait for their turn,
+    which counts as time of their answers.
+    """
+
+    def _new(self) -> "tuple[httpx.AsyncClient, asyncio.Semaphore]":
+        http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**self._way), **self._options)
+        return http, asyncio.Semaphore(MAX_REQUESTS)
+
+    def _here(self) -> Any:
+        try:
+            return os.getpid(), asyncio.get_running_loop()
+        except RuntimeError:  # none runs where the client is made
+            return None
 
     async def __aenter__(self) -> Self:
         return self
@@ -687,7 +717,8 @@ class AsyncClient(_BaseClient):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._connections().aclose()
+        http, _ = self._connections()
+        await http.aclose()
 
     @overload
     async def classify(self, texts: Text, **options: Unpack[_Options]) -> Prediction: ...
@@ -765,11 +796,25 @@ class AsyncClient(_BaseClient):
                 result = await asyncio.sleep(step, False)
                 continue
             try:
-                # A little longer than httpx waits for a connection, so that it can say so.
-                async with asyncio.timeout(step["timeout"] + 0.1):
-                    result = await self._connections().request(**step)
+                result = await self._answer(**step)
             except (httpx.RequestError, TimeoutError) as error:
                 result = error
+
+    async def _answer(self, end: float, **request: Any) -> "httpx.Response":
+        """The answer to the request, which is sent when few enough others are under way."""
+        http, places = self._connections()
+        try:
+            async with asyncio.timeout(min(end - time.monotonic(), LONGEST_S)):
+                await places.acquire()
+        except TimeoutError:
+            raise httpx.PoolTimeout("") from None
+        try:
+            limits = self._limits(end)
+            # A little longer than httpx waits for a connection, so that it can say so.
+            async with asyncio.timeout(limits["timeout"] + 0.1):
+                return cast("httpx.Response", await http.request(**limits, **request))
+        finally:
+            places.release()
 
 
 def _import_httpx() -> None:
@@ -1007,7 +1052,13 @@ def _document(response: "httpx.Response") -> Any:
 
 
 def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
-    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+    if isinstance(error, httpx.PoolTimeout):
+        return ConnectionFailed(
+            f"{url} was not asked in time: the {MAX_REQUESTS} requests that an AsyncClient sends "
+            "at the same time took too long",
+            code="timed_out",
+        )
+    if isinstance(error, httpx.ConnectTimeout):
         reason = "no connection in time"
     elif isinstance(error, httpx.TimeoutException | TimeoutError):
         return ConnectionFailed(f"{url} did not answer in time", code="timed_out")

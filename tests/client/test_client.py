@@ -10,7 +10,9 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
@@ -343,9 +345,6 @@ def test_a_host_that_drops_connections_is_named(classify: Call) -> None:
             classify(f"http://127.0.0.1:{address[1]}", "love", {"timeout_s": 0.5})
     assert raised.value.code == "connection_failed"
     assert raised.value.detail.endswith(f":{address[1]}/: no connection in time")
-    # As behind as many requests as may be sent at a time, which all wait for such a host.
-    behind = sentiment_client._connection_failed(httpx.PoolTimeout(""), "URL")
-    assert str(behind) == "connection_failed: cannot reach URL: no connection in time"
 
 
 HTML = {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>"
@@ -686,7 +685,7 @@ def test_what_is_no_text_fails_alone(service: Process, classify: Call, bundle: P
         outcomes = classify(service.url, values, {"batch_size": 4})
     codes = ["empty_text"] * (len(MISSING) + 1) + ["invalid_request"] * len(no_texts)
     expected = ["positive", *codes, "negative", "positive", "invalid_request"]
-    assert [getattr(one, "code", one.label) for one in outcomes] == expected
+    assert [one.code or one.label for one in outcomes] == expected
     assert outcomes[1] == ItemError("empty_text", "there is no text")
     with Classifier(bundle, runners=1, threads=1) as classifier, pytest.warns(match=said):
         assert outcomes.errors == classifier.classify(values).errors
@@ -761,6 +760,15 @@ def test_results_are_columns(service: Process, classify: Call, bundle: Path) -> 
     assert results.model == ours.model
 
 
+def test_predictions_and_errors_have_the_same_names(service: Process, classify: Call) -> None:
+    """They are None, and no part of what a prediction is as a dict, in JSON or compared."""
+    results = classify(service.url, ["love", ""], {})
+    assert [one.label for one in results] == ["positive", None]
+    assert [one.code for one in results] == [None, "empty_text"]
+    assert [one.message is None for one in results] == [True, False]
+    assert not {"code", "message"} & asdict(results[0]).keys()
+
+
 def test_processes_that_are_not_forked_can_share_a_client() -> None:
     """A pool sends it to them with its key and its other options."""
     server = Server([])
@@ -824,6 +832,41 @@ else:
     done = run_program(sys.executable, "-c", code, service.url)
     mine = "[{'positive'}, {'negative'}, {'positive'}, {'negative'}]"
     assert done.stdout.splitlines() == [mine, "['negative']"], done.stderr
+
+
+def test_event_loops_have_connections_of_their_own(service: Process) -> None:
+    """A client of a module works in one loop after the other, and in several at the same time.
+
+    When it is closed, it is closed for all.
+    """
+    code = """
+import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
+from sentiment_client import AsyncClient
+client = AsyncClient(sys.argv[1])
+async def labels(rounds):
+    texts = ["love", "worst"] * 10
+    for _ in range(rounds):
+        predictions = await asyncio.gather(*map(client.classify, texts))
+        assert [one.label for one in predictions] == ["positive", "negative"] * 10
+    return rounds
+def run(rounds):
+    return asyncio.run(labels(rounds))
+print([run(2) for _ in range(4)])
+with ThreadPoolExecutor(4) as pool:
+    print([*pool.map(run, [5] * 8)])
+asyncio.run(client.close())
+try:
+    run(1)
+except RuntimeError as error:
+    print(error)
+"""
+    done = run_program(sys.executable, "-c", code, service.url)
+    assert done.stdout.splitlines() == [
+        "[2, 2, 2, 2]",
+        "[5, 5, 5, 5, 5, 5, 5, 5]",
+        "Cannot send a request, as the client has been closed.",
+    ], done.stderr
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
@@ -904,6 +947,103 @@ def test_several_batches_are_sent_at_the_same_time(classify: Call) -> None:
     with _listening(Together([])) as url:
         outcomes = classify(url, ["x"] * 6, {"batch_size": 1, "concurrency": 3})
     assert len(outcomes) == 6
+
+
+def _sync_rounds(url: str, calls: int, rounds: int) -> list[Any]:
+    with Client(url) as client, ThreadPoolExecutor(calls) as pool:
+        return [one for _ in range(rounds) for one in pool.map(client.classify, ["love"] * calls)]
+
+
+def _async_rounds(url: str, calls: int, rounds: int) -> list[Any]:
+    async def call() -> list[Any]:
+        async with AsyncClient(url) as client:
+            texts = ["love"] * calls
+            together = [await asyncio.gather(*map(client.classify, texts)) for _ in range(rounds)]
+            return [one for results in together for one in results]
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize("classify_rounds", [_sync_rounds, _async_rounds])
+def test_many_calls_at_a_time_keep_their_connections(
+    classify_rounds: Callable[[str, int, int], list[Any]],
+) -> None:
+    """None is closed as one idle connection too many: another call may have it already.
+
+    That call would fail, or wait on it until its deadline.
+    """
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        connections.add(request.client_address)
+        together.wait(30)
+        return _answer([RESULT])
+
+    connections, together = set[Any](), threading.Barrier(60)
+    with listening(answer) as url:
+        assert classify_rounds(url, 60, 3) == [POSITIVE] * 180
+    assert len(connections) == 60
+
+
+def test_the_calls_of_an_event_loop_are_sent_some_at_a_time(
+    service: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """httpx holds ``MAX_REQUESTS`` of them, and none fails.
+
+    With more, it would take so much of the event loop's time that all of them end too late.
+    """
+    send, held, most = httpx.AsyncHTTPTransport.handle_async_request, 0, 0
+
+    async def counted(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> Any:
+        nonlocal held, most
+        held, most = held + 1, max(most, held + 1)
+        try:
+            return await send(transport, request)
+        finally:
+            held -= 1
+
+    async def call() -> list[str | None]:
+        async with AsyncClient(service.url) as client:
+            predictions = await asyncio.gather(*map(client.classify, ["love", "worst"] * 300))
+            return [one.label for one in predictions]
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", counted)
+    assert asyncio.run(call()) == ["positive", "negative"] * 300
+    assert most == sentiment_client.MAX_REQUESTS
+
+
+async def _after(waited_s: float, url: str, **options: Any) -> Prediction:
+    """The result of a call that finds all places taken, and has one after so many seconds."""
+    async with AsyncClient(url, **options) as client:
+        _, places = client._connections()
+        for _ in range(sentiment_client.MAX_REQUESTS):
+            await places.acquire()
+        call = asyncio.create_task(client.classify("love"))
+        await asyncio.wait([call], timeout=waited_s)
+        places.release()
+        return await call
+
+
+def test_a_call_that_waits_to_be_sent() -> None:
+    """That is of its time: the service has less of it, and in the end the error says why.
+
+    A patient client waits, as each attempt has its own time.
+    """
+    server = Server([])
+    with _listening(server) as url:
+        assert asyncio.run(_after(0.2, url, timeout_s=20.0)) == POSITIVE
+        (headers, _) = server.seen.pop()
+        assert 10_000 < int(headers["x-request-timeout-ms"]) <= 19_800
+        with pytest.raises(ConnectionFailed) as raised:
+            asyncio.run(_after(30, url, timeout_s=0.1))
+        assert server.seen == []
+        assert asyncio.run(_after(0.2, url, timeout_s=20.0, patience_s=0.1)) == POSITIVE
+        (headers, _) = server.seen.pop()
+        assert int(headers["x-request-timeout-ms"]) == 20_000
+    assert raised.value.code == "timed_out"
+    assert raised.value.detail == (
+        f"{url}/ was not asked in time: the 100 requests that an AsyncClient sends at the same "
+        "time took too long"
+    )
 
 
 def test_the_list_of_models(service: Process) -> None:

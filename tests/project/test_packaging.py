@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.service import free_port
-from tests.support.serving import ROOT, environment
+from tests.support.serving import ROOT, environment, run_program
 
 LOCKS = ROOT / "requirements"
 SERVING_LOCKS = ["cpu.txt", "gpu.txt", "files.txt", "images.txt", "build.txt"]
@@ -89,6 +89,7 @@ def test_wheel_carries_the_service_the_exporter_and_the_embedded_model(wheel: Zi
     tracked = {str(Path(*path.parts[1:])): path for path in paths}
     assert {
         "sentiment_client.py",
+        "sentiment_client/py.typed",
         "sentiment_export/cli.py",
         "sentiment_service/models/minilm-l6-tweet-sentiment/onnx/model_int8.onnx",
         "sentiment_service/py.typed",
@@ -98,6 +99,45 @@ def test_wheel_carries_the_service_the_exporter_and_the_embedded_model(wheel: Zi
     assert not [
         name for name, path in tracked.items() if wheel.read(name) != (ROOT / path).read_bytes()
     ]
+
+
+# What a user writes: it gives or takes the types of what the client and `Classifier` give.
+PROGRAM = """
+from typing import assert_type
+from sentiment_client import AsyncClient, Client, Results
+from sentiment_service import Classifier
+
+def label(client: Client | Classifier) -> str:
+    return client.classify("I love this!").label
+
+def columns(client: Client | Classifier) -> list[str | None]:
+    results = client.classify(["worst service ever", ""])
+    assert_type(results, Results)
+    return [results[1].code, *(one.label or one.message for one in results)]
+
+async def labels(client: AsyncClient) -> list[str | None]:
+    return [one.label or one.code async for one in client.classify_iter(["I love this!"])]
+"""
+
+
+def test_programs_of_users_have_types(wheel_file: Path, tmp_path: Path) -> None:
+    """mypy knows the types of what an installed wheel has, of the client as well.
+
+    The client is one file, so a directory of its name holds its py.typed; Python imports the file.
+    """
+    home, program = tmp_path / "environment", tmp_path / "program.py"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    python = str(home / "bin/python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-index", "--no-deps", str(wheel_file)], check=True)
+    program.write_text(PROGRAM, encoding="utf-8")
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, str(program)]
+    done = run_program(*mypy, cwd=tmp_path, PYTHONPATH="")
+    assert done.returncode == 0, done.stdout
+    code = "import sentiment_client; print(sentiment_client.__file__)"
+    done = run_program(python, "-c", code, cwd=tmp_path, PYTHONPATH="")
+    assert Path(done.stdout.strip()).name == "sentiment_client.py", done.stderr
+    assert home in Path(done.stdout).parents
 
 
 def test_wheel_brings_both_commands_and_the_licence(wheel: ZipFile) -> None:
@@ -298,6 +338,7 @@ def test_an_installation_has_no_name_but_its_own(site: Path) -> None:
         "bin",
         "__pycache__",
     } == {
+        "sentiment_client",  # its py.typed
         "sentiment_client.py",
         "sentiment_export",
         "sentiment_service",

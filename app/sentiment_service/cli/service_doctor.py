@@ -50,7 +50,7 @@ class _Asker(Client):
 
     def ask(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
         method, limit_s = "GET" if body is None else "POST", self._timeout_s
-        http: httpx.Client = self._http
+        http: httpx.Client = self._connections()[0]
         # httpx limits the time of each part of an answer, and there may be any number of parts.
         late = threading.Timer(limit_s, http.close)
         late.start()
