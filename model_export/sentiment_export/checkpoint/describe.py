@@ -19,7 +19,7 @@ from sentiment_export.checkpoint.family import FAMILY, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, names_in, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
-from sentiment_export.checkpoint.tokenizer import load_tokenizer
+from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, fit
 
 LISTED = 10  # names that one line or section of the text shows
@@ -62,6 +62,20 @@ class Description:
         return "\n\n".join("\n  ".join([title, *of]) for title, of in sections.items() if of)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the files hold to compute with: the weights of a known module, or a graph with its own.
+
+    ``expected`` are the weights that config.json asks for, none of a graph. ``rows`` is how many
+    tokens have an embedding, if that is known.
+    """
+
+    weights: Mapping[str, tuple[Shape, str]]  # shape and type, by the name in the files
+    expected: Mapping[str, Shape]
+    rows: int | None
+    changes: list[str]
+
+
 def describe(path: Path) -> Description:
     """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
 
@@ -70,7 +84,6 @@ def describe(path: Path) -> Description:
     _, weights = choose_local_files(path, "")
     graph = GraphFile.read(path / weights) if weights.endswith(GRAPH) else None
     names = {*names_in(path), *(weight_files(path, weights) if graph else ())}
-    files = {name: (path / name).stat().st_size for name in sorted(names)}
     entries = read_config(path, str(path), of_graph=graph is not None)
     if graph and graph.labels and not entries.get("id2label"):
         entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
@@ -86,48 +99,55 @@ def describe(path: Path) -> Description:
 
     labels = [str(name) for _, name in sorted(output_names(entries, str(path)).items())]
     decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
-    architecture = ARCHITECTURES[entries["model_type"]]
-    expected: Mapping[str, Shape] = {}
-    renamed: list[str] = []
-    if graph is None:
-        described = Described.of(path, entries, len(labels))
-        expected = described.weights
-        tensors = dict(sorted(read_tensors(path / weights).items()))
-        held = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        renamed = [*_changed_weights(fit(expected, described.prefix, tensors), tensors)]
-    else:
-        held = graph.weights
-    made_from = architecture.tokenizer_files(files)
     limit = tried(lambda: max_tokens(entries))
     tried(lambda: check_task(entries, str(path)))
-    if graph is None:
-        tried(lambda: described.fit(tensors, weights))
-        rows = None if problems else described.rows  # vocab_size is that of the weights
-    else:
-        rows = graph.rows
-    loaded = tried(lambda: load_tokenizer(path, entries, rows))
-    made = type(loaded.tokenizer.model).__name__ if loaded else None
-    kept = graph is not None and not graph.is_plain
-    changes = [f"the graph: {'as it is' if kept else passes(entries['model_type'], graph)}"]
+    held = _of_graph(graph) if graph else _of_weights(path, weights, entries, len(labels), tried)
+    loaded = tried(lambda: load_tokenizer(path, entries, held.rows))
+    changes = [f"the graph: {passes(entries['model_type'], graph)}"]
     if decided is not None:
         changes += [*decided.notes, *(loaded.notes if loaded else ())]
         if decided.preprocessing != "none":
             changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
-    changes += renamed
-    if made_from is not None and "tokenizer.json" not in files:
-        changes.append(f"tokenizer.json is made from {' and '.join(made_from.names)}")
+    changes += held.changes
+    if loaded and loaded.files and "tokenizer.json" not in names:
+        changes.append(f"tokenizer.json is made from {' and '.join(loaded.files.names)}")
+    shapes = [*held.expected.values()] or [shape for shape, _ in held.weights.values()]
     return Description(
-        architecture=architecture.class_name,
-        parameters=sum(map(prod, expected.values() or (shape for shape, _ in held.values()))),
+        architecture=ARCHITECTURES[entries["model_type"]].class_name,
+        parameters=sum(map(prod, shapes)),
         labels=labels,
-        tokenizer=made_from.kind if made_from else made,
+        tokenizer=_kind(loaded) if loaded else None,
         max_tokens=limit,
-        layers=_layers(expected),
-        weights=[{"name": n, "shape": [*s], "dtype": dtype} for n, (s, dtype) in held.items()],
-        files=files,
+        layers=_layers(held.expected),
+        weights=[{"name": n, "shape": [*s], "dtype": t} for n, (s, t) in held.weights.items()],
+        files={name: (path / name).stat().st_size for name in sorted(names)},
         changes=changes,
         problems=problems,
     )
+
+
+def _of_graph(graph: GraphFile) -> _Held:
+    return _Held(graph.weights, {}, graph.rows, [])
+
+
+def _of_weights(
+    path: Path,
+    name: str,
+    entries: Mapping[str, Any],
+    labels: int,
+    tried: Callable[[Callable[[], Any]], Any],
+) -> _Held:
+    described = Described.of(path, entries, labels)
+    tensors = dict(sorted(read_tensors(path / name).items()))
+    fitted = tried(lambda: described.fit(tensors, name))
+    changes = _changed_weights(fit(described.weights, described.prefix, tensors), tensors)
+    weights = {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
+    # vocab_size is that of the weights, if these are whole.
+    return _Held(weights, described.weights, described.rows if fitted else None, [*changes])
+
+
+def _kind(tokenizer: CheckpointTokenizer) -> str:
+    return tokenizer.files.kind if tokenizer.files else type(tokenizer.tokenizer.model).__name__
 
 
 def passes(model_type: str, graph: GraphFile | None = None) -> str:
@@ -135,6 +155,8 @@ def passes(model_type: str, graph: GraphFile | None = None) -> str:
     last = "first token only after the last attention, unless the classifier reads others"
     if model_type in FAMILY and graph is None:
         last = "last layer for the first token only"
+    if graph and not graph.is_plain:
+        return "as it is"
     unless = "; as it is where these do not fit" if graph else ""
     return f"padding left out, {last}, int8 with a scale per token{unless}"
 

@@ -23,6 +23,7 @@ from sentiment_export.checkpoint.architectures import (
     BERTWEET_BPE,
     BYTE_LEVEL_BPE,
     WORD_PIECE,
+    TokenizerFiles,
 )
 from sentiment_export.checkpoint.tokenizer_files import (
     add,
