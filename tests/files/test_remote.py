@@ -1,6 +1,7 @@
 """`sentiment classify --url` with a service that is away, limits clients or changes its model."""
 
 import csv
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -131,16 +132,22 @@ def test_a_text_that_is_never_in_time_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """After a minute without any result the run fails; --resume goes on where it was."""
+    """After a minute without any result the run fails; --resume goes on where it was.
+
+    The input is closed.
+    """
     late = {"error": {"code": "deadline_exceeded", "message": "it took too long"}}
 
     def silent(results: list[dict[str, Any]]) -> None:
         results[:] = [late] * len(results)
 
     service.change = silent
+    gc.disable()  # nothing but the run itself closes its input
     with monkeypatch.context() as patch:
         patch.setattr(remote, "PATIENCE_S", 0.01)
         assert _classify(tmp_path) == 1
+    assert tmp_path / "in.csv" not in {path.resolve() for path in Path("/proc/self/fd").iterdir()}
+    gc.enable()
     service.change = lambda _: None
     assert "it took too long" in capsys.readouterr().err
     assert _classify(tmp_path, "--resume") == 0

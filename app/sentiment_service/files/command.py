@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -286,8 +286,10 @@ def _fill(
     classifier: "Classifier",
 ) -> None:
     """Classify the chunks that are not saved yet, and add their results to the file."""
-    with progress_bar(shown=sys.stderr.isatty(), done=total.rows) as advance:
-        chunks = _read(table, advance, source)
+    with (
+        progress_bar(shown=sys.stderr.isatty(), done=total.rows) as advance,
+        closing(_read(table, advance, source)) as chunks,  # an error would keep the file open
+    ):
         for saved, chunk in zip(output.saved, chunks, strict=False):
             if len(chunk.texts) != saved.tally["rows"]:
                 raise CannotContinue("the input has other rows than before")
@@ -308,10 +310,9 @@ def _to_standard_output(table: Table, classifier: "Classifier", options: Namespa
     with (
         open(1, "w", encoding="utf-8", errors=SURROGATEESCAPE_OR_REPLACE, closefd=False) as stdout,
         progress_bar(shown=shown) as advance,
+        closing(_read(table, advance)) as chunks,
         closing(
-            classifier.classify(
-                _read(table, advance), read_ahead=_read_ahead(is_file), advance=advance
-            )
+            classifier.classify(chunks, read_ahead=_read_ahead(is_file), advance=advance)
         ) as results,
     ):
         for chunk, items in results:
@@ -322,7 +323,9 @@ def _to_standard_output(table: Table, classifier: "Classifier", options: Namespa
         print(summary(tally, tally.rows, time.monotonic() - started), file=sys.stderr)
 
 
-def _read(table: Table, advance: Advance, source: Source | None = None) -> Iterator[Chunk]:
+def _read(
+    table: Table, advance: Advance, source: Source | None = None
+) -> Generator[Chunk, None, None]:
     """The chunks, while their ``source`` stays the same.
 
     The progress bar learns how many rows there are, about.
