@@ -651,7 +651,9 @@ class Client(_BaseClient):
         """
         table = whole_table(table)
         results = self.classify(column_of(table, column), **options)
-        results.model = _table_model(results.model, self.models(), options.get("model"))
+        # Without a text, nothing was sent; an empty one tells which model answers.
+        answered = results.model or self.classify([""], **options).model
+        results.model = _table_model(answered, self.models())
         return with_results(table, results, prefix)
 
     def models(self) -> list[ModelInfo]:
@@ -693,10 +695,10 @@ class Client(_BaseClient):
 
 
 class AsyncClient(_BaseClient):
-    """The asyncio client. Tasks and event loops can share it; close it, or use ``async with``.
+    """The asyncio client; close it, or use an ``async with``.
 
-    In an event loop, it sends at most 100 requests at the same time. Others wait for their turn,
-    which counts as time of their answers.
+    Tasks can share it, and event loops one after the other. In a loop, it sends at most 100
+    requests at the same time. Others wait for their turn, which counts as time of their answers.
     """
 
     def _new(self) -> "tuple[httpx.AsyncClient, asyncio.Semaphore]":
@@ -778,7 +780,8 @@ class AsyncClient(_BaseClient):
         """Like ``Client.add_columns``."""
         table = whole_table(table)
         results = await self.classify(column_of(table, column), **options)
-        results.model = _table_model(results.model, await self.models(), options.get("model"))
+        answered = results.model or (await self.classify([""], **options)).model
+        results.model = _table_model(answered, await self.models())
         return with_results(table, results, prefix)
 
     async def models(self) -> list[ModelInfo]:
@@ -1202,12 +1205,8 @@ def _typed(library: Any, columns: Columns) -> dict[str, Any]:
     return {name: library.array(values, types[kind]) for name, kind, values in items}
 
 
-def _table_model(
-    answered: ModelInfo | None, models: Sequence[ModelInfo], asked: Model | None
-) -> ModelInfo:
+def _table_model(answered: ModelInfo | None, models: Sequence[ModelInfo]) -> ModelInfo | None:
     """The model whose columns a table gets: if it still serves, as the list of models has it."""
-    if answered is None:
-        return next((one for one in models if asked in (one, one.name)), models[0])
     return next((one for one in models if one == answered), answered)
 
 

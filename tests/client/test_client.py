@@ -448,8 +448,8 @@ def test_the_language_chooses_the_model(tmp_path: Path) -> None:
         results = client.classify(["love"], language="de")
         assert results.model is not None
         assert results.model.name == "german"
-        for text in ("love", ""):
-            assert "labels" in client.add_columns({"text": [text]}, language="de"), text
+        for texts in (["love"], [""], [None], []):
+            assert "labels" in client.add_columns({"text": texts}, language="de"), texts
 
 
 def test_the_key_is_sent_and_not_shown(classify: Call) -> None:

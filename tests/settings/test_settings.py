@@ -223,7 +223,10 @@ ORIGIN = r"--cors-origins: .*https://example.org, or '\*'"
             {"model": ["x", "y"], "served_name": ["a", "a"]},
             "--served-name: give each model another name",
         ),
-        ({"served_name": ["a/b"]}, "--served-name: a name must be up to 128 letters, digits"),
+        *(
+            ({"served_name": names}, "--served-name: a name must be up to 128 letters, digits")
+            for names in (["a/b"], ",b", "a,,b")
+        ),
         *(
             (
                 {"otlp_endpoint": url},

@@ -57,7 +57,8 @@ def _paths(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    names = _listed(value) if isinstance(value, str) else tuple(value)
+    # One that is left out must not give its place, and so its model, to the next.
+    names = tuple(_words(value.rstrip(", ")) if isinstance(value, str) else value)
     if not all(MODEL_NAME.fullmatch(name) for name in names):
         raise ValueError("a name must be up to 128 letters, digits, '.', '_' and '-'")
     return names
