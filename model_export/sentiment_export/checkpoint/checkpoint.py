@@ -181,13 +181,6 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             raise UserError(f"cannot load the checkpoint {path}: {error}") from error
         rows = described.rows
         tokenizer = load_tokenizer(path, entries, rows)
-        if options.text_pairs and config.get("type_vocab_size") == 1 and tokenizer.types_pairs:
-            raise UserError(
-                f"{path}: type_vocab_size in config.json is 1, but the tokenizer gives the second "
-                "text of a pair the token type 1: leave out --text-pairs, or if the model was "
-                'trained without types, write "model_input_names": ["input_ids", "attention_mask"] '
-                "in tokenizer_config.json"
-            )
         encoder, added = described.encoder, tokenizer.added_rows
         config["vocab_size"] = rows + added
         if encoder is not None:
@@ -195,6 +188,8 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             encoder = replace(encoder, vocabulary=rows + added)
         copies = {described.word_embedding: (tokenizer.unknown_id, added)} if added else {}
         held = Weights(tensors, fitted.names, weights, copies)
+    if options.text_pairs:
+        _check_types(path, config, tokenizer)
     return Checkpoint(
         path=path,
         config=config,
@@ -212,6 +207,22 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             name: sha256(path / name)
             for name in sorted({*side_files, *weight_files(path, weights)})
         },
+    )
+
+
+def _check_types(path: Path, config: Mapping[str, Any], tokenizer: CheckpointTokenizer) -> None:
+    """Check that the model has the token type that the second text of a pair gets."""
+    types = config.get("type_vocab_size", 2)
+    if tokenizer.loses_types and types != 1:
+        reason = f"an export of {config['model_type']} computes with type 0 alone"
+    elif tokenizer.types_pairs and types == 1:
+        reason = "type_vocab_size in config.json is 1"
+    else:
+        return
+    raise UserError(
+        f"{path}: {reason}, but the tokenizer gives the second text of a pair the token type 1: "
+        "leave out --text-pairs, or if the model was trained without types, write "
+        '"model_input_names": ["input_ids", "attention_mask"] in tokenizer_config.json'
     )
 
 

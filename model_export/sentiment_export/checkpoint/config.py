@@ -56,8 +56,8 @@ use_bias use_cache vocab_size xla_device
 # The classes of encoders alone and of other tasks. What else is in "architectures" is the class in
 # which somebody trained a classifier; transformers does not ask for it either.
 _OTHER_TASKS = re.compile(
-    "(Model|For(CausalLM|MaskedLM|MultipleChoice|NextSentencePrediction|PreTraining"
-    "|QuestionAnswering|TokenClassification))$"
+    "((?<!SequenceClassification)Model|For(CausalLM|MaskedLM|MultipleChoice|NextSentencePrediction"
+    "|PreTraining|QuestionAnswering|TokenClassification))$"
 )
 # Up to this version, transformers ignored every entry that is not known here, and so does whoever
 # loads what it wrote. What newer versions write may mean something.
@@ -248,7 +248,9 @@ def output_names(config: Mapping[str, Any], where: str) -> dict[int, Any]:
     # Up to version 2.5, transformers named two outputs of models that have more.
     more = isinstance(entry, dict) and isinstance(count, int) and count > len(entry)
     if entry is None or more:
-        entry = {index: f"LABEL_{index}" for index in range(count or 2)}
+        entry = {
+            index: f"LABEL_{index}" for index in range(count if type(count) is int and count else 2)
+        }
     try:
         names = {int(index): name for index, name in entry.items()}
     except (AttributeError, TypeError, ValueError):

@@ -66,7 +66,7 @@ class Decisions:
 
 def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -> Decisions:
     """Decide how the checkpoint in ``path`` is read, whose config.json has these entries."""
-    hub = origin(path)
+    hub = origin(path.resolve())
     name = hub[0] if hub else path.resolve().name
     own = _last_part(name)
     base = str(entries.get("_name_or_path") or "")  # what it was saved from

@@ -33,7 +33,7 @@ class Description:
     architecture: str  # class of the model
     parameters: int
     labels: list[str]  # as config.json spells them
-    tokenizer: str | None  # its kind; None if its files are missing
+    tokenizer: str | None  # its kind; None if it cannot be loaded
     max_tokens: int | None  # None if config.json leaves no position for a text
     # The weights that config.json asks for, none of an ONNX graph: name -> shape. Those of alike
     # layers are one entry, such as "bert.encoder.layer.0-11.output.dense.bias".
@@ -98,6 +98,9 @@ def describe(path: Path) -> Description:
             return None
 
     labels = [str(name) for _, name in sorted(output_names(entries, str(path)).items())]
+    if graph and graph.labels not in (None, len(labels)):
+        named = f"config.json names {len(labels)} labels"
+        problems.append(f"{path / weights} gives {graph.labels} logits, but {named}")
     decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
     limit = tried(lambda: max_tokens(entries))
     tried(lambda: check_task(entries, str(path)))

@@ -53,6 +53,8 @@ class GraphFile:
                 f"{path} is the graph of a bundle, which lacks its manifest.json: copy the bundle "
                 "again, or give the checkpoint that it was made from"
             )
+        if any(one.data_type not in helper.get_all_tensor_dtypes() for one in _tensors(model)):
+            raise UserError(f"{path} is damaged: a weight in it has no known type")
         for used in model.opset_import:
             if not used.domain and used.version > onnx_opset_version():
                 raise UserError(

@@ -68,6 +68,8 @@ _FOLLOWS_CASE = re.compile(
 _FOLLOWS_SPACE = re.compile("roberta|data2vec-text|deberta|(Roberta|Deberta)Tokenizer.*")
 # Model types whose inputs have token types.
 TYPED = ("albert", "bert", "deberta", "deberta-v2", "electra")
+# Those that have types, of which their own tokenizers give the first alone.
+UNTYPED = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "big_bird")
 # The classes of transformers 5, or without one the model types, whose tokenizers send token types
 # if tokenizer_config.json does not say what they send. Without types, all tokens have the first.
 _SENDS_TYPES = re.compile(
@@ -84,7 +86,8 @@ class CheckpointTokenizer:
 
     ``added_rows`` of its ids come after those of the vocabulary: the model gets a row of the
     embedding for each, which equals that of the unknown token. ``notes`` are sentences. ``files``
-    are those that it could be made from, if they are there.
+    are those that it could be made from, if they are there. ``loses_types`` says that transformers
+    sends token types for a pair, which an export does not give to a model of this type.
     """
 
     tokenizer: Tokenizer
@@ -92,6 +95,7 @@ class CheckpointTokenizer:
     added_rows: int
     notes: list[str]
     files: TokenizerFiles | None
+    loses_types: bool
 
     @property
     def unknown_id(self) -> int:
@@ -169,10 +173,12 @@ def load_tokenizer(
     notes: list[str] = []
     if rows is not None:
         tokenizer, notes = _with_rows(tokenizer, rows + added_rows, str(path))
-    if model_type in TYPED and not _sends_types(said, class_name or model_type):
+    sends = _sends_types(said, class_name or model_type)
+    if model_type in TYPED and not sends:
         tokenizer = of_one_type(tokenizer)
+    loses = sends and model_type in UNTYPED and any(tokenizer.encode("a", "a").type_ids)
     written = _written(tokenizer, settings, model_type)
-    return CheckpointTokenizer(tokenizer, written, added_rows, notes, files)
+    return CheckpointTokenizer(tokenizer, written, added_rows, notes, files, loses)
 
 
 def _said(path: Path) -> dict[str, Any]:

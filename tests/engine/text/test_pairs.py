@@ -1,6 +1,7 @@
 """Pairs of texts: tokens, token types, truncation and logits are those of transformers."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,19 @@ def test_a_model_of_one_token_type_takes_no_pairs_with_two(tmp_path: Path) -> No
     assert not load_checkpoint(source).text_pairs
     (source / "tokenizer_config.json").write_text(json.dumps(ONLY_IDS))
     assert len(load_checkpoint(source, of_pairs).pair_logits(PAIRS[0])) == 3
+
+
+def test_a_model_whose_types_an_export_leaves_out_takes_no_pairs_with_two(tmp_path: Path) -> None:
+    """A RoBERTa with BERT's tokenizer gets types from transformers, but none from its export."""
+    source = make_checkpoint(tmp_path / "source", "roberta", type_vocab_size=2)
+    bert = make_checkpoint(tmp_path / "bert", "bert")
+    for name in ("vocab.json", "merges.txt", "tokenizer.json"):
+        (source / name).unlink(missing_ok=True)
+    shutil.copyfile(bert / "vocab.txt", source / "vocab.txt")
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(UserError, match=r"an export of roberta computes with type 0 alone"):
+        load_checkpoint(source, CheckpointOptions(text_pairs=True))
+    assert load_checkpoint(source).labels
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

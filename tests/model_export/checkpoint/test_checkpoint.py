@@ -32,7 +32,14 @@ def test_what_a_checkpoint_is_loaded_as(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("classes", [None, ["RobertaForMultiLabelClassification"]])
+@pytest.mark.parametrize(
+    "classes",
+    [
+        None,
+        ["RobertaForMultiLabelClassification"],
+        ["RobertaForSequenceClassificationModel"],
+    ],
+)
 def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path, classes: list[str] | None) -> None:
     """Entries for TorchScript, tuples or less memory, and a class of another name change no logit.
 

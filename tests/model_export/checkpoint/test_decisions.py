@@ -60,16 +60,23 @@ def _saved_as(tmp_path: Path, name: str) -> Path:
     return path
 
 
+def _linked(path: Path) -> Path:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    return link
+
+
 @pytest.mark.parametrize(("name", "labels"), TASKS.items())
 def test_the_names_of_known_repositories(tmp_path: Path, name: str, labels: list[str]) -> None:
     """By the hub id, the directory's name or what config.json says it was saved from.
 
-    So a renamed directory is read as before. What is renamed is said, with who says so.
+    So a renamed directory is read as before, and a link. What is renamed is said, with who says so.
     """
     entries = _entries(len(labels))
     saved = {**entries, "_name_or_path": f"cardiffnlp/{name}/"}
     read = [
         decide(_of_hub(tmp_path, name), entries, AS_IT_SAYS),
+        decide(_linked(_of_hub(tmp_path / "linked", name)), entries, AS_IT_SAYS),
         decide(_saved_as(tmp_path, name), entries, AS_IT_SAYS),
         decide(_saved_as(tmp_path, "renamed"), saved, AS_IT_SAYS),
     ]

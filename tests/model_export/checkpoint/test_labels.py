@@ -52,6 +52,7 @@ def test_labels_are_canonical_in_the_checkpoints_order(
         ({"id2label": {"0": "POSITIVE", "1": "NEGATIVE"}}, ["POSITIVE", "NEGATIVE"]),
         ({}, ["LABEL_0", "LABEL_1"]),
         ({"id2label": None, "num_labels": 3}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"id2label": None, "num_labels": "2"}, ["LABEL_0", "LABEL_1"]),
         (
             {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "num_labels": 3},  # transformers 2.4
             ["LABEL_0", "LABEL_1", "LABEL_2"],
