@@ -36,10 +36,13 @@ NOT_TAKEN = {
 }
 # Rows often have a column with the language of their text; it is not taken for the option.
 NOT_IN_LINES = {
-    **{name: f"put {name} in the query: it holds for all lines" for name in IN_QUERY},
     "split": NOT_TAKEN["split"],
+    **{
+        name: f"put {name} in the query: it holds for all lines"
+        for name in IN_QUERY
+        if name != "language"
+    },
 }
-del NOT_IN_LINES["language"]
 
 NO_ID = b"null"
 

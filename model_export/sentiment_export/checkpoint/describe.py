@@ -104,7 +104,10 @@ def describe(path: Path) -> Description:
     decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
     limit = tried(lambda: max_tokens(entries))
     tried(lambda: check_task(entries, str(path)))
-    held = _of_graph(graph) if graph else _of_weights(path, weights, entries, len(labels), tried)
+    if graph:
+        held = _Held(graph.weights, {}, graph.rows, [])
+    else:
+        held = _of_weights(path, weights, entries, len(labels), tried)
     loaded = tried(lambda: load_tokenizer(path, entries, held.rows))
     changes = [f"the graph: {passes(entries['model_type'], graph)}"]
     if decided is not None:
@@ -127,10 +130,6 @@ def describe(path: Path) -> Description:
         changes=changes,
         problems=problems,
     )
-
-
-def _of_graph(graph: GraphFile) -> _Held:
-    return _Held(graph.weights, {}, graph.rows, [])
 
 
 def _of_weights(

@@ -33,6 +33,7 @@ from sentiment_export.checkpoint.config import check_task, read_config
 from sentiment_export.checkpoint.layout import (
     CONFIG_FILE,
     DATES,
+    DEFAULT_REVISION,
     GRAPH,
     choose_files,
     is_complete,
@@ -287,7 +288,7 @@ def fetch_bundle(
         name = repo_folder_name(repo_id=source, repo_type="model")
         if is_outage(error) and (Path(constants.HF_HUB_CACHE) / name).is_dir():
             return False
-        why = explain(error, source, revision or constants.DEFAULT_REVISION)
+        why = explain(error, source, revision or DEFAULT_REVISION)
         raise UserError(why) from error
     return True
 
