@@ -1,23 +1,25 @@
 """The Helm chart makes what the kustomize files make, and refuses values that it does not know."""
 
 import json
+import os
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 import yaml
+from sentiment_service.engine.model.bundle import MANIFEST
 
 from checks.deploy.chart import CASES, CHART, loaded, notes, rendered
 from checks.support.manifests import OVERLAYS, Object, load, only, render
 from deploy.prometheus.operator import prometheus_rule
 from tests.support import http_server
-from tests.support.serving import ROOT
+from tests.support.serving import ROOT, run_program
 
 helm_python = pytest.importorskip("helm_python", reason="make install-dev installs it")
 
@@ -162,11 +164,104 @@ def test_the_model_is_served_from_where_the_job_writes_it() -> None:
     assert len(names) == 2
 
 
-def test_an_upgrade_of_the_service_exports_nothing() -> None:
-    """The Job keeps its name and content if only the service changes: weights stay as they are."""
-    changed = CASES["model"] | {"image": {"tag": "v9-cpu"}, "replicaCount": 3}
-    jobs = [only(rendered(values), "Job") for values in (CASES["model"], changed)]
-    assert jobs[0] == jobs[1]
+STAND_IN = f"""#!/bin/sh
+echo "$1" >> "$ASKED"
+case "$1" in
+    wrong/*) exit 2 ;;
+    stopped/*) trap 'echo removed >> "$ASKED"; exit 130' TERM; kill $PPID; sleep 5 & wait ;;
+esac
+mkdir -p "$3"
+echo {{}} > "$3/{MANIFEST}"
+"""
+
+
+@pytest.fixture
+def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Runs the container of a Job with a stand-in of the export; returns what that was asked."""
+    (programs := tmp_path / "bin").mkdir()
+    program = programs / "sentiment-export"
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    asked = tmp_path / "asked"
+
+    def run(job: Object, code: int = 0) -> list[str]:
+        (container,) = _pod([job], "Job")["containers"]
+        words = [*container["command"], *container["args"]]
+        volume = [word.replace("/models/", f"{tmp_path}/models/") for word in words]
+        ran = run_program(*volume, ASKED=str(asked))
+        assert ran.returncode == code, ran.stdout + ran.stderr
+        return asked.read_text(encoding="utf-8").split()
+
+    return run
+
+
+def test_an_upgrade_of_the_service_exports_nothing(export: Callable[..., list[str]]) -> None:
+    """Weights stay as they are, unless source or arguments of the export change.
+
+    A Job of the same name has the same content, as Kubernetes demands. One with another name may
+    start, but finds its model there.
+    """
+
+    def job(values: Object, **of_export: Any) -> Object:
+        model = {"name": "team/mine", "export": {"source": "first/model"} | of_export}
+        return only(rendered({"model": model} | values), "Job")
+
+    upgrades: list[Object] = [
+        {},
+        {"image": {"tag": "v9-cpu"}, "replicaCount": 3},
+        {"image": {"repository": "mirror/sentiment", "pullPolicy": "Always"}},
+        {"imagePullSecrets": [{"name": "registry"}], "serviceAccount": {"name": "texts"}},
+        {"nodeSelector": {"disk": "ssd"}, "podSecurityContext": {"fsGroup": 7}},
+    ]
+    jobs = [job(values) for values in upgrades]
+    jobs += [job({}, tag="v9-export"), job({}, tokenSecret="hub")]
+    names: dict[str, Object] = {}
+    for one in jobs:
+        if names.setdefault(one["metadata"]["name"], one) is one:
+            assert export(one) == ["first/model"]
+        assert names[one["metadata"]["name"]] == one
+    assert len(names) == len(jobs) - 1
+
+    pinned = ["--revision", "abc"]
+    for number, changed in enumerate(
+        [
+            job({}, source="second/model"),
+            job({}),
+            job({}, arguments=pinned),
+            job({"gpu": True}, arguments=pinned),
+        ],
+        2,
+    ):
+        assert len(export(changed)) == number
+        assert len(export(changed)) == number
+
+
+def test_an_export_that_ends_early_has_exported_nothing(export: Callable[..., list[str]]) -> None:
+    """Its Job fails and tries again; a SIGTERM reaches it. The model before stays known."""
+
+    def asked(source: str, code: int = 0) -> list[str]:
+        values = {"model": {"name": "mine", "export": {"source": source}}}
+        return export(only(rendered(values), "Job"), code)
+
+    begin = ["first/model"]
+    assert asked("first/model") == begin
+    assert asked("wrong/model", code=1) == [*begin, "wrong/model"]
+    assert asked("wrong/model", code=1) == (begin := [*begin, "wrong/model", "wrong/model"])
+    assert asked("stopped/model", code=1) == (begin := [*begin, "stopped/model", "removed"])
+    assert asked("first/model") == begin
+
+
+def test_the_job_of_kustomize_runs_the_same() -> None:
+    """A Job that is deleted and made again exports nothing there, either."""
+    (overlay,) = (overlay for overlay in OVERLAYS if overlay.name == "model")
+    source = "cardiffnlp/twitter-roberta-base-sentiment-latest"
+    chart = rendered({"model": {"name": "mine", "export": {"source": source}}})
+    (ours,), (theirs,) = (
+        _pod(objects, "Job")["containers"] for objects in (chart, render(overlay))
+    )
+    for part in ("command", "args"):
+        assert ours[part] == theirs[part]
 
 
 @pytest.mark.parametrize(
