@@ -281,6 +281,45 @@ def test_keda_counts_the_replicas_that_rejections_need(
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.parametrize(
+    ("unavailable", "muted"),
+    [
+        ({}, ["SentimentErrors", "SentimentTextsLate a", "SentimentTextsLate b"]),
+        ({"model": "a"}, ["SentimentTextsLate a"]),
+        ({"model": "a", "job": "other"}, []),
+    ],
+    ids=str,
+)
+def test_one_model_that_is_unavailable_mutes_no_alert_of_another(
+    unavailable: dict[str, str], muted: list[str]
+) -> None:
+    """Without replicas, all that follows is muted; without one model, what concerns that model."""
+    config = yaml.safe_load((DEPLOY / "alertmanager.yml").read_text(encoding="utf-8"))
+
+    def fits(matchers: list[str], alert: dict[str, str]) -> bool:
+        """As Alertmanager does it: a label that is missing is empty."""
+        parts = [re.fullmatch(r'(\w+)(!?=)"(\w*)"', matcher) for matcher in matchers]
+        return all((alert.get(p[1], "") == p[3]) == (p[2] == "=") for p in parts if p)
+
+    job = {"job": "sentiment"}
+    source = job | {"alertname": "SentimentUnavailable"} | unavailable
+    alerts = [
+        source,
+        job | {"alertname": "SentimentErrors"},
+        *(job | {"alertname": "SentimentTextsLate", "model": model} for model in "ab"),
+    ]
+    assert [
+        " ".join([alert["alertname"], *([alert["model"]] if "model" in alert else [])])
+        for alert in alerts
+        if any(
+            fits(rule["source_matchers"], source)
+            and fits(rule["target_matchers"], alert)
+            and all(source.get(label, "") == alert.get(label, "") for label in rule["equal"])
+            for rule in config["inhibit_rules"]
+        )
+    ] == muted
+
+
 @pytest.mark.parametrize("rule", _rules("alert"), ids=lambda rule: rule["alert"])
 def test_every_alert_has_a_test_and_a_runbook(rule: dict[str, Any]) -> None:
     """Each alert has a promtool test, a severity, a description and a section in the runbook."""
