@@ -5,7 +5,7 @@ from sentiment_service.settings.settings import Settings
 
 from checks.deploy.chart import rendered
 from checks.deploy.check import violations
-from checks.support.manifests import Object, load, render
+from checks.support.manifests import Object, load, only, render
 from tests.support.serving import ROOT
 
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -62,6 +62,23 @@ def test_a_pod_gets_the_port_and_calls_reach_it(
     }
     assert admitted["grpc"] == admitted["http"] != []
     assert list(violations(objects, made)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "protocols"),
+    [
+        ({}, {"http": None, "grpc": "kubernetes.io/h2c"}),
+        ({"tlsSecret": "tls"}, {"http": "https", "grpc": "https"}),
+    ],
+    ids=str,
+)
+def test_meshes_and_gateways_learn_whether_a_port_has_tls(
+    values: dict[str, str], protocols: dict[str, str | None]
+) -> None:
+    """With a certificate, the Service says so of both ports: else, Istio goes by their names."""
+    pytest.importorskip("helm_python", reason="make install-dev installs it")
+    service = only(rendered(values | {"service": {"grpcPort": 9000}}), "Service")
+    assert {p["name"]: p.get("appProtocol") for p in service["spec"]["ports"]} == protocols
 
 
 def test_no_port_for_grpc_by_default() -> None:

@@ -21,6 +21,8 @@ from deploy.prometheus.operator import prometheus_rule
 from tests.support import http_server
 from tests.support.serving import ROOT, run_program
 
+NGINX = "nginx.ingress.kubernetes.io"
+
 helm_python = pytest.importorskip("helm_python", reason="make install-dev installs it")
 
 
@@ -300,6 +302,28 @@ def test_weights_that_may_change_are_told() -> None:
     assert warned("team/model")
     assert not warned("team/model", "--revision", "0123456")
     assert not warned("/models/checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"tlsSecret": "tls"}, True),
+        ({"tlsSecret": "tls", "ingress": {"enabled": False}}, False),
+        ({}, False),
+        (
+            {
+                "tlsSecret": "tls",
+                "ingress": {"annotations": {f"{NGINX}/backend-protocol": "HTTPS"}},
+            },
+            False,
+        ),
+    ],
+    ids=["TLS", "no ingress", "no TLS", "annotated"],
+)
+def test_an_ingress_before_tls_must_be_told(values: Object, told: bool) -> None:
+    """The notes name the annotation without which ingress-nginx would send clear text."""
+    ingress = {"enabled": True, "hosts": [{"host": "a.org"}]} | values.get("ingress", {})
+    assert (f"{NGINX}/backend-protocol: HTTPS" in notes(values | {"ingress": ingress})) == told
 
 
 def test_a_pod_may_drain_as_long_as_a_request_may_take() -> None:
