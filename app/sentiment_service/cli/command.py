@@ -253,7 +253,7 @@ def _serve(
     else:
         logs.configure(settings.log_level, settings.log_format)
         logger.info("%s", sources(settings, flags))
-        for reason in unknown_variables(os.environ):
+        for reason in (*unknown_variables(os.environ), *credentials.doubts):
             logger.warning("%s", reason)
     try:
         from sentiment_service.exported_models import with_bundles, with_candidate

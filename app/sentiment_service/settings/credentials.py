@@ -28,7 +28,12 @@ CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE----
 # The validity of a certificate (X.509 in DER): two times, whose years have two or four digits.
 TIME = rb"(?:\x17\x0d|\x18\x0f)"
 VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + TIME + rb"\d{12,14}Z" + TIME + rb"(\d{12,14}Z)")
-NAMED = re.compile(rf"(?:^|,)\s*([A-Za-z][A-Za-z0-9._-]{{0,63}})=({API_KEY.pattern})\s*(?=,|$)")
+NAMED = re.compile(rf"([A-Za-z][A-Za-z0-9._-]{{0,63}})=({API_KEY.pattern})")
+LIKE_NAMED = re.compile(r"[A-Za-z0-9._-]+=+[^=]")  # base64 has the sign at the end only
+NO_NAME = (
+    "it is taken for one key, because a name begins with a letter and has at most 64 characters, "
+    "and the key after name= has 8 to 256"
+)
 NO_COMMENTS = "it begins with #, but a file of keys has no comments: remove the line"
 BYTE_ORDER_MARK = "\xef\xbb\xbf"  # of UTF-8, read as Latin-1
 MOST_NAMES = 100  # each is a label of metrics
@@ -53,6 +58,7 @@ class Credentials(msgspec.Struct, frozen=True):
     certificate: bytes | None
     private_key: bytes | None
     key_names: dict[str, str] = {}  # by digest: those that their file gives to keys
+    doubts: tuple[str, ...] = ()  # what the files may not have meant
 
     @classmethod
     def read(cls, settings: Settings) -> Self:
@@ -61,14 +67,15 @@ class Credentials(msgspec.Struct, frozen=True):
             if getattr(settings, name) and not getattr(settings, other):
                 why = f"a certificate and its key need each other: give {flag(other)}, too"
                 raise UnusableFile(name, why)
-        api_keys, names = _keys_of("api_keys_file", settings.api_keys_file)
-        admin_keys, admin_names = _keys_of("admin_keys_file", settings.admin_keys_file)
+        api_keys, names, doubts = _keys_of("api_keys_file", settings.api_keys_file)
+        admin_keys, admin_names, more = _keys_of("admin_keys_file", settings.admin_keys_file)
         read = cls(
             settings.api_keys + api_keys,
             settings.admin_keys + admin_keys,
             _content("tls_cert", settings.tls_cert),
             _content("tls_key", settings.tls_key),
             names | admin_names,
+            doubts + more,
         )
         read.tls_context()
         return read
@@ -117,7 +124,10 @@ def read_again(settings: Settings) -> Credentials | None:
             for path in _files(getattr(settings, name)):
                 if path.is_fifo():  # to wait for a writer would hold up everybody
                     raise UnusableFile(name, f"{path} is a pipe, which is read only once")
-        return Credentials.read(settings)
+        read = Credentials.read(settings)
+        for doubt in read.doubts:
+            logger.warning("%s", doubt)
+        return read
     except UnusableFile as error:
         # The service has started with this path, so it is no key that was given by mistake.
         where = f"{flag(error.setting)} {getattr(settings, error.setting)}"
@@ -135,15 +145,19 @@ def _files(path: Path | None) -> list[Path]:
     return sorted(file for file in path.glob("[!.]*") if not file.is_dir())
 
 
-def _keys_of(setting: str, path: Path | None) -> tuple[tuple[bytes, ...], dict[str, str]]:
-    """The digests of the keys in a file, one a line, or in all files of a directory; their names.
+def _keys_of(
+    setting: str, path: Path | None
+) -> tuple[tuple[bytes, ...], dict[str, str], tuple[str, ...]]:
+    """The digests of the keys in a file, one a line, or in all files of a directory.
 
-    A line may be name=key. A key may have the sign within it, so the whole line is a key, too.
+    Then their names, and doubts. A line may be name=key. A key may have the sign within it, so the
+    whole line is a key, too.
     """
     if path is None:
-        return (), {}
+        return (), {}, ()
     digests: list[bytes] = []
     names: dict[str, str] = {}
+    doubts: list[str] = []
     try:
         for where, line in _lines(path):
             if line.startswith("#"):
@@ -152,7 +166,12 @@ def _keys_of(setting: str, path: Path | None) -> tuple[tuple[bytes, ...], dict[s
                 digests += key_digests(line)
             except ValueError as error:
                 raise UnusableFile(setting, f"{where}: {error}") from None
-            for name, key in NAMED.findall(line):
+            for item in map(str.strip, line.split(",")):
+                if not (named := NAMED.fullmatch(item)):
+                    if LIKE_NAMED.match(item):
+                        doubts.append(f"{flag(setting)} {path}: {where}: {NO_NAME}")
+                    continue
+                name, key = named.groups()
                 if name not in names.values() and len(set(names.values())) >= MOST_NAMES:
                     name = OTHER_NAMES
                 (digest,) = key_digests(key)
@@ -162,7 +181,7 @@ def _keys_of(setting: str, path: Path | None) -> tuple[tuple[bytes, ...], dict[s
         raise UnusableFile(setting, f"no keys can be read there: {first_line(error)}") from None
     if not digests:  # an empty file by mistake must not let everyone in
         raise UnusableFile(setting, "give at least one key, or leave this out")
-    return tuple(digests), names
+    return tuple(digests), names, tuple(doubts)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -131,6 +131,53 @@ def test_metrics_have_at_most_a_hundred_names_of_keys(tmp_path: Path) -> None:
     assert list(names.values()).count("other") == 50
 
 
+NO_NAME = (
+    "it is taken for one key, because a name begins with a letter and has at most 64 characters, "
+    "and the key after name= has 8 to 256"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "doubted"),
+    [
+        ("web=abc123", True),
+        ("web==abc123", True),
+        ("web=long-key-1,shop=abc123", True),
+        ("1web=long-key-1", True),
+        (f"{'w' * 65}=long-key-1", True),
+        ("web=long-key-1", False),
+        ("web=long=key-1", False),
+        ("c2VjcmV0LWtleQ==", False),
+        ("c2VjcmV0LWtleTE=", False),
+        ("c+Vj/mV0=WtleTE", False),
+    ],
+)
+def test_a_name_that_is_taken_for_a_part_of_the_key_is_a_doubt(
+    tmp_path: Path, line: str, doubted: bool
+) -> None:
+    """What looks like name=key but is none is a key as a whole, which its line's writer must learn.
+
+    Nothing of the line is shown, which may be a key. Keys that end with the sign, as base64 does,
+    are none of these.
+    """
+    file = tmp_path / "keys"
+    file.write_text(f"long-key-0\n{line}\n", encoding="utf-8")
+    doubts = Credentials.read(Settings(api_keys_file=file)).doubts
+    assert doubts == ((f"--api-keys-file {file}: line 2: {NO_NAME}",) if doubted else ())
+
+
+@BOTH
+def test_doubts_about_keys_are_warnings(start: Start, tmp_path: Path, workers: int) -> None:
+    """One at the start, and another when the keys are read again."""
+    file = tmp_path / "keys"
+    file.write_text("web=abc123", encoding="utf-8")
+    process = start("--api-keys-file", str(file), "--workers", str(workers))
+    assert process.first_lines.count(NO_NAME) == 1
+    assert [_status(process, key) for key in ("abc123", "web=abc123")] == [401, 200]
+    process.signal(signal.SIGHUP)
+    process.read_until(NO_NAME)
+
+
 KEY_RULE = "a key must be 8 to 256 printable ASCII characters without spaces"
 NO_COMMENTS = "it begins with #, but a file of keys has no comments: remove the line"
 
