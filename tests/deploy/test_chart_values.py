@@ -238,6 +238,17 @@ def test_wrong_values_are_refused(values: dict[str, Any], named: str) -> None:
     assert named in _refusal(values)
 
 
+def test_quantities_are_compared_in_all_units_of_the_schema() -> None:
+    """A request above its limit is refused and one below it is not, whatever their unit."""
+    schema = json.loads(generate.SCHEMA.read_text(encoding="utf-8"))
+    (units,) = re.findall(r"\(([A-Za-z|]+)\)", schema["$defs"]["quantity"]["pattern"])
+    for unit in units.split("|"):
+        less, more = f"1{unit}", f"2{unit}"
+        for request, limit in ((less, more), (more, less)):
+            resources = {"requests": {"memory": request}, "limits": {"memory": limit}}
+            assert ("is above" in _refusal({"resources": resources})) == (request == more), unit
+
+
 @pytest.mark.parametrize("model", [{}, {"gpu": True, "model": {"name": "mine"}}], ids=str)
 def test_a_value_without_content_is_its_absence(model: dict[str, Any]) -> None:
     """``settings:`` whose lines are all comments is nothing; a group that must be is named."""
