@@ -199,6 +199,7 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"nameOverride": "a" * 54}, "nameOverride"),
         ({"keysSecret": "my_keys"}, "keysSecret"),
         ({"keysInSecret": []}, "keysInSecret"),
+        ({"keysSecret": "keys", "keysInSecret": None}, "keysInSecret"),
         ({"serviceAccount": "texts"}, "serviceAccount"),
         ({"serviceAccount": {"create": "true"}}, "serviceAccount/create"),
         ({"podLabels": {"team": 7}}, "podLabels/team"),
@@ -251,7 +252,7 @@ def test_quantities_are_compared_in_all_units_of_the_schema() -> None:
 
 @pytest.mark.parametrize("model", [{}, {"gpu": True, "model": {"name": "mine"}}], ids=str)
 def test_a_value_without_content_is_its_absence(model: dict[str, Any]) -> None:
-    """``settings:`` whose lines are all comments is nothing; a group that must be is named."""
+    """``settings:`` whose lines are all comments is nothing; what must be there is named."""
     defaults = load(generate.VALUES)[0]
     missing = {}
     for name in defaults.keys() - model.keys():
@@ -261,7 +262,7 @@ def test_a_value_without_content_is_its_absence(model: dict[str, Any]) -> None:
         else:
             assert list(violations(name, made)) == []
     groups = {name for name, value in defaults.items() if isinstance(value, dict) and value}
-    assert missing.keys() <= {*groups, "gpu", "gpuResource"}
+    assert missing.keys() <= {*groups, "gpu", "gpuResource", "keysInSecret"}
     assert all(f"missing property '{name}'" in missing[name] for name in missing)
 
 
