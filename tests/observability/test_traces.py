@@ -80,6 +80,14 @@ def test_a_request_is_a_span_with_its_stages(start: Start, collector: Collector)
     assert collector.resources[0]["service.name"] == "sentiment"
 
 
+def test_an_environment_for_other_programs_does_no_harm(start: Start, collector: Collector) -> None:
+    """Whatever propagators it names, and whether they are installed, W3C's headers are read."""
+    process = _served(start, collector, variables={"OTEL_PROPAGATORS": "b3, xray"})
+    process.client.get("/health", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+    process.terminate()
+    assert collector.named("GET /health")[0].trace_id.hex() == TRACE
+
+
 def test_a_batch_is_linked_to_all_requests_in_it(start: Start, collector: Collector) -> None:
     """It is a trace of its own: it belongs to several."""
     process = _served(start, collector, command=SLOW_COMMAND)
