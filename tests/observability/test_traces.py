@@ -88,6 +88,19 @@ def test_an_environment_for_other_programs_does_no_harm(start: Start, collector:
     assert collector.named("GET /health")[0].trace_id.hex() == TRACE
 
 
+def test_the_variables_of_the_sdk_name_the_service(start: Start, collector: Collector) -> None:
+    """They come before our own name and version."""
+    variables = {
+        "OTEL_SERVICE_NAME": "reviews",
+        "OTEL_RESOURCE_ATTRIBUTES": "service.version=7,team=shop",
+    }
+    process = _served(start, collector, variables=variables)
+    process.client.get("/health")
+    process.terminate()
+    named = {"service.name": "reviews", "service.version": "7", "team": "shop"}
+    assert named.items() <= collector.resources[0].items()
+
+
 def test_a_batch_is_linked_to_all_requests_in_it(start: Start, collector: Collector) -> None:
     """It is a trace of its own: it belongs to several."""
     process = _served(start, collector, command=SLOW_COMMAND)

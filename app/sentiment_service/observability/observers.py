@@ -39,12 +39,13 @@ class Tracer:
     def __init__(self, endpoint: str, *, version: str) -> None:
         """``endpoint`` is a collector's address, such as http://localhost:4318."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        attributes = {"service.name": "sentiment", "service.version": version}
-        self._provider = TracerProvider(resource=Resource.create(attributes))
+        own = Resource.create({"service.name": "sentiment", "service.version": version})
+        # What its variables say comes before our names.
+        self._provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sentiment", version)
