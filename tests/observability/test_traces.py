@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from sentiment_service.observability.observers import Tracer
 
 from tests.conftest import Start
 from tests.support import http_server
@@ -99,6 +100,17 @@ def test_the_variables_of_the_sdk_name_the_service(start: Start, collector: Coll
     process.terminate()
     named = {"service.name": "reviews", "service.version": "7", "team": "shop"}
     assert named.items() <= collector.resources[0].items()
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
+async def test_a_collector_may_be_named_with_the_path_of_traces(
+    collector: Collector, path: str
+) -> None:
+    """Other programs want the whole URL of a collector; it is the same one."""
+    tracer = Tracer(f"{collector.url}{path}", version="1")
+    tracer.request({}, "GET").end()
+    tracer.close()
+    assert collector.named("GET")
 
 
 def test_a_batch_is_linked_to_all_requests_in_it(start: Start, collector: Collector) -> None:

@@ -37,7 +37,7 @@ class Tracer:
     """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread."""
 
     def __init__(self, endpoint: str, *, version: str) -> None:
-        """``endpoint`` is a collector's address, such as http://localhost:4318."""
+        """``endpoint`` is a collector's address, with the path /v1/traces or without it."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -46,7 +46,8 @@ class Tracer:
         own = Resource.create({"service.name": "sentiment", "service.version": version})
         # What its variables say comes before our names.
         self._provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))
-        exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
+        address = endpoint.rstrip("/").removesuffix("/v1/traces")
+        exporter = OTLPSpanExporter(f"{address}/v1/traces", timeout=TIMEOUT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sentiment", version)
         self._propagator = TraceContextTextMapPropagator()
