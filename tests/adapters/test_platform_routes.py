@@ -145,6 +145,29 @@ def test_what_is_no_text_is_the_error_of_the_request(client: TestClient, other: 
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
 
+@pytest.mark.parametrize(
+    ("parameters", "labels"),
+    [
+        ({"return_all_scores": True}, None),
+        ({"return_all_scores": True, "top_k": None}, 3),
+        ({"return_all_scores": False}, 1),
+        ({"return_all_scores": None}, 1),
+    ],
+)
+def test_no_label_is_left_out_that_was_asked_for(
+    client: TestClient, parameters: dict[str, Any], labels: int | None
+) -> None:
+    """Containers with transformers 4 gave all labels for a parameter that version 5 dropped.
+
+    Alone it is refused, with what to send; false is the best label, and ``top_k`` decides.
+    """
+    answer = client.post("/invocations", json={"inputs": "love", "parameters": parameters})
+    if labels is None:
+        assert (answer.status_code, "top_k: null" in answer.json()["detail"]) == (422, True)
+    else:
+        assert len(answer.json()) == labels
+
+
 def _post(client: TestClient, content: str | bytes, given: str, accept: str = "*/*") -> Any:
     headers = {"content-type": given, "accept": accept}
     return client.post("/invocations", content=content, headers=headers)

@@ -24,6 +24,7 @@ from sentiment_service.adapters.forms import (
     ByField,
     InstancesRequest,
     OpenAiRoute,
+    PipelineParameters,
     TextClassification,
     answer_instances,
     best_labels,
@@ -276,8 +277,14 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
     has a list of labels, and that of a single text stands alone.
     """
+    parameters = body.parameters or PipelineParameters()
+    best = "top_k" not in parameters.model_fields_set
+    if best and parameters.return_all_scores:
+        raise errors.InvalidRequest(
+            "parameters.return_all_scores is not served; send top_k: null for all labels"
+        )
     ranked, done = await best_labels(request, body)
-    if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
+    if best:
         return JsonAnswer([labels[0] for labels in ranked], done.server_timing)
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
