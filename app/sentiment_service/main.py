@@ -155,12 +155,16 @@ class Application(FastAPI):
 
 
 def below(prefix: str, app: ASGIApp) -> ASGIApp:
-    """The application, also at the paths below ``prefix``: a proxy may pass them on as they are."""
+    """The application, also at the paths below ``prefix``: a proxy may pass them on as they are.
+
+    ``prefix`` itself is the path ``/``, unless a browser asks for the page there: see ``_to_page``.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if path.startswith(f"{prefix}/"):
-            scope = {**scope, "path": path.removeprefix(prefix)}
+        reads = scope.get("method") in ("GET", "HEAD")
+        if path.startswith(f"{prefix}/") or (path == prefix and not reads):
+            scope = {**scope, "path": path.removeprefix(prefix) or "/"}
         await app(scope, receive, send)
 
     return answer
@@ -209,7 +213,7 @@ def _to_page(prefix: str) -> Route:
     async def to_page(request: HttpRequest) -> Response:
         return RedirectResponse(f"{prefix.rpartition('/')[2]}/")
 
-    return Route(prefix, to_page, methods=["GET", "POST"], include_in_schema=False)
+    return Route(prefix, to_page, methods=["GET"], include_in_schema=False)
 
 
 def _order(route: BaseRoute) -> tuple[bool, bool]:
