@@ -26,7 +26,6 @@ from sentiment_service.http import routes as own_routes
 from sentiment_service.http.openapi import with_components
 from sentiment_service.http.routes import HttpRequest, Route, TextRoute, application
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.observability.observers import EXPORTER
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter, Service, Worker
@@ -80,8 +79,6 @@ def create_app(
     paths = reduce(or_, [adapter.paths for adapter in adapters], own)
     service = Service(settings, paths, credentials=credentials, worker=worker)
     routes = all_routes(service, adapters)
-    if settings.otlp_endpoint:
-        import_module(EXPORTER)
     bundles = bundles_to_use(settings.model)
     loaded = load_all(bundles, service.config, service.worker.cpus)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sentiment_service.observability.observers import Tracer
 
 from tests.conftest import Start
 from tests.support import http_server
-from tests.support.serving import SLOW_COMMAND, Process
+from tests.support.serving import COMMAND, SLOW_COMMAND, Process, run_program
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TEXT = "xyzzy-plugh"
@@ -100,6 +101,27 @@ def test_the_variables_of_the_sdk_name_the_service(start: Start, collector: Coll
     process.terminate()
     named = {"service.name": "reviews", "service.version": "7", "team": "shop"}
     assert named.items() <= collector.resources[0].items()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("OTEL_SPAN_LINK_COUNT_LIMIT", "abc", "OTEL_SPAN_LINK_COUNT_LIMIT must be "),
+        ("OTEL_BSP_SCHEDULE_DELAY", "-5", "schedule_delay_millis must be "),
+    ],
+)
+def test_a_variable_that_the_sdk_refuses_is_one_line(
+    bundle: Path, variable: str, value: str, reason: str
+) -> None:
+    """The start ends with the SDK's reason, without a traceback, before a model is loaded."""
+    flags = ["--port", "0", "--log-format", "human", "--otlp-endpoint", "http://127.0.0.1:9"]
+    changed: dict[str, Any] = {variable: value}
+    done = run_program(*COMMAND, "serve", "--model", bundle, *flags, **changed)
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert "port 0" in first
+    assert last.startswith("sentiment: OpenTelemetry refuses one of its variables (OTEL_*): ")
+    assert reason in last
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
