@@ -185,6 +185,22 @@ def test_ping_is_empty_and_needs_no_key(serve: Serve) -> None:
     assert client.post("/invocations", json=body, headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("text/csv, application/json", "text/csv"),
+        ("application/x-npy, application/JSON;q=0.5,text/csv", "application/json"),
+        ("application/x-npy, */*", "application/jsonlines"),
+    ],
+)
+def test_lines_are_answered_in_the_first_form_that_is_known(
+    client: TestClient, accept: str, form: str
+) -> None:
+    """SageMaker's own library sends a list: all forms that its deserializer reads."""
+    answer = _post(client, '"love"', "application/jsonlines", accept)
+    assert answer.headers["content-type"].partition(";")[0] == form
+
+
 def test_bad_lines_are_counted(client: TestClient) -> None:
     """Each bad line counts as a text that failed."""
     answer = _post(client, '"love"\n{"text": 1}\n{"text": "it"\n', "application/jsonlines")

@@ -159,7 +159,7 @@ RECORDS: dict[str, tuple[Callable[[Sequence[bytes]], Reader], Answers]] = {
     "application/x-ndjson": (lambda _: read_json, JSON_LINES),
     "text/csv": (CsvReader, Answers("text/csv", write_csv)),
 }
-# By the header Accept.
+# By the header Accept, whose first known media type counts.
 ANSWERS = {
     **{kind: answers for kind, (_, answers) in RECORDS.items()},
     "application/json": Answers("application/json", write_json, join=b",", ends=(b"[", b"]")),
@@ -204,7 +204,9 @@ async def invocations(request: HttpRequest) -> Response:
     content_type = media_type(request, b"content-type")
     if content_type in RECORDS:
         reader, answers = RECORDS[content_type]
-        answers = ANSWERS.get(media_type(request, b"accept"), answers)
+        accepted = request.headers.get("accept", "").lower().split(",")
+        kinds = [kind.partition(";")[0].strip() for kind in accepted]
+        answers = next((ANSWERS[kind] for kind in kinds if kind in ANSWERS), answers)
         return await answer_records(request, reader, answers)
     if content_type != "application/json":
         raise errors.UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
