@@ -26,7 +26,6 @@ from sentiment_service.http import routes as own_routes
 from sentiment_service.http.openapi import with_components
 from sentiment_service.http.routes import HttpRequest, Route, TextRoute, application
 from sentiment_service.observability.metrics import Metrics
-from sentiment_service.observability.observers import EXPORTER
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter, Service, Worker
@@ -80,8 +79,6 @@ def create_app(
     paths = reduce(or_, [adapter.paths for adapter in adapters], own)
     service = Service(settings, paths, credentials=credentials, worker=worker)
     routes = all_routes(service, adapters)
-    if settings.otlp_endpoint:
-        import_module(EXPORTER)
     bundles = bundles_to_use(settings.model)
     loaded = load_all(bundles, service.config, service.worker.cpus)
 
@@ -155,12 +152,16 @@ class Application(FastAPI):
 
 
 def below(prefix: str, app: ASGIApp) -> ASGIApp:
-    """The application, also at the paths below ``prefix``: a proxy may pass them on as they are."""
+    """The application, also at the paths below ``prefix``: a proxy may pass them on as they are.
+
+    ``prefix`` itself is the path ``/``, unless a browser asks for the page there: see ``_to_page``.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if path.startswith(f"{prefix}/"):
-            scope = {**scope, "path": path.removeprefix(prefix)}
+        reads = scope.get("method") in ("GET", "HEAD")
+        if path.startswith(f"{prefix}/") or (path == prefix and not reads):
+            scope = {**scope, "path": path.removeprefix(prefix) or "/"}
         await app(scope, receive, send)
 
     return answer
@@ -209,7 +210,7 @@ def _to_page(prefix: str) -> Route:
     async def to_page(request: HttpRequest) -> Response:
         return RedirectResponse(f"{prefix.rpartition('/')[2]}/")
 
-    return Route(prefix, to_page, methods=["GET", "POST"], include_in_schema=False)
+    return Route(prefix, to_page, methods=["GET"], include_in_schema=False)
 
 
 def _order(route: BaseRoute) -> tuple[bool, bool]:

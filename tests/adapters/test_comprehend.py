@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.conftest import Serve
+
 
 def _ask(client: TestClient, operation: str, **body: Any) -> Any:
     headers = {
@@ -53,3 +55,19 @@ def test_a_long_text_has_the_name_of_its_exception(client: TestClient) -> None:
     problem = answer.json()
     assert (answer.status_code, problem["__type"]) == (400, "TextSizeLimitExceededException")
     assert "at most 50000" in problem["message"]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "status"),
+    [("a-key-for-tests", "love", 200), ("a-key-for-tests", " ", 400), ("another", "love", 401)],
+)
+def test_the_request_has_the_id_that_awss_clients_read(
+    serve: Serve, key: str, text: str, status: int
+) -> None:
+    """RequestId of ResponseMetadata: the one of our log, for answers and for errors."""
+    client = serve(api_keys="a-key-for-tests")
+    client.headers["authorization"] = f"AWS4-HMAC-SHA256 Credential={key}/x, Signature=x"
+    answer = _ask(client, "DetectSentiment", Text=text, LanguageCode="en")
+    assert answer.status_code == status
+    assert answer.headers["x-amzn-requestid"] == answer.headers["x-request-id"]
+    assert "x-amzn-requestid" not in client.post("/", json={"inputs": "love"}).headers

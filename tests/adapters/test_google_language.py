@@ -47,6 +47,17 @@ def test_a_document_has_what_googles_client_reads(client: TestClient) -> None:
     assert second == {**both, "languageCode": "de", "languageSupported": True}
 
 
+def test_an_endpoint_may_end_with_a_slash(serve: Serve) -> None:
+    """Google's client then asks for //v2/…: it gets the same answers, errors among them."""
+    client = serve(root_path="/sentiment")
+    for method, status in (("analyzeSentiment", 200), ("analyzeEntities", 404)):
+        path = f"/v2/documents:{method}"
+        answer = _ask(client, {"content": "love"}, f"/sentiment/{path}")
+        assert answer.status_code == status
+        same = _ask(client, {"content": "love"}, path).json()
+        assert answer.json() | {"request_id": ""} == same | {"request_id": ""}
+
+
 def test_an_overloaded_service_is_unavailable(
     gate: Gate, serve: Serve, pool: ThreadPoolExecutor
 ) -> None:

@@ -145,6 +145,29 @@ def test_what_is_no_text_is_the_error_of_the_request(client: TestClient, other: 
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
 
+@pytest.mark.parametrize(
+    ("parameters", "labels"),
+    [
+        ({"return_all_scores": True}, None),
+        ({"return_all_scores": True, "top_k": None}, 3),
+        ({"return_all_scores": False}, 1),
+        ({"return_all_scores": None}, 1),
+    ],
+)
+def test_no_label_is_left_out_that_was_asked_for(
+    client: TestClient, parameters: dict[str, Any], labels: int | None
+) -> None:
+    """Containers with transformers 4 gave all labels for a parameter that version 5 dropped.
+
+    Alone it is refused, with what to send; false is the best label, and ``top_k`` decides.
+    """
+    answer = client.post("/invocations", json={"inputs": "love", "parameters": parameters})
+    if labels is None:
+        assert (answer.status_code, "top_k: null" in answer.json()["detail"]) == (422, True)
+    else:
+        assert len(answer.json()) == labels
+
+
 def _post(client: TestClient, content: str | bytes, given: str, accept: str = "*/*") -> Any:
     headers = {"content-type": given, "accept": accept}
     return client.post("/invocations", content=content, headers=headers)
@@ -160,6 +183,22 @@ def test_ping_is_empty_and_needs_no_key(serve: Serve) -> None:
     assert client.post("/invocations", json=body).status_code == 401
     headers = {"authorization": f"Bearer {KEY}"}
     assert client.post("/invocations", json=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("text/csv, application/json", "text/csv"),
+        ("application/x-npy, application/JSON;q=0.5,text/csv", "application/json"),
+        ("application/x-npy, */*", "application/jsonlines"),
+    ],
+)
+def test_lines_are_answered_in_the_first_form_that_is_known(
+    client: TestClient, accept: str, form: str
+) -> None:
+    """SageMaker's own library sends a list: all forms that its deserializer reads."""
+    answer = _post(client, '"love"', "application/jsonlines", accept)
+    assert answer.headers["content-type"].partition(";")[0] == form
 
 
 def test_bad_lines_are_counted(client: TestClient) -> None:

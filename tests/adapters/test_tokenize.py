@@ -23,12 +23,16 @@ def _tokenize(client: TestClient, inputs: Any, **options: Any) -> Any:
 
 
 def test_an_answer_has_a_limited_number_of_tokens(serve: Serve) -> None:
-    """All texts together may have half of max_queue_tokens, counted after truncation."""
+    """All texts together may have half of max_queue_tokens, counted after truncation.
+
+    The error says so, as that of the routes that classify.
+    """
     client = serve(max_queue_tokens=64)
     assert len(_tokenize(client, ["love " * 20] * 2)) == 2
     refused = client.post("/tokenize", json={"inputs": ["love " * 20] * 3}).json()
     assert refused["code"] == "too_many_texts"
     assert "more than the 32 tokens" in refused["detail"]
+    assert refused["detail"].endswith("half of --max-queue-tokens")
 
 
 def test_nothing_is_inferred_or_counted_as_a_text(serve: Serve, gate: Gate) -> None:

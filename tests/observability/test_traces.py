@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from sentiment_service.observability.observers import Tracer
 
 from tests.conftest import Start
 from tests.support import http_server
-from tests.support.serving import SLOW_COMMAND, Process
+from tests.support.serving import COMMAND, SLOW_COMMAND, Process, run_program
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TEXT = "xyzzy-plugh"
@@ -78,6 +80,59 @@ def test_a_request_is_a_span_with_its_stages(start: Start, collector: Collector)
         assert before.end_time_unix_nano == after.start_time_unix_nano
     assert request.start_time_unix_nano <= stages[0].start_time_unix_nano
     assert collector.resources[0]["service.name"] == "sentiment"
+
+
+def test_an_environment_for_other_programs_does_no_harm(start: Start, collector: Collector) -> None:
+    """Whatever propagators it names, and whether they are installed, W3C's headers are read."""
+    process = _served(start, collector, variables={"OTEL_PROPAGATORS": "b3, xray"})
+    process.client.get("/health", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+    process.terminate()
+    assert collector.named("GET /health")[0].trace_id.hex() == TRACE
+
+
+def test_the_variables_of_the_sdk_name_the_service(start: Start, collector: Collector) -> None:
+    """They come before our own name and version."""
+    variables = {
+        "OTEL_SERVICE_NAME": "reviews",
+        "OTEL_RESOURCE_ATTRIBUTES": "service.version=7,team=shop",
+    }
+    process = _served(start, collector, variables=variables)
+    process.client.get("/health")
+    process.terminate()
+    named = {"service.name": "reviews", "service.version": "7", "team": "shop"}
+    assert named.items() <= collector.resources[0].items()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("OTEL_SPAN_LINK_COUNT_LIMIT", "abc", "OTEL_SPAN_LINK_COUNT_LIMIT must be "),
+        ("OTEL_BSP_SCHEDULE_DELAY", "-5", "schedule_delay_millis must be "),
+    ],
+)
+def test_a_variable_that_the_sdk_refuses_is_one_line(
+    bundle: Path, variable: str, value: str, reason: str
+) -> None:
+    """The start ends with the SDK's reason, without a traceback, before a model is loaded."""
+    flags = ["--port", "0", "--log-format", "human", "--otlp-endpoint", "http://127.0.0.1:9"]
+    changed: dict[str, Any] = {variable: value}
+    done = run_program(*COMMAND, "serve", "--model", bundle, *flags, **changed)
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert "port 0" in first
+    assert last.startswith("sentiment: OpenTelemetry refuses one of its variables (OTEL_*): ")
+    assert reason in last
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
+async def test_a_collector_may_be_named_with_the_path_of_traces(
+    collector: Collector, path: str
+) -> None:
+    """Other programs want the whole URL of a collector; it is the same one."""
+    tracer = Tracer(f"{collector.url}{path}", version="1")
+    tracer.request({}, "GET").end()
+    tracer.close()
+    assert collector.named("GET")
 
 
 def test_a_batch_is_linked_to_all_requests_in_it(start: Start, collector: Collector) -> None:

@@ -51,6 +51,7 @@ class ComprehendRoute(shared.CloudRoute):
     """
 
     key = "the access key id"
+    id_header = b"x-amzn-requestid"
 
     def __init__(self, path: str, *args: Any, **options: Any) -> None:
         super().__init__(path, *args, **options)

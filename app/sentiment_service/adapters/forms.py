@@ -181,6 +181,7 @@ class PipelineParameters(BaseModel):
     truncation: Annotated[StrictBool, BeforeValidator(_truncation)] | None = None
     max_length: Annotated[int, Field(strict=True), BeforeValidator(whole)] | None = None
     add_special_tokens: Literal[True] | None = None
+    return_all_scores: Any = None  # of the pipeline before its version 5
     candidate_labels: Refused = None
 
 

@@ -2,6 +2,7 @@
 /v2.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -58,7 +59,18 @@ class Unavailable(errors.Overloaded):
     status = 503
 
 
-class GoogleRoute(shared.CloudRoute):
+class GooglePath(Route):
+    """A route that its path with two slashes in front names, too.
+
+    Google's client asks for it so if its ``api_endpoint`` ends with a slash.
+    """
+
+    def __init__(self, path: str, *args: Any, **options: Any) -> None:
+        super().__init__(path, *args, **options)
+        self.path_regex = re.compile(self.path_regex.pattern.replace("^", "^/?", 1))
+
+
+class GoogleRoute(GooglePath, shared.CloudRoute):
     key = "x-goog-api-key or ?key="
     answered: ClassVar[shared.Kinds] = {
         **shared.CloudRoute.answered,
@@ -92,7 +104,7 @@ async def analyze_v2(request: HttpRequest) -> Response:
     return JsonAnswer({**answer, "languageCode": language, "languageSupported": supported})
 
 
-class OtherRoute(Route):
+class OtherRoute(GooglePath):
     """A route of Google's other methods. Its client reads no other form of an error."""
 
     error_media_type = GoogleRoute.error_media_type

@@ -24,6 +24,7 @@ from sentiment_service.adapters.forms import (
     ByField,
     InstancesRequest,
     OpenAiRoute,
+    PipelineParameters,
     TextClassification,
     answer_instances,
     best_labels,
@@ -158,7 +159,7 @@ RECORDS: dict[str, tuple[Callable[[Sequence[bytes]], Reader], Answers]] = {
     "application/x-ndjson": (lambda _: read_json, JSON_LINES),
     "text/csv": (CsvReader, Answers("text/csv", write_csv)),
 }
-# By the header Accept.
+# By the header Accept, whose first known media type counts.
 ANSWERS = {
     **{kind: answers for kind, (_, answers) in RECORDS.items()},
     "application/json": Answers("application/json", write_json, join=b",", ends=(b"[", b"]")),
@@ -203,7 +204,9 @@ async def invocations(request: HttpRequest) -> Response:
     content_type = media_type(request, b"content-type")
     if content_type in RECORDS:
         reader, answers = RECORDS[content_type]
-        answers = ANSWERS.get(media_type(request, b"accept"), answers)
+        accepted = request.headers.get("accept", "").lower().split(",")
+        kinds = [kind.partition(";")[0].strip() for kind in accepted]
+        answers = next((ANSWERS[kind] for kind in kinds if kind in ANSWERS), answers)
         return await answer_records(request, reader, answers)
     if content_type != "application/json":
         raise errors.UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
@@ -276,8 +279,14 @@ async def _as_container(request: HttpRequest, body: TextClassification) -> Respo
     Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
     has a list of labels, and that of a single text stands alone.
     """
+    parameters = body.parameters or PipelineParameters()
+    best = "top_k" not in parameters.model_fields_set
+    if best and parameters.return_all_scores:
+        raise errors.InvalidRequest(
+            "parameters.return_all_scores is not served; send top_k: null for all labels"
+        )
     ranked, done = await best_labels(request, body)
-    if body.parameters is None or "top_k" not in body.parameters.model_fields_set:
+    if best:
         return JsonAnswer([labels[0] for labels in ranked], done.server_timing)
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 

@@ -162,7 +162,8 @@ def tokens_steps(
             remaining -= len(result["ids"])
         if remaining < 0:
             raise TooManyTexts(
-                f"the texts have more than the {max_tokens} tokens that are accepted in one request"
+                f"the texts have more than the {max_tokens} tokens that are accepted in one "
+                "request, half of --max-queue-tokens"
             )
         yield
     return results

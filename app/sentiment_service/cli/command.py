@@ -248,6 +248,9 @@ def _serve(
     open_standard_files()
     raise_file_limit()
     return_long_blocks()
+    # OpenTelemetry, which FastAPI imports, would load these, and fail without their packages. Only
+    # W3C's headers are read here.
+    os.environ.pop("OTEL_PROPAGATORS", None)
     if assignment is not None:
         logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
     else:

@@ -95,6 +95,7 @@ class HttpExchange(Exchange):
         self._receive = receive
         self._send = send
         self._begun = False  # whether the answer has begun
+        self.id_header = b""  # the route's
 
     @property
     def model_of_path(self) -> str | None:
@@ -122,6 +123,7 @@ class HttpExchange(Exchange):
         if route and not isinstance(error, errors.MethodNotAllowed):
             members = route.error_members(type(error), error.detail)
             media_type = route.error_media_type
+            self.id_header = route.id_header
         headers, body = error.answer(self.request_id, media_type, **members)
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
@@ -139,6 +141,8 @@ class HttpExchange(Exchange):
             self._begun = True
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
+            if self.id_header:
+                message["headers"].append((self.id_header, self.request_id.encode()))
             self.arrival.refused = refused = self.status >= errors.BadRequest.status
             moves = self.service.surplus > 0 and not self.arrival.followed
             self.service.surplus -= moves
@@ -187,13 +191,14 @@ class Route(APIRoute):
     """A route whose endpoint takes only the request and returns the response."""
 
     error_media_type: ClassVar[str] = errors.PROBLEM
+    id_header: ClassVar[bytes] = b""  # where clients read the request's id, beside x-request-id
     encodings: ClassVar[Mapping[str, bool]] = {}  # those that the answer must not have, with False
     forms: Mapping[str, "Route"] = {}  # by their fields: what answers bodies of other servers' form
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The exchange holds the scope: a cycle, which only the garbage collector would free.
         exchange: HttpExchange = scope.pop("exchange")
-        exchange.route = self.path
+        exchange.route, exchange.id_header = self.path, self.id_header
         if scope["method"] not in (self.methods or ()):
             known = {method for route in exchange.matching() for method in route.methods or ()}
             allowed = sorted(known | ({"HEAD"} if "GET" in known else set()))

@@ -20,13 +20,18 @@ from sentiment_service.engine.batching.fair_queue import BatchReport
 from sentiment_service.engine.classifier import STAGES, Classification, Gauges
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.shadow import Skipped
-from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
+from sentiment_service.errors import (
+    OUTCOMES,
+    REJECTIONS,
+    ClientDisconnected,
+    ServiceError,
+    UserError,
+    first_line,
+)
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
 from sentiment_service.observability.series import Labels
 from sentiment_service.results import TextWarning
 
-# A module of the extra `otel`, which Tracer needs.
-EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 TRUNCATED = "truncated"
 WARNINGS = (*get_args(TextWarning), TRUNCATED)  # why the model may be wrong about a text
 # Seconds that a collector may take. Short, so that a slow collector does not delay the shutdown.
@@ -37,16 +42,23 @@ class Tracer:
     """Makes spans and sends them to an OTLP endpoint over HTTP, on its own thread."""
 
     def __init__(self, endpoint: str, *, version: str) -> None:
-        """``endpoint`` is a collector's address, such as http://localhost:4318."""
+        """``endpoint`` is a collector's address, with the path /v1/traces or without it."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        attributes = {"service.name": "sentiment", "service.version": version}
-        self._provider = TracerProvider(resource=Resource.create(attributes))
-        exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        own = Resource.create({"service.name": "sentiment", "service.version": version})
+        # What its variables say comes before our names.
+        resource = own.merge(OTELResourceDetector().detect())
+        address = endpoint.rstrip("/").removesuffix("/v1/traces")
+        try:
+            self._provider = TracerProvider(resource=resource)
+            exporter = OTLPSpanExporter(f"{address}/v1/traces", timeout=TIMEOUT_S)
+            self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        except ValueError as error:
+            reason = f"OpenTelemetry refuses one of its variables (OTEL_*): {first_line(error)}"
+            raise UserError(reason) from None
         self._tracer = self._provider.get_tracer("sentiment", version)
         self._propagator = TraceContextTextMapPropagator()
 

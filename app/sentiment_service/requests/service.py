@@ -100,7 +100,8 @@ class Service:
         self._trying: asyncio.Task[None] | None = None
         self._tries_at = 0.0
         self.step_thread: StepThread  # for work that would block the event loop; set by running()
-        self.tracer: Tracer | None = None
+        endpoint = settings.otlp_endpoint
+        self.tracer = Tracer(endpoint, version=self.version) if endpoint else None
         self.logs_requests = False  # set by running()
         least = 2 * settings.max_body_bytes  # a compressed body and its decompressed content
         share = max(least, min(available_memory() // MEMORY_SHARE, MOST_INFLIGHT_BYTES))
@@ -117,8 +118,7 @@ class Service:
             self.lifecycle.restart()
             stack.callback(self.metrics.registry.publish)
             stack.callback(self.lifecycle.stopped)
-            if self.settings.otlp_endpoint:
-                self.tracer = Tracer(self.settings.otlp_endpoint, version=self.version)
+            if self.tracer:
                 stack.push_async_callback(asyncio.to_thread, self.tracer.close)
             self.logs_requests = logs.logs_requests(self.settings.access_log)
             self.step_thread = StepThread("tokenizer")

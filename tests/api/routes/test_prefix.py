@@ -11,7 +11,7 @@ from sentiment_service.cli.command import main
 from sentiment_service.settings.sources import load_settings
 
 from benchmarks.service import free_port
-from tests.conftest import FLAGS, Start
+from tests.conftest import FLAGS, Serve, Start
 from tests.support.serving import Process, eventually, installed
 
 # With a path behind the address, nginx removes the prefix; without one, it passes it on.
@@ -101,7 +101,20 @@ def test_the_prefix_alone_is_a_request_as_others(start: Start) -> None:
     assert "x-request-id" in answers[0].headers
     assert process.client.post("/a/b").status_code == 401
     log = process.terminate()
-    assert log.count('"route":"/a/b"') == 4
+    assert log.count('"route":"/a/b"') == 3
+
+
+def test_the_prefix_alone_takes_texts(serve: Serve) -> None:
+    """As / does: clients of clouds send them to the address that they are given, and no further."""
+    client = serve(root_path="/a/b")
+    aws = {"x-amz-target": "Comprehend_20171127.DetectSentiment"}
+    for body, headers in (
+        ({"inputs": "love"}, {}),
+        ({"Text": "love", "LanguageCode": "en"}, aws),
+    ):
+        answer = client.post("/a/b", json=body, headers=headers, follow_redirects=False)
+        assert answer.json() == client.post("/", json=body, headers=headers).json()
+    assert client.put("/a/b").headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize("given", ["sentiment", "/sentiment", "/sentiment/"])

@@ -209,11 +209,16 @@ async def test_a_group_that_is_cancelled_leaves_its_place() -> None:
 
 
 async def test_what_never_fits_is_refused_and_what_fits_alone_is_admitted() -> None:
-    """A group that can never fit is refused at once and does not wait at the gate."""
+    """A group that can never fit is refused at once and does not wait at the gate.
+
+    The error names the setting that decides how much fits.
+    """
     async with batching(max_queue_tokens=40) as batcher:
         gate = StreamGate(batcher, lambda: 10)
         huge, large = await _come(gate, "a" * 21, "b" * 20)
-        with pytest.raises(TooManyTexts):
+        with pytest.raises(
+            TooManyTexts, match=r"than the 20 tokens .* half of --max-queue-tokens$"
+        ):
             await huge.task
         assert await large.task == ["B" * 20]
 

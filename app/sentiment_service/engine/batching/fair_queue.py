@@ -365,7 +365,8 @@ class Admission:
         most = int(limit * REQUEST_SHARE)
         if tokens > most:
             raise TooManyTexts(
-                f"the texts have more than the {most} tokens that are accepted in one request"
+                f"the texts have more than the {most} tokens that are accepted in one request, "
+                "half of --max-queue-tokens"
             )
         if queued + tokens > limit:
             raise Overloaded(
