@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -11,13 +10,11 @@ from sentiment_service.adapters.tensors import (
     SERVER,
     VERSION,
     InferRequest,
-    asked_outputs,
     metadata_of,
     of_version,
-    output,
+    outputs,
 )
-from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.model.model import Model
+from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
 from sentiment_service.http.routes import (
@@ -30,7 +27,6 @@ from sentiment_service.http.routes import (
 )
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
-from sentiment_service.results import Prediction, every_prediction
 
 # Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that
 # data must have as many texts as shape says, nor that bytes may follow the JSON.
@@ -93,7 +89,7 @@ async def infer(request: HttpRequest) -> Response:
     body, texts = await _read(request)
     options = TextOptions(body.parameters.overflow)
     done = await request.exchange.classify(texts, model=name, options=options)
-    response = _answer(body, done.model, every_prediction(done.outcomes))
+    response = _answer(body, done)
     response.headers["server-timing"] = done.server_timing
     return response
 
@@ -126,22 +122,20 @@ def _json_length(request: HttpRequest, content: bytes) -> int:
     return int(header)
 
 
-def _answer(body: InferRequest, model: Model, predictions: Sequence[Prediction]) -> Response:
+def _answer(body: InferRequest, done: Classification) -> Response:
     """The outputs that the client requested. Those requested as bytes follow the JSON."""
     described = []
     binary = b""
-    for asked in asked_outputs(body, model):
-        tensor = output(asked.name, predictions, model)
+    for tensor in outputs(body, done):
         values: dict[str, Any] = {"data": tensor.values}
-        as_bytes = asked.parameters.binary_data
-        if body.parameters.binary_data_output if as_bytes is None else as_bytes:
+        if tensor.binary:
             values = {"parameters": {"binary_data_size": len(tensor.packed)}}
             binary += tensor.packed
         described.append(
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **values}
         )
     answer: dict[str, Any] = {
-        "model_name": model.name,
+        "model_name": done.model.name,
         "model_version": VERSION,
         "outputs": described,
     }

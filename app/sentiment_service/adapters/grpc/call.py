@@ -17,7 +17,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
 )
@@ -29,7 +28,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
-from sentiment_service.engine.classifier import Classification
 from sentiment_service.errors import (
     ClientDisconnected,
     DeadlineExceeded,
@@ -43,7 +41,6 @@ from sentiment_service.errors import (
 from sentiment_service.requests.exchange import UNMATCHED, Arrival, Exchange
 from sentiment_service.requests.limits import plain_address
 from sentiment_service.requests.service import Service
-from sentiment_service.results import Outcome
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 
@@ -196,18 +193,11 @@ class CallLimits:
     ``drop`` ends the call of a task at once, whatever its client has not taken.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        drop: Callable[[ServingTask], object],
-        *,
-        untaken_s: float = UNTAKEN_S,
-    ) -> None:
+    def __init__(self, service: Service, drop: Callable[[ServingTask], object]) -> None:
         settings = service.settings
         bytes_allowed = service.inflight.limit // 2 // service.board.workers
         self.service = service
         self.drop = drop
-        self.untaken_s = untaken_s
         self.addresses: Mapping[str, str] = {}  # of clients for which gRPC has other names
         self.call_bytes = WINDOW_BYTES + settings.max_header_bytes
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
@@ -323,7 +313,7 @@ class Call(Exchange):
         self.release()
         self.limits.leaves(self._task, len(content))
         try:
-            async with asyncio.timeout(self.limits.untaken_s) as timer:
+            async with asyncio.timeout(UNTAKEN_S) as timer:
                 await self._context.write(content)
         finally:
             self.limits.leaving.remove(self._task)
@@ -415,11 +405,6 @@ class Call(Exchange):
         if cast(Operation, self._task.operation).given_up:
             raise asyncio.CancelledError
         return content
-
-    def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
-        """Note the time of each stage for the trailing metadata, too."""
-        self.timing = done.server_timing
-        super().classified(done, outcomes)
 
     def _parsed(self, content: bytes) -> Message:
         """The message, whose bytes are held until the call answers."""

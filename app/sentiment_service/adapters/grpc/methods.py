@@ -23,17 +23,15 @@ from sentiment_service.adapters.tensors import (
     OutputParameters,
     RequestParameters,
     TensorParameters,
-    asked_outputs,
     metadata_of,
     of_version,
-    output,
+    outputs,
     unpack,
 )
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, NotFound, NotReady, ShuttingDown
 from sentiment_service.requests.service import Service
 from sentiment_service.requests.validation import checked
-from sentiment_service.results import every_prediction
 
 REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 LOOK_S = 1.0  # between two checks of the state for a call that watches it
@@ -85,10 +83,9 @@ async def model_infer(call: Call, request: Message) -> Message:
     texts = body.inputs[0].texts(b"", max_texts)
     options = TextOptions(body.parameters.overflow)
     done = await call.classify(texts, model=model.name, options=options)
-    predictions = every_prediction(done.outcomes)
+    call.timing = done.server_timing
     answer = call.method.response(model_name=done.model.name, model_version=VERSION, id=request.id)
-    for asked in asked_outputs(body, done.model):
-        tensor = output(asked.name, predictions, done.model)
+    for tensor in outputs(body, done):
         added = answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         if request.raw_input_contents:
             answer.raw_output_contents.append(tensor.packed)
@@ -117,12 +114,12 @@ def _document(request: Message, max_texts: int) -> dict[str, Any]:
         "parameters": _parameters(tensor, TensorParameters),
         "data": unpack(raw[0], max_texts) if raw else _texts(tensor),
     }
-    outputs = [
-        {"name": asked.name, "parameters": _parameters(asked, OutputParameters)}
-        for asked in request.outputs
+    asked = [
+        {"name": output.name, "parameters": _parameters(output, OutputParameters)}
+        for output in request.outputs
     ]
     parameters = _parameters(request, RequestParameters)
-    return {"parameters": parameters, "inputs": [described], "outputs": outputs}
+    return {"parameters": parameters, "inputs": [described], "outputs": asked}
 
 
 def _parameters(message: Message, known: type[BaseModel]) -> dict[str, Any]:
@@ -212,16 +209,13 @@ def _add_file(answer: Message, file: FileDescriptor) -> None:
     answer.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
 
 
-OPEN_INFERENCE = {
-    "ServerLive": server_live,
-    "ServerReady": server_ready,
-    "ModelReady": model_ready,
-    "ServerMetadata": server_metadata,
-    "ModelMetadata": model_metadata,
-}
 # By the methods' paths. ``server.py`` adds ``reflect`` at REFLECT, unless ``--docs`` is off.
 HANDLERS: Handlers = {
-    **{f"/inference.GRPCInferenceService/{name}": of for name, of in OPEN_INFERENCE.items()},
+    "/inference.GRPCInferenceService/ServerLive": server_live,
+    "/inference.GRPCInferenceService/ServerReady": server_ready,
+    "/inference.GRPCInferenceService/ModelReady": model_ready,
+    "/inference.GRPCInferenceService/ServerMetadata": server_metadata,
+    "/inference.GRPCInferenceService/ModelMetadata": model_metadata,
     INFER: model_infer,
     "/grpc.health.v1.Health/Check": check,
     "/grpc.health.v1.Health/Watch": watch,

@@ -30,7 +30,7 @@ from sentiment_service.adapters.grpc.call import (
     Operations,
     ServingTask,
 )
-from sentiment_service.adapters.grpc.door import Door
+from sentiment_service.adapters.grpc.door import EACH, STREAMS, WAITING, Door
 from sentiment_service.errors import ANSWERS, UserError
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.limits import Access
@@ -47,13 +47,6 @@ PING_MS = 60_000
 CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
 CONNECTION_BYTES = 262_144  # gRPC keeps buffers as large as what it last read at once
 LEAST_CONNECTIONS = 64
-# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
-# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
-# clients that had as many at once.
-STREAMS = 256
-# Calls of a connection that wait to be taken, and of all, with some 25 kB each.
-EACH = STREAMS + 1
-WAITING = 8 * EACH
 # gRPC cancels further ones, whoever sends them. On Linux, ``Door`` lets no more than WAITING come,
 # and those of connections that the library's threads, at most 16, are parsing.
 MOST_WAITING = WAITING + 16 * EACH
@@ -219,16 +212,7 @@ class GrpcServer:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         where, self._door = self._address, None
         if LINUX:
-            self._door = Door(
-                host,
-                port,
-                shared=service.board.workers > 1,
-                encrypted=bool(service.access.credentials.certificate),
-                most=_connections(service),
-                each=EACH,
-                waiting=WAITING,
-                all_taken=self._server.all_taken,
-            )
+            self._door = Door(service, _connections(service), self._server.all_taken)
             where, self._limits.addresses = self._door.inner, self._door.addresses
         if credentials := _credentials(service.access):
             bound = self._server.add_secure_port(where.encode(), credentials)
