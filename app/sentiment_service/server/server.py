@@ -105,15 +105,10 @@ class Server(uvicorn.Server):
     note_end: Callable[[], None] | None = None
 
     def __init__(
-        self,
-        sites: Mapping[socket.socket, FastAPI],
-        service: Service,
-        hangup: asyncio.Event,
-        *,
-        keep_alive_s: int = KEEP_ALIVE_S,
+        self, sites: Mapping[socket.socket, FastAPI], service: Service, hangup: asyncio.Event
     ) -> None:
         self._apps = [*sites.values()]
-        self._configs = {site: _config(app, keep_alive_s) for site, app in sites.items()}
+        self._configs = {site: _config(app) for site, app in sites.items()}
         super().__init__(next(iter(self._configs.values())))
         self._service = service
         self._hangup = hangup
@@ -250,7 +245,7 @@ class Server(uvicorn.Server):
         return accepted + self.server_state.total_requests
 
 
-def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
+def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="on",
@@ -260,5 +255,5 @@ def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # an exchange reads X-Forwarded-For itself
-        timeout_keep_alive=keep_alive_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
