@@ -19,7 +19,6 @@ from sentiment_service.adapters.forms import (
 )
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list, parse_texts, text_or_pair
@@ -28,7 +27,7 @@ from sentiment_service.results import every_prediction
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
 
 
-@router.post("/", operation_id="classifyHuggingFace", openapi_extra=FOREIGN_BODY)
+@router.post("/", operation_id="classifyHuggingFace")
 async def text_classification(request: HttpRequest) -> Response:
     """Hugging Face's inference servers: the labels of each text, the highest score first."""
     body = await read_body(request, TextClassification)
@@ -90,7 +89,7 @@ class PredictRoute(TextRoute):
 predict_router = APIRouter(tags=["compatibility"], route_class=PredictRoute)
 
 
-@predict_router.post("/predict", operation_id="predictTei", openapi_extra=FOREIGN_BODY)
+@predict_router.post("/predict", operation_id="predictTei")
 async def predict(request: HttpRequest) -> Response:
     """text-embeddings-inference, or with `instances` Vertex AI, often given the same path."""
     body = await read_body(request, FORMS)

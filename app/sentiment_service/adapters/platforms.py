@@ -33,7 +33,6 @@ from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.http import routes
-from sentiment_service.http.openapi import NAME_IN_PATH
 from sentiment_service.http.pages import OWN_PATHS
 from sentiment_service.http.routes import (
     HttpRequest,
@@ -297,9 +296,7 @@ async def models(request: HttpRequest) -> dict[str, Any]:
     return {"object": "list", "data": listed, "models": names}
 
 
-@models_router.get(
-    "/{name}", operation_id="getModelV1", response_model=None, openapi_extra=NAME_IN_PATH
-)
+@models_router.get("/{name}", operation_id="getModelV1", response_model=None)
 async def model(request: HttpRequest) -> dict[str, Any]:
     """OpenAI's description of a model, and KServe's: succeeds while you can send traffic for it."""
     service = request.exchange.service

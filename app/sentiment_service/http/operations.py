@@ -20,14 +20,7 @@ from sentiment_service.engine.host import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
 from sentiment_service.engine.options import Preprocessing
-from sentiment_service.http.openapi import (
-    DIGEST,
-    MODEL,
-    NAME_IN_PATH,
-    documented,
-    example,
-    text_example,
-)
+from sentiment_service.http.openapi import DIGEST, MODEL, documented, example, text_example
 from sentiment_service.http.routes import HttpRequest, Route, packed_answer
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.service import Service
@@ -346,7 +339,6 @@ async def _loaded(request: HttpRequest, status: str, *, promote: bool) -> Reload
     "/models/{name}/reload",
     operation_id="reloadModel",
     responses=_loads("reloaded"),
-    openapi_extra=NAME_IN_PATH,
 )
 async def reload(request: HttpRequest) -> Reloaded:
     """Load a model's bundle again. Needs an admin key.
@@ -360,7 +352,6 @@ async def reload(request: HttpRequest) -> Reloaded:
     "/models/{name}/promote",
     operation_id="promoteCandidate",
     responses=_loads("promoted", errors.NotFound),
-    openapi_extra=NAME_IN_PATH,
 )
 async def promote(request: HttpRequest) -> Reloaded:
     """Make the candidate (--shadow) the model, under the model's name. Needs an admin key.
