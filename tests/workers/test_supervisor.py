@@ -373,8 +373,9 @@ def test_a_reload_that_fails_at_the_switch_is_answered(start: Start) -> None:
     assert reload(process.client).json()["status"] == "reloaded"
 
 
-def test_models_that_still_differ_are_not_loaded_again() -> None:
+def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
+    monkeypatch.setattr("sentiment_service.workers.supervisor.MIXED_S", -1.0)
 
     class Reloads(GroupReload):
         count = 0
@@ -383,7 +384,7 @@ def test_models_that_still_differ_are_not_loaded_again() -> None:
             self.count += 1
 
     workers = Supervisor(Settings(), Credentials.read(Settings()), 2, [])._workers
-    reloads = Reloads(workers, mixed_s=-1.0)
+    reloads = Reloads(workers)
     for worker in workers:
         worker.status.phase_number = WorkerPhase.READY
     expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}

@@ -5,7 +5,6 @@ its share of the machine.
 """
 
 import importlib.metadata
-import json
 import logging
 import math
 import os
@@ -17,9 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, TypeVar
+
+from pydantic import BaseModel
 
 from sentiment_service.engine.host import available_cpus
 from sentiment_service.errors import UserError, system_error
@@ -28,7 +28,6 @@ from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus
 from sentiment_service.workers.channels import Channel, Control, Message
 
 logger = logging.getLogger(__name__)
-
 
 VARIABLE = "_SENTIMENT_WORKER"
 # What auto chooses. Eight CPUs compute the embedded model as fast as one event loop can feed them.
@@ -39,8 +38,7 @@ CPUS_A_GPU_WORKER = 4
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(BaseModel):
     """The number of a worker, its models, and the file descriptors that it inherits."""
 
     number: int  # from 0
@@ -51,31 +49,21 @@ class Assignment:
     sites: list[int]  # a Unix socket for the connections of each port
     # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
     # this worker would serve another model than the others.
-    models: list[str]
-    names: list[str]  # of the first models
-    shadow: str  # the path of the candidate's bundle; "" if there is none
-    cache: str  # the directory for caches; "" for the usual one
+    model: tuple[Path, ...]
+    served_name: tuple[str, ...]  # of the first models
+    shadow: Path | None  # the candidate's bundle
+    cache_dir: Path | None  # None: the usual one
 
     @classmethod
     def of_this_process(cls) -> Self | None:
         """What the supervisor has passed to this process; None if no supervisor has started it."""
         passed = os.environ.pop(VARIABLE, None)
-        return cls(**json.loads(passed)) if passed else None
+        return cls.model_validate_json(passed) if passed else None
 
     def applied_to(self, settings: Settings) -> Settings:
         """The settings with what the supervisor has determined for all workers."""
-        cache = Path(self.cache) if self.cache else settings.cache_dir
-        return settings.model_copy(
-            update={
-                "model": tuple(map(Path, self.models)),
-                "served_name": tuple(self.names),
-                "shadow": Path(self.shadow) if self.shadow else None,
-                "cache_dir": cache,
-            }
-        )
-
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, VARIABLE: json.dumps(asdict(self))}
+        shared = {"model", "served_name", "shadow", "cache_dir"}
+        return settings.model_copy(update=self.model_dump(include=shared))
 
 
 def worker_count(settings: Settings, cpus: float | None = None) -> int:
@@ -336,17 +324,18 @@ class WorkerProcess:
     def _spawn(
         self, control: socket.socket, channels: Sequence[Channel]
     ) -> "subprocess.Popen[bytes]":
+        settings = self._settings
         assignment = Assignment(
-            self.number,
-            self._board.workers,
-            self._board_descriptor,
-            self._credentials(),
-            control.fileno(),
-            [channel.worker_end.fileno() for channel in channels],
-            [str(path.absolute()) for path in self._settings.model],
-            [*self._settings.served_name],
-            str(shadow.absolute()) if (shadow := self._settings.shadow) else "",
-            str(cache.absolute()) if (cache := self._settings.cache_dir) else "",
+            number=self.number,
+            workers=self._board.workers,
+            board=self._board_descriptor,
+            credentials=self._credentials(),
+            control=control.fileno(),
+            sites=[channel.worker_end.fileno() for channel in channels],
+            model=tuple(path.absolute() for path in settings.model),
+            served_name=settings.served_name,
+            shadow=settings.shadow and settings.shadow.absolute(),
+            cache_dir=settings.cache_dir and settings.cache_dir.absolute(),
         )
         return subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],
@@ -354,7 +343,7 @@ class WorkerProcess:
                 *(assignment.board, assignment.credentials, assignment.control),
                 *assignment.sites,
             ],
-            env=assignment.environment(),
+            env={**os.environ, VARIABLE: assignment.model_dump_json()},
             process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )
 
