@@ -106,7 +106,7 @@ async def _results(
             failed.append({"id": name, **AzureRoute.failure(type(one), one.detail)})
         else:
             done.append({"id": name, **one})
-    version = request.exchange.model_use.model
+    version = request.exchange.model
     answer: dict[str, Any] = {"documents": done, "errors": failed, "modelVersion": version}
     if parameters.statistics:
         answer["statistics"] = {

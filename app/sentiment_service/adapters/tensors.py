@@ -128,9 +128,9 @@ class Output:
         return np.array(self.values, dtype="<f4").tobytes()
 
 
-def of_version(service: Service, name: str, version: str) -> Classifier:
+def of_version(service: Service, name: str, version: str | None) -> Classifier:
     classifier = service.models.classifiers.of(name)
-    if version != VERSION:
+    if version and version != VERSION:
         raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
     return classifier
 

@@ -156,7 +156,7 @@ async def tokenize(request: HttpRequest) -> Response:
     exchange.asks(model.name, 1)
     work = _encoded(request, model, [body.prompt], body.add_special_tokens)
     (encoding,) = await exchange.while_connected(work)
-    exchange.model_use.tokens = encoding.tokens
+    exchange.tokens = encoding.tokens
     ids = encoding.ids
     strings = [model.tokenizer.library.id_to_token(one) for one in ids]
     answer = {"count": encoding.tokens, "max_model_len": model.max_tokens, "tokens": ids}

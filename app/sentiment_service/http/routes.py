@@ -65,10 +65,7 @@ add_compress_type("application/x-ndjson", streaming=True)
 
 
 class HttpExchange(Exchange):
-    """A request of HTTP, answered by the route that its path names.
-
-    ``router`` finds the route and calls it. ``receive`` and ``send`` are those of ASGI.
-    """
+    """A request of HTTP, answered by the route that its path names."""
 
     def __init__(
         self, service: Service, router: APIRouter, scope: Scope, receive: Receive, send: Send
@@ -95,11 +92,6 @@ class HttpExchange(Exchange):
         self._receive = receive
         self._send = send
         self._begun = False  # whether the answer has begun
-
-    @property
-    def model_of_path(self) -> str | None:
-        named: str | None = self._scope.get("path_params", {}).get("name")
-        return named
 
     def _answer(self) -> Awaitable[None]:
         if CONTROL.search(self.path):
@@ -152,7 +144,7 @@ class HttpRequest(Request):
     """FastAPI's request, with the exchange that it belongs to."""
 
     exchange: HttpExchange
-    parsed: Mapping[str, Any] | None = None  # its body, once a route has handed it on: OtherForm
+    parsed: Mapping[str, Any] | None = None  # its body, if that is of another server's form
 
 
 class JsonAnswer(Response):
@@ -194,6 +186,7 @@ class Route(APIRoute):
         # The exchange holds the scope: a cycle, which only the garbage collector would free.
         exchange: HttpExchange = scope.pop("exchange")
         exchange.route = self.path
+        exchange.model_of_path = scope["path_params"].get("name")
         if scope["method"] not in (self.methods or ()):
             known = {method for route in exchange.matching() for method in route.methods or ()}
             allowed = sorted(known | ({"HEAD"} if "GET" in known else set()))
@@ -201,12 +194,17 @@ class Route(APIRoute):
             raise errors.MethodNotAllowed(detail, allowed=allowed)
         request = HttpRequest(scope, receive, send)
         request.exchange = exchange
+        form: Route | None = None
         try:
             answer = await self.endpoint(request)
-        except OtherForm as other:
-            scope["route"] = other.route  # errors have its members
-            request.parsed = other.body
-            answer = await other.route.endpoint(request)
+        except errors.UnknownField as error:
+            form = next((self.forms[field] for field in self.forms if field in error.body), None)
+            if form is None:
+                raise
+            request.parsed = error.body
+        if form is not None:
+            scope["route"] = form  # errors have its members
+            answer = await form.endpoint(request)
         response = answer if isinstance(answer, Response) else JsonAnswer(answer)
         body = getattr(response, "body", None)  # a file and a stream have none
         # The endpoint has chosen the encoding of an answer with Vary.
@@ -234,14 +232,6 @@ class Route(APIRoute):
         return {}
 
 
-class OtherForm(Exception):
-    """The body is of another server's form, which ``route`` reads."""
-
-    def __init__(self, route: Route, body: Mapping[str, Any]) -> None:
-        self.route = route
-        self.body = body
-
-
 class TextRoute(Route):
     """A route that takes texts. It is matched first, and its metric series exist from the start.
 
@@ -253,29 +243,18 @@ class TextRoute(Route):
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
-    """The body, decompressed and validated as ``schema``.
-
-    With a field of another server's form that the route knows, it raises ``OtherForm``.
-    """
+    """The body, decompressed and validated as ``schema``."""
     if request.parsed is not None:
         return checked(request.parsed, schema)
     body = await read_bytes(request)
     query = _own_fields_of_query(request, schema)
     main, _, sub = media_type(request, b"content-type").partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
-        text = text_body(_header(request, b"content-type"), body, schema)
+        text = text_body(request.headers.get("content-type", ""), body, schema)
         _belong_in_body(query.keys() & text.keys())
         return checked(query | text, schema)
     _belong_in_body(query)
-    try:
-        return await validated(request, body, schema)
-    except errors.UnknownField as error:
-        forms: Mapping[str, Route] = request.scope["route"].forms
-        known = [route for field, route in forms.items() if field in error.body]
-        if not known:
-            raise
-        parsed = error.body
-    raise OtherForm(known[0], parsed)
+    return await validated(request, body, schema)
 
 
 def _own_fields_of_query(request: HttpRequest, schema: Schema[Any]) -> dict[str, Any]:
@@ -335,7 +314,7 @@ async def read_bytes(request: HttpRequest, *, empty: str = EMPTY_BODY) -> bytes:
         received += piece
         more = message.get("more_body", False)
     body = bytes(received)
-    if encoding := _header(request, b"content-encoding"):
+    if encoding := exchange.headers.get(b"content-encoding", b"").decode("latin-1"):
         body = await decompressed(exchange, body, encoding)
     if not body:
         raise errors.InvalidRequest(empty)
@@ -366,15 +345,8 @@ async def _receive_in_time(request: HttpRequest) -> Message:
 
 def media_type(request: HttpRequest, name: bytes) -> str:
     """The media type in the header ``name``, without its parameters; empty if there is none."""
-    return _header(request, name).partition(";")[0].strip().lower()
-
-
-def _header(request: HttpRequest, name: bytes) -> str:
-    """The value of the first header with this name, or "". Faster than ``request.headers``."""
-    for known, value in request.scope["headers"]:
-        if known == name:
-            return bytes(value).decode("latin-1")
-    return ""
+    value = request.exchange.headers.get(name, b"").decode("latin-1")
+    return value.partition(";")[0].strip().lower()
 
 
 router = APIRouter(tags=["classification"], route_class=TextRoute)
