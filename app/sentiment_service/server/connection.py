@@ -119,9 +119,6 @@ class Connection(asyncio.BufferedProtocol):
         elif nbytes == self.most:
             self._rest()
 
-    def eof_received(self) -> None:
-        """The client has ended its side: the connection closes."""
-
     def pause_writing(self) -> None:
         if self._protocol is not None:
             self._protocol.pause_writing()

@@ -33,7 +33,6 @@ from sentiment_service.server.arrivals import (
     Starts,
 )
 from sentiment_service.server.http_protocol import HttpProtocol, UnreadAnswers
-from sentiment_service.server.process import announce, bind_sites
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
@@ -55,10 +54,9 @@ logger = logging.getLogger(__name__)
 
 def run(settings: Settings, credentials: Credentials) -> int:
     """Serve until SIGTERM or SIGINT, then finish the accepted requests; returns the exit code."""
-    hangup = asyncio.Event()
-    process.note_hangups(hangup)
+    hangup = process.hangups()
     with ExitStack() as sockets:
-        sites = [sockets.enter_context(site) for site in bind_sites(settings)]
+        sites = [sockets.enter_context(site) for site in process.bind_sites(settings)]
         return serve(main.create_app(settings, credentials), sites, hangup)
 
 
@@ -134,7 +132,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     def _tell_ready(self, models: str) -> None:
-        announce(models, [*self._configs], self._service.settings)
+        process.announce(models, [*self._configs], self._service.settings)
 
     def _listen(self) -> None:
         starts = Starts(self._service.often_asked, self._service.settings.root_path)

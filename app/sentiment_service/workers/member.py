@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 
 def run(settings: Settings, credentials: Credentials, assignment: Assignment) -> int:
     """Serve as one of several workers until the supervisor says so; returns the exit code."""
-    hangup = asyncio.Event()
-    process.note_hangups(hangup)
+    hangup = process.hangups()
     number, workers = assignment.number, assignment.workers
     with ExitStack() as sockets:
         control, *sites = [

@@ -66,10 +66,9 @@ class Assignment(BaseModel):
         return settings.model_copy(update=self.model_dump(include=shared))
 
 
-def worker_count(settings: Settings, cpus: float | None = None) -> int:
-    """The number of worker processes that these settings mean with so many CPUs, or all."""
-    linux = sys.platform == "linux"
-    cpus = cpus or available_cpus()
+def worker_count(settings: Settings) -> int:
+    """The number of worker processes that these settings mean here."""
+    linux, cpus = sys.platform == "linux", available_cpus()
     if settings.workers == "auto":
         each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
         return max(1, int(cpus) // each) if linux else 1
@@ -108,21 +107,19 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
     return settings
 
 
-def take_share(
-    settings: Settings, number: int, workers: int, *, cpus: float | None = None
-) -> tuple[Settings, float, int]:
+def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
     The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
     limits are shared.
     """
-    cpus = (cpus or available_cpus()) / workers
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
     if numbers:
         own = ",".join(part(gpus, number, workers))
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
     gpu_workers = len(range(number % len(gpus), workers, len(gpus)))
+    cpus = available_cpus() / workers
     return settings.model_copy(update={"workers": workers}), cpus, gpu_workers
 
 
@@ -164,7 +161,6 @@ class WorkerProcess:
         settings: Settings,
         on_message: Callable[["WorkerProcess", Message], None],
         on_end: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number = number
         self.status = WorkerStatus(board, number)
@@ -183,7 +179,6 @@ class WorkerProcess:
         self._settings = settings
         self._on_message = on_message
         self._on_end = on_end
-        self._clock = clock
         self._kill_reason = ""
         self._control: Control | None = None  # while it has a process
         self._channels: list[Channel] = []  # while it has a process
@@ -227,7 +222,7 @@ class WorkerProcess:
                 channels = [opened.enter_context(closing(Channel())) for _ in range(self._sites)]
                 self._process = self._spawn(control, channels)
             except OSError as error:
-                self._put_off(self._clock())
+                self._put_off(time.monotonic())
                 raise UserError(
                     f"worker {self.number} cannot be started: {system_error(error)}"
                 ) from error
@@ -240,7 +235,7 @@ class WorkerProcess:
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
-        self.started_at, self._kill_reason, self.fault = self._clock(), "", ""
+        self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Hand a connection of this port over; False if the worker cannot take it now."""
@@ -263,7 +258,7 @@ class WorkerProcess:
 
     def look(self) -> None:
         """Check whether the process has ended, is ready, or is silent."""
-        now = self._clock()
+        now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.phase is WorkerPhase.READY:
