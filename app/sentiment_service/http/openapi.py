@@ -55,7 +55,7 @@ NAME_IN_PATH = {
     "example": MODEL,
 }
 # Another server's protocol has its own description.
-FOREIGN_BODY = {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
+FOREIGN_BODY = {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}
 
 
 class Problem(TypedDict):
@@ -124,6 +124,7 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
                 operation["parameters"] = [NAME_IN_PATH]
             if method == "post" and "compatibility" in operation["tags"]:
                 operation["requestBody"] = FOREIGN_BODY
+                operation["responses"] = operation.pop("responses")  # behind it
     for operation in [o for methods in document["paths"].values() for o in methods.values()]:
         # By default the name of our function, which says little in a list of operations.
         operation["summary"] = operation["description"].partition("\n")[0]
