@@ -18,7 +18,6 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,20 +69,13 @@ class HttpExchange(Exchange):
     def __init__(
         self, service: Service, router: APIRouter, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        headers = dict(scope["headers"])  # of several with one name, the last ...
-        if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
-            headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
-        client = scope["client"][0] if scope["client"] else ""
-        if b"x-forwarded-for" in headers:
-            lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-            client = service.proxies.client(client, lines)
         super().__init__(
             service,
             verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
             path=scope["path"],
             query=scope["query_string"],
-            headers=headers,
-            client=client,
+            headers=scope["headers"],
+            client=scope["client"][0] if scope["client"] else "",
             arrival=scope.get("arrival") or Arrival(asyncio.get_running_loop().time()),
         )
         # The server leaves out the body of an answer to HEAD.

@@ -66,23 +66,30 @@ class Exchange(ABC):
         verb: str,
         path: str,
         query: bytes = b"",
-        headers: Mapping[bytes, bytes],
+        headers: Sequence[tuple[bytes, bytes]],
         client: str,
         arrival: Arrival,
     ) -> None:
         """``verb`` is HTTP's method as metrics and log show it, or GRPC.
 
-        The names of ``headers`` are in lower case. ``client`` is its address, empty if unknown.
+        The names of ``headers`` are in lower case. ``client`` is the address of who is connected,
+        which may be a proxy; empty if unknown.
         """
         self.service = service
         self.verb = verb
         self.path = path
         self.query = query
-        self.headers = headers
+        named = dict(headers)  # of several with one name, the last ...
+        if b"authorization" in named:  # ... but the first key, as proxies in front of us check it
+            named[b"authorization"] = next(v for name, v in headers if name == b"authorization")
+        self.headers: Mapping[bytes, bytes] = named
         self.client = client
+        if b"x-forwarded-for" in named:
+            lines = [value for name, value in headers if name == b"x-forwarded-for"]
+            self.client = service.proxies.client(client, lines)
         self.key = ""  # the name of the client's key, if that has one
         self.arrival = arrival
-        self.request_id = request_id(headers.get(b"x-request-id"))
+        self.request_id = request_id(named.get(b"x-request-id"))
         # The time by which it must be answered, and the milliseconds that the client allows, if
         # they are fewer than the service's.
         self.deadline = arrival.at + service.settings.deadline_ms / 1000

@@ -231,14 +231,13 @@ class CallLimits:
         self.service.models.classifiers.of(None).observer.failure(error, texts=0)
         return error
 
-    def client(self, peer: str, forwarded: str) -> str:
-        """The address of a call's client, which a trusted proxy names.
+    def client(self, peer: str) -> str:
+        """The address of a call's client.
 
         ``peer`` is in ``addresses``, or such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
         """
         host = self.addresses.get(peer) or unquote(peer).partition(":")[2].rpartition(":")[0]
-        address = plain_address(host.strip("[]"))
-        return self.service.proxies.client(address, [forwarded.encode("latin-1")])
+        return plain_address(host.strip("[]"))
 
 
 class Call(Exchange):
@@ -248,21 +247,16 @@ class Call(Exchange):
         self, limits: CallLimits, path: str, handler: Handler | None, context: Context
     ) -> None:
         """``handler`` is None if no method has this ``path``."""
-        headers: dict[bytes, bytes] = {}
-        for name, value in context.invocation_metadata() or ():
-            key, content = name.encode(), value.encode() if isinstance(value, str) else value
-            if key == b"x-forwarded-for" and key in headers:  # each proxy may have added a line
-                content = b"%b, %b" % (headers[key], content)
-            elif key == b"authorization" and key in headers:  # the first one, as over HTTP
-                continue
-            headers[key] = content
-        forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
+        metadata = context.invocation_metadata() or ()
         super().__init__(
             limits.service,
             verb=GRPC,
             path=path,
-            headers=headers,
-            client=limits.client(context.peer(), forwarded),
+            headers=[
+                (name.encode(), value.encode() if isinstance(value, str) else value)
+                for name, value in metadata
+            ],
+            client=limits.client(context.peer()),
             arrival=Arrival(asyncio.get_running_loop().time()),
         )
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
