@@ -18,7 +18,7 @@ from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
 from sentiment_service.workers.supervisor import GroupReload, Supervisor
-from sentiment_service.workers.worker_process import part, take_share, worker_count
+from sentiment_service.workers.worker_process import take_share, worker_count
 
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
@@ -54,8 +54,13 @@ def test_more_workers_than_cpus_is_a_warning(
 
 def test_gpus_are_dealt_out() -> None:
     """Each worker has its own of several, several if there are enough, and else shares one."""
-    assert [part([0, 1], number, 4) for number in range(4)] == [[0], [1], [0], [1]]
-    assert [part([0, 1, 2, 3], number, 2) for number in range(2)] == [[0, 2], [1, 3]]
+
+    def dealt(gpus: str, workers: int) -> list[str]:
+        settings = Settings(device=f"cuda:{gpus}")
+        return [take_share(settings, number, workers)[0].device for number in range(workers)]
+
+    assert dealt("0,1", 4) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert dealt("0,1,2,3", 2) == ["cuda:0,2", "cuda:1,3"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import BaseModel
 
@@ -34,8 +34,6 @@ VARIABLE = "_SENTIMENT_WORKER"
 # A GPU computes more than one event loop can feed, so its workers have fewer CPUs.
 CPUS_A_WORKER = 8
 CPUS_A_GPU_WORKER = 4
-
-T = TypeVar("T")
 
 
 class Assignment(BaseModel):
@@ -116,16 +114,12 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
     if numbers:
-        own = ",".join(part(gpus, number, workers))
+        # Several if there are enough for all, else one that is shared.
+        own = ",".join(gpus[number::workers] or [gpus[number % len(gpus)]])
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
     gpu_workers = len(range(number % len(gpus), workers, len(gpus)))
     cpus = available_cpus() / workers
     return settings.model_copy(update={"workers": workers}), cpus, gpu_workers
-
-
-def part(items: Sequence[T], number: int, workers: int) -> Sequence[T]:
-    """The items of worker ``number``: several if there are enough for all, else a shared one."""
-    return items[number::workers] or [items[number % len(items)]]
 
 
 # The pause before a worker is started again. It doubles until the worker is ready for STEADY_S.
