@@ -18,27 +18,35 @@ from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
 from sentiment_service.workers.supervisor import GroupReload, Supervisor
-from sentiment_service.workers.worker_process import part, take_share, worker_count
+from sentiment_service.workers.worker_process import take_share, worker_count
 
 from tests.conftest import FLAGS, Start
 from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answer
 from tests.support.reloads import reload
 from tests.support.serving import eventually, patched, run_program, runs
 
+CPUS = "sentiment_service.workers.worker_process.available_cpus"
+
 
 @pytest.mark.parametrize(
     ("cpus", "device", "workers"),
     [(2.0, "auto", 1), (8.0, "cpu", 1), (64.0, "cpu", 8), (16.0, "cuda:0,1", 4), (0.5, "cuda", 1)],
 )
-def test_auto_follows_the_cpus(cpus: float, device: str, workers: int) -> None:
+def test_auto_follows_the_cpus(
+    cpus: float, device: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
+    monkeypatch.setattr(CPUS, lambda: cpus)
     settings = Settings.model_validate({"workers": "auto", "device": device})
-    assert worker_count(settings, cpus) == workers
+    assert worker_count(settings) == workers
 
 
-def test_more_workers_than_cpus_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_workers_than_cpus_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are started, because a container may get its CPUs later."""
-    assert worker_count(Settings(workers=3), 2.0) == 3
+    monkeypatch.setattr(CPUS, lambda: 2.0)
+    assert worker_count(Settings(workers=3)) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
     ]
@@ -46,8 +54,13 @@ def test_more_workers_than_cpus_is_a_warning(caplog: pytest.LogCaptureFixture) -
 
 def test_gpus_are_dealt_out() -> None:
     """Each worker has its own of several, several if there are enough, and else shares one."""
-    assert [part([0, 1], number, 4) for number in range(4)] == [[0], [1], [0], [1]]
-    assert [part([0, 1, 2, 3], number, 2) for number in range(2)] == [[0, 2], [1, 3]]
+
+    def dealt(gpus: str, workers: int) -> list[str]:
+        settings = Settings(device=f"cuda:{gpus}")
+        return [take_share(settings, number, workers)[0].device for number in range(workers)]
+
+    assert dealt("0,1", 4) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert dealt("0,1,2,3", 2) == ["cuda:0,2", "cuda:1,3"]
 
 
 @pytest.mark.parametrize(
@@ -61,11 +74,17 @@ def test_gpus_are_dealt_out() -> None:
     ],
 )
 def test_a_share_is_cpus_and_gpus(
-    number: int, workers: int, device: str, cpus: float, gpu_workers: int
+    number: int,
+    workers: int,
+    device: str,
+    cpus: float,
+    gpu_workers: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """CPUs are divided; a worker knows how many have its GPU, itself included."""
+    monkeypatch.setattr(CPUS, lambda: 8.0)
     settings = Settings(device="cuda:0,1" if device else "cpu")
-    share = take_share(settings, number, workers, cpus=8.0)
+    share = take_share(settings, number, workers)
     assert share == (Settings(device=device or "cpu", workers=workers), cpus, gpu_workers)
 
 
@@ -373,8 +392,9 @@ def test_a_reload_that_fails_at_the_switch_is_answered(start: Start) -> None:
     assert reload(process.client).json()["status"] == "reloaded"
 
 
-def test_models_that_still_differ_are_not_loaded_again() -> None:
+def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
+    monkeypatch.setattr("sentiment_service.workers.supervisor.MIXED_S", -1.0)
 
     class Reloads(GroupReload):
         count = 0
@@ -383,7 +403,7 @@ def test_models_that_still_differ_are_not_loaded_again() -> None:
             self.count += 1
 
     workers = Supervisor(Settings(), Credentials.read(Settings()), 2, [])._workers
-    reloads = Reloads(workers, mixed_s=-1.0)
+    reloads = Reloads(workers)
     for worker in workers:
         worker.status.phase_number = WorkerPhase.READY
     expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}

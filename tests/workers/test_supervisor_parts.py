@@ -75,7 +75,7 @@ async def test_a_worker_that_cannot_take_new_keys_ends(
 ) -> None:
     """Nothing it has would open a certificate's file; it does not go on with revoked keys."""
     own_end, other_end = pair()
-    member, stopped = Member(Board.alone(), other_end), asyncio.Event()
+    member, stopped = Member(other_end, Board.alone(), 1.0, 1), asyncio.Event()
     models = cast(ModelRegistry, SimpleNamespace())
 
     def take(_: Credentials) -> None:
@@ -96,7 +96,7 @@ async def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) ->
     requests: list[str] = []
     for _ in range(2):
         own_end, other_end = pair()
-        member = Member(Board.alone(), other_end)
+        member = Member(other_end, Board.alone(), 1.0, 1)
         member.join(models, hang_up=lambda: None, take=lambda _: None, stop=lambda: None)
         asking = asyncio.create_task(member.reload(models, "tiny"))
         await asyncio.sleep(0)
@@ -114,17 +114,17 @@ async def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) ->
 class Lives:
     """The processes of a worker, one after another, on a clock of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr("sentiment_service.workers.worker_process.time", clock)
         self._code: int | None = None
 
         class Spawned(WorkerProcess):
             def _spawn(own, *_: Any) -> Any:  # noqa: N805 - self is the other one
                 return SimpleNamespace(pid=1, poll=lambda: self._code)
 
-        self._worker = Spawned(
-            0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing, lambda: self.now
-        )
+        self._worker = Spawned(0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing)
 
     def pause_after(self, *, ready_s: float | None) -> float:
         """The pause after a process that dies when it was ready for so long; None: never."""
@@ -145,9 +145,11 @@ def _nothing(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("ready_s", [None, 0.0, STEADY_S / 2])
-async def test_pauses_double_while_processes_die_young(ready_s: float | None) -> None:
+async def test_pauses_double_while_processes_die_young(
+    ready_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it was ready or not, up to a longest pause; a process that lasts ends that."""
-    lives = Lives()
+    lives = Lives(monkeypatch)
     pauses = [lives.pause_after(ready_s=ready_s) for _ in range(8)]
     doubled = [LEAST_PAUSE_S * 2**n for n in range(8)]
     assert pauses == [min(pause, MOST_PAUSE_S) for pause in doubled]
@@ -186,10 +188,10 @@ class FakeWorker:
 class Reloads:
     """The reloads of two fake workers; another one, which stops, asks for them."""
 
-    def __init__(self, loading_s: float = 30.0) -> None:
+    def __init__(self) -> None:
         self.workers = [FakeWorker(WorkerPhase.READY) for _ in range(2)]
         self.asker = FakeWorker(WorkerPhase.STOPPING)
-        self.group = GroupReload(cast(list[WorkerProcess], self.workers), loading_s=loading_s)
+        self.group = GroupReload(cast(list[WorkerProcess], self.workers))
 
     async def ask(self, *, promote: bool = False) -> None:
         """Ask for a reload."""
@@ -211,9 +213,9 @@ class Reloads:
 
 
 @asynccontextmanager
-async def reloading(loading_s: float = 30.0) -> AsyncIterator[Reloads]:
+async def reloading() -> AsyncIterator[Reloads]:
     """Reloads that are carried out meanwhile."""
-    reloads = Reloads(loading_s)
+    reloads = Reloads()
     task = asyncio.create_task(reloads.group.run())
     yield reloads
     task.cancel()
@@ -247,9 +249,10 @@ async def test_a_reload_whose_workers_all_end_has_failed() -> None:
         assert answer.fault == Fault("not_ready", "no worker could load the model")
 
 
-async def test_a_worker_that_hangs_at_a_reload_is_replaced() -> None:
+async def test_a_worker_that_hangs_at_a_reload_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not load the model in time: the others switch, and the next reload is not held up."""
-    async with reloading(loading_s=0.1) as reloads:
+    monkeypatch.setattr("sentiment_service.workers.supervisor.LOADING_S", 0.1)
+    async with reloading() as reloads:
         first, hangs = reloads.workers
         await reloads.ask()
         await reloads.done(first)
@@ -274,9 +277,10 @@ async def test_a_reload_does_not_wait_for_a_worker_that_is_silent() -> None:
         assert reloads.asker.messages == [Reloaded("first", None)]
 
 
-async def test_workers_that_all_hang_at_a_reload_go_on() -> None:
+async def test_workers_that_all_hang_at_a_reload_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reload fails in the end, and all keep the old model: ending all would end the service."""
-    async with reloading(loading_s=0.1) as reloads:
+    monkeypatch.setattr("sentiment_service.workers.supervisor.LOADING_S", 0.1)
+    async with reloading() as reloads:
         await reloads.ask()
         await until(lambda: bool(reloads.asker.messages))
         (answer,) = reloads.asker.messages

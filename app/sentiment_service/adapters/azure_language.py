@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from sentiment_service import errors
 from sentiment_service.adapters import documents as shared
-from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import checked
@@ -75,9 +74,7 @@ class AzureRoute(shared.CloudRoute):
 router = APIRouter(tags=["compatibility"], route_class=AzureRoute)
 
 
-@router.post(
-    "/text/analytics/v3.1/sentiment", operation_id="classifyAzureV31", openapi_extra=FOREIGN_BODY
-)
+@router.post("/text/analytics/v3.1/sentiment", operation_id="classifyAzureV31")
 async def sentiment(request: HttpRequest) -> Response:
     """Azure Language's sentiment analysis, version 3.1."""
     parameters = checked(dict(request.query_params), Parameters)
@@ -85,7 +82,7 @@ async def sentiment(request: HttpRequest) -> Response:
     return JsonAnswer(await _results(request, body.documents, parameters))
 
 
-@router.post("/language/:analyze-text", operation_id="classifyAzure", openapi_extra=FOREIGN_BODY)
+@router.post("/language/:analyze-text", operation_id="classifyAzure")
 async def analyze_text(request: HttpRequest) -> Response:
     """Azure Language's sentiment analysis, versions from 2022-05-01 on."""
     shown = checked(dict(request.query_params), Parameters).statistics
@@ -109,7 +106,7 @@ async def _results(
             failed.append({"id": name, **AzureRoute.failure(type(one), one.detail)})
         else:
             done.append({"id": name, **one})
-    version = request.exchange.model_use.model
+    version = request.exchange.model
     answer: dict[str, Any] = {"documents": done, "errors": failed, "modelVersion": version}
     if parameters.statistics:
         answer["statistics"] = {

@@ -11,7 +11,6 @@ from starlette.types import Scope
 
 from sentiment_service import errors
 from sentiment_service.adapters import documents as shared
-from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, read_bytes, validated
 from sentiment_service.requests.service import Adapter
 
@@ -70,9 +69,7 @@ class ComprehendRoute(shared.CloudRoute):
 router = APIRouter(tags=["compatibility"], route_class=ComprehendRoute)
 
 
-@router.post(
-    f"/#X-Amz-Target={PREFIX}", operation_id="classifyComprehend", openapi_extra=FOREIGN_BODY
-)
+@router.post(f"/#X-Amz-Target={PREFIX}", operation_id="classifyComprehend")
 async def comprehend(request: HttpRequest) -> Response:
     """AWS Comprehend's DetectSentiment and BatchDetectSentiment, at `/`, by `X-Amz-Target`."""
     match request.headers["x-amz-target"].removeprefix(f"{PREFIX}."):

@@ -95,7 +95,7 @@ async def judge(
             for place, result in zip(places, written, strict=True):
                 results[place] = result
     names = dict.fromkeys(classifier.model.name for classifier in used.values())
-    exchange.model_use.model = ", ".join(names)
+    exchange.model = ", ".join(names)
     failures = [result for result in results if isinstance(result, errors.ServiceError)]
     if len(failures) == len(results):
         for error in failures:

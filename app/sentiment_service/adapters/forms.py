@@ -1,13 +1,13 @@
 """Bodies and answers that several protocols of other servers have in common."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, LiteralString
 
 import numpy as np
 from fastapi import Response
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, StrictBool, ValidationInfo
 from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict
 
 from sentiment_service.engine.classifier import Classification
 from sentiment_service.engine.model.model import Model
@@ -15,19 +15,11 @@ from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest, ServiceError, UnknownField
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, Route
-from sentiment_service.requests.validation import (
-    NO_OBJECT,
-    OverflowOption,
-    Threshold,
-    as_list,
-    parse_texts,
-    text_or_pair,
-    whole,
-)
+from sentiment_service.requests import validation
 from sentiment_service.results import Prediction, every_prediction
 
 # These protocols have no place for the error of one text, so every text must be valid.
-AllTexts = Annotated[Text | list[Text], PlainValidator(parse_texts)]
+AllTexts = Annotated[Text | list[Text], PlainValidator(validation.parse_texts)]
 
 _OWN_OPTION = "is an option of inputs, our own form; leave it out, or send inputs"
 REFUSED: dict[str, LiteralString] = {
@@ -52,26 +44,25 @@ def _refuse(value: Any, info: ValidationInfo) -> None:
 Refused = Annotated[None, PlainValidator(_refuse)]
 
 
+@dataclass(frozen=True)
 class ByField:
     """A body that may have several forms. The first field of ``forms`` that it has decides.
 
     A body without any of them has the form ``otherwise``, if given.
     """
 
-    def __init__(
-        self, forms: Mapping[str, type[BaseModel]], otherwise: type[BaseModel] | None = None
-    ) -> None:
-        self._forms = forms
-        self._otherwise = otherwise
+    forms: Mapping[str, type[BaseModel]]
+    otherwise: type[BaseModel] | None = None
 
     def model_validate(self, obj: Any, /) -> BaseModel:
         fields = obj if isinstance(obj, dict) else {}
-        known = (form for name, form in self._forms.items() if name in fields)
-        form = next(known, self._otherwise)
+        known = (form for name, form in self.forms.items() if name in fields)
+        form = next(known, self.otherwise)
         if form is None:
-            names = ", ".join(self._forms)
-            detail = f"{NO_OBJECT} with at least one of the fields {names}"
-            raise UnknownField(detail, fields)
+            names = ", ".join(self.forms)
+            raise UnknownField(
+                f"{validation.NO_OBJECT} with at least one of the fields {names}", fields
+            )
         return form.model_validate(obj)
 
 
@@ -84,16 +75,11 @@ class OpenAiRoute(Route):
         return {"error": failure}
 
 
-class LabelScore(TypedDict):
-    label: str
-    score: float
-
-
 class TextParameters(BaseModel):
     """Parameters of all texts; others are ignored."""
 
-    overflow: OverflowOption = "truncate"
-    threshold: Threshold | None = None
+    overflow: validation.OverflowOption = "truncate"
+    threshold: validation.Threshold | None = None
     candidate_labels: Refused = None
 
     @property
@@ -101,7 +87,7 @@ class TextParameters(BaseModel):
         return TextOptions(self.overflow, threshold=self.threshold)
 
 
-def ranking(values: Mapping[str, float]) -> list[LabelScore]:
+def ranking(values: Mapping[str, float]) -> list[dict[str, Any]]:
     ranked = sorted(values.items(), key=lambda item: -item[1])
     return [{"label": label, "score": value} for label, value in ranked]
 
@@ -122,7 +108,7 @@ def text_of_record(value: Any) -> Text | None:
     if isinstance(value, dict):
         text = next((value[name] for name in TEXT_FIELDS if name in value), value)
         text_pair = value.get("text_pair")
-    return text_or_pair("" if text is None else text, text_pair)
+    return validation.text_or_pair("" if text is None else text, text_pair)
 
 
 def _texts(value: Any) -> list[Text]:
@@ -160,7 +146,6 @@ async def answer_instances(
 
 Function = Literal["softmax", "sigmoid", "none"]
 
-
 TRUNCATED: dict[Any, bool] = {"longest_first": True, "only_first": True, "do_not_truncate": False}
 
 
@@ -176,10 +161,10 @@ class PipelineParameters(BaseModel):
     not know.
     """
 
-    top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(whole)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(validation.whole)] | None = None
     function_to_apply: Function | None = None
     truncation: Annotated[StrictBool, BeforeValidator(_truncation)] | None = None
-    max_length: Annotated[int, Field(strict=True), BeforeValidator(whole)] | None = None
+    max_length: Annotated[int, Field(strict=True), BeforeValidator(validation.whole)] | None = None
     add_special_tokens: Literal[True] | None = None
     return_all_scores: Any = None  # of the pipeline before its version 5
     candidate_labels: Refused = None
@@ -195,7 +180,7 @@ class TextClassification(BaseModel):
 
 async def best_labels(
     request: HttpRequest, body: TextClassification
-) -> tuple[list[list[LabelScore]], Classification]:
+) -> tuple[list[list[dict[str, Any]]], Classification]:
     """Classify the texts: for each text, the ``top_k`` labels with the highest scores."""
     parameters = body.parameters or PipelineParameters()
     most = request.exchange.service.models.classifiers.of(None).model.max_tokens
@@ -205,7 +190,7 @@ async def best_labels(
             "are cut at that length only"
         )
     options = TextOptions("error" if parameters.truncation is False else "truncate")
-    done = await request.exchange.classify(as_list(body.inputs), model=None, options=options)
+    done = await request.exchange.classify(validation.as_list(body.inputs), options=options)
     predictions = every_prediction(done.outcomes)
     scores = _scores(done.model, predictions, parameters.function_to_apply)
     ranked = [ranking(by_label)[: parameters.top_k] for by_label in scores]

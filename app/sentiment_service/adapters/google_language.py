@@ -11,7 +11,6 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from sentiment_service import errors
 from sentiment_service.adapters import documents as shared
-from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, Route, read_body
 from sentiment_service.requests.service import Adapter
 
@@ -86,18 +85,14 @@ class GoogleRoute(GooglePath, shared.CloudRoute):
 router = APIRouter(tags=["compatibility"], route_class=GoogleRoute)
 
 
-@router.post(
-    "/v1/documents:analyzeSentiment", operation_id="classifyGoogleV1", openapi_extra=FOREIGN_BODY
-)
+@router.post("/v1/documents:analyzeSentiment", operation_id="classifyGoogleV1")
 async def analyze_v1(request: HttpRequest) -> Response:
     """Google Natural Language's sentiment analysis, version 1."""
     answer, language, _ = await _answer(request)
     return JsonAnswer({**answer, "language": language})
 
 
-@router.post(
-    "/v2/documents:analyzeSentiment", operation_id="classifyGoogleV2", openapi_extra=FOREIGN_BODY
-)
+@router.post("/v2/documents:analyzeSentiment", operation_id="classifyGoogleV2")
 async def analyze_v2(request: HttpRequest) -> Response:
     """Google Natural Language's sentiment analysis, version 2."""
     answer, language, supported = await _answer(request)

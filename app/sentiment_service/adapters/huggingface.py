@@ -9,17 +9,9 @@ from pydantic import BaseModel, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
 from sentiment_service import errors
-from sentiment_service.adapters.forms import (
-    ByField,
-    InstancesRequest,
-    TextClassification,
-    answer_instances,
-    best_labels,
-    ranking,
-)
+from sentiment_service.adapters import forms
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list, parse_texts, text_or_pair
@@ -28,11 +20,11 @@ from sentiment_service.results import every_prediction
 router = APIRouter(tags=["compatibility"], route_class=TextRoute)
 
 
-@router.post("/", operation_id="classifyHuggingFace", openapi_extra=FOREIGN_BODY)
+@router.post("/", operation_id="classifyHuggingFace")
 async def text_classification(request: HttpRequest) -> Response:
     """Hugging Face's inference servers: the labels of each text, the highest score first."""
-    body = await read_body(request, TextClassification)
-    ranked, done = await best_labels(request, body)
+    body = await read_body(request, forms.TextClassification)
+    ranked, done = await forms.best_labels(request, body)
     return JsonAnswer(ranked, done.server_timing)
 
 
@@ -76,7 +68,7 @@ class PredictRequest(BaseModel):
     truncation_direction: Literal["right", "Right"] = "right"
 
 
-FORMS = ByField({"instances": InstancesRequest}, otherwise=PredictRequest)
+FORMS = forms.ByField({"instances": forms.InstancesRequest}, otherwise=PredictRequest)
 
 
 class PredictRoute(TextRoute):
@@ -90,18 +82,18 @@ class PredictRoute(TextRoute):
 predict_router = APIRouter(tags=["compatibility"], route_class=PredictRoute)
 
 
-@predict_router.post("/predict", operation_id="predictTei", openapi_extra=FOREIGN_BODY)
+@predict_router.post("/predict", operation_id="predictTei")
 async def predict(request: HttpRequest) -> Response:
     """text-embeddings-inference, or with `instances` Vertex AI, often given the same path."""
     body = await read_body(request, FORMS)
-    if isinstance(body, InstancesRequest):
-        return await answer_instances(request, body)
+    if isinstance(body, forms.InstancesRequest):
+        return await forms.answer_instances(request, body)
     body = cast(PredictRequest, body)
     texts = as_list(body.inputs)
     options = TextOptions("error" if body.truncate is False else "truncate")
-    done = await request.exchange.classify(texts, model=None, options=options)
+    done = await request.exchange.classify(texts, options=options)
     predictions = every_prediction(done.outcomes)
-    batch = [ranking(p["logits" if body.raw_scores else "scores"]) for p in predictions]
+    batch = [forms.ranking(p["logits" if body.raw_scores else "scores"]) for p in predictions]
     return JsonAnswer(batch if isinstance(body.inputs, list) else batch[0], done.server_timing)
 
 

@@ -10,13 +10,8 @@ from pydantic_core import to_json
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
+from sentiment_service.requests import validation
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.requests.validation import (
-    INLINE_BYTES,
-    ClassifyRequest,
-    parse,
-    text_or_pair,
-)
 from sentiment_service.results import Outcome, item
 
 # The most lines that are classified together.
@@ -31,7 +26,7 @@ MOST_BLANK, MOST_INVALID = 10_000, 500
 IN_QUERY = ("model", "overflow", "language", "threshold")
 NOT_TAKEN = {
     name: f"a stream does not take {name}; the options in its query are {', '.join(IN_QUERY)}"
-    for name in ClassifyRequest.model_fields
+    for name in validation.ClassifyRequest.model_fields
     if name not in IN_QUERY
 }
 # Rows often have a column with the language of their text; it is not taken for the option.
@@ -69,6 +64,9 @@ class LongLine:
         return Line(*_parsed(self.content, self.number), self.reserved)
 
 
+Lines = list[Line | LongLine]
+
+
 class LineReader:
     """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
 
@@ -89,7 +87,7 @@ class LineReader:
         self._invalid = 0  # lines in a row until now
         self._reserved = 0  # bytes of that line, and of lines not answered yet
 
-    def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line | LongLine]]:
+    def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[Lines]:
         """The lines that end in this piece, in groups.
 
         ``group_bytes`` is called when a group begins. The group ends with the line that makes it
@@ -113,7 +111,7 @@ class LineReader:
         self._grow(len(rest))
         self._keep(rest)
 
-    def end(self) -> list[Line | LongLine]:
+    def end(self) -> Lines:
         """The last line, if the stream ended without a newline."""
         return self._line(b"")
 
@@ -140,7 +138,7 @@ class LineReader:
         """Release all reserved bytes: no more lines will be answered."""
         self._give_back(self._reserved)
 
-    def _line(self, end: bytes) -> list[Line | LongLine]:
+    def _line(self, end: bytes) -> Lines:
         self._grow(len(end))
         number, error = self._number, self._error
         content, reserved = (bytes(self._kept) + end).strip(), len(self._kept)
@@ -149,7 +147,7 @@ class LineReader:
             return [Line(NO_ID, error)]
         if content:
             self._blank -= 1
-            if len(content) > INLINE_BYTES:
+            if len(content) > validation.INLINE_BYTES:
                 return [LongLine(content, number, reserved)]
             return [self.parsed(Line(*_parsed(content, number), reserved))]
         self._blank += 1
@@ -205,7 +203,7 @@ def answer_line(line_id: bytes, outcome: Outcome) -> bytes:
 
 def _parsed(content: bytes, number: int) -> tuple[bytes, Text | ServiceError]:
     try:
-        value = parse(content, f"line {number}")
+        value = validation.parse(content, f"line {number}")
     except InvalidRequest as error:
         return NO_ID, error.again()  # the raised one has the stack's frames, and so the line
     if not isinstance(value, dict):
@@ -221,7 +219,7 @@ def _text(value: dict[str, Any], number: int) -> Text | InvalidRequest:
     for option, reason in NOT_IN_LINES.items():
         if value.get(option) is not None:
             return InvalidRequest(f"line {number}: {reason}")
-    if (text := text_or_pair(value.get("text"), value.get("text_pair"))) is not None:
+    if (text := validation.text_or_pair(value.get("text"), value.get("text_pair"))) is not None:
         return text
     field = "text_pair" if isinstance(value.get("text"), str) else "text"
     return InvalidRequest(f"line {number}: {field} must be a string")

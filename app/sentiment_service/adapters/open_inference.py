@@ -2,40 +2,22 @@
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Response
 
-from sentiment_service.adapters.tensors import (
-    SERVER,
-    VERSION,
-    InferRequest,
-    asked_outputs,
-    metadata_of,
-    of_version,
-    output,
-)
-from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.model.model import Model
+from sentiment_service.adapters import tensors
+from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, UnsupportedMediaType
-from sentiment_service.http.routes import (
-    HttpRequest,
-    Route,
-    TextRoute,
-    media_type,
-    read_bytes,
-    validated,
-)
+from sentiment_service.http import routes
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
-from sentiment_service.results import Prediction, every_prediction
 
 # Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that
 # data must have as many texts as shape says, nor that bytes may follow the JSON.
-router = APIRouter(prefix="/v2", include_in_schema=False, route_class=Route)
-infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=TextRoute)
+router = APIRouter(prefix="/v2", include_in_schema=False, route_class=routes.Route)
+infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=routes.TextRoute)
 
 JSON_LENGTH = "inference-header-content-length"
 # tritonclient sends JSON without a media type.
@@ -43,37 +25,37 @@ _MEDIA_TYPES = ("", "application/json", "application/octet-stream")
 
 
 @router.get("")
-async def server_metadata(request: HttpRequest) -> dict[str, Any]:
+async def server_metadata(request: routes.HttpRequest) -> dict[str, Any]:
     return {
-        "name": SERVER,
+        "name": tensors.SERVER,
         "version": request.exchange.service.version,
         "extensions": ["binary_tensor_data"],
     }
 
 
 @router.get("/health/live")
-async def server_live(request: HttpRequest) -> dict[str, Any]:
+async def server_live(request: routes.HttpRequest) -> dict[str, Any]:
     request.exchange.service.check_live()
     return {"live": True}
 
 
 @router.get("/health/ready")
-async def server_ready(request: HttpRequest) -> dict[str, Any]:
+async def server_ready(request: routes.HttpRequest) -> dict[str, Any]:
     await request.exchange.service.check_ready()
     return {"ready": True}
 
 
 @router.get("/models/{name}/versions/{version}")
 @router.get("/models/{name}")
-async def model_metadata(request: HttpRequest) -> dict[str, Any]:
+async def model_metadata(request: routes.HttpRequest) -> dict[str, Any]:
     """The model's tensors, and its labels in the order of the logits and scores."""
     model = served(request).model
-    return {**metadata_of(model), "parameters": {"labels": model.labels}}
+    return {**tensors.metadata_of(model), "parameters": {"labels": model.labels}}
 
 
 @router.get("/models/{name}/versions/{version}/ready")
 @router.get("/models/{name}/ready")
-async def model_ready(request: HttpRequest) -> dict[str, Any]:
+async def model_ready(request: routes.HttpRequest) -> dict[str, Any]:
     classifier = served(request)
     request.exchange.service.lifecycle.check()
     await classifier.health.check_ready()
@@ -82,7 +64,7 @@ async def model_ready(request: HttpRequest) -> dict[str, Any]:
 
 @infer_router.post("/models/{name}/versions/{version}/infer")
 @infer_router.post("/models/{name}/infer")
-async def infer(request: HttpRequest) -> Response:
+async def infer(request: routes.HttpRequest) -> Response:
     """Labels, scores and logits of a tensor of texts.
 
     The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
@@ -93,27 +75,27 @@ async def infer(request: HttpRequest) -> Response:
     body, texts = await _read(request)
     options = TextOptions(body.parameters.overflow)
     done = await request.exchange.classify(texts, model=name, options=options)
-    response = _answer(body, done.model, every_prediction(done.outcomes))
+    response = _answer(body, done)
     response.headers["server-timing"] = done.server_timing
     return response
 
 
-def served(request: HttpRequest) -> Classifier:
-    version = request.path_params.get("version", VERSION)
-    return of_version(request.exchange.service, request.path_params["name"], version)
+def served(request: routes.HttpRequest) -> Classifier:
+    named = request.path_params
+    return tensors.of_version(request.exchange.service, named["name"], named.get("version"))
 
 
-async def _read(request: HttpRequest) -> tuple[InferRequest, list[str]]:
-    if media_type(request, b"content-type") not in _MEDIA_TYPES:
+async def _read(request: routes.HttpRequest) -> tuple[tensors.InferRequest, list[str]]:
+    if routes.media_type(request, b"content-type") not in _MEDIA_TYPES:
         raise UnsupportedMediaType(f"send {' or '.join(_MEDIA_TYPES[1:])}")
-    content = await read_bytes(request)
+    content = await routes.read_bytes(request)
     length = _json_length(request, content)
-    body = await validated(request, content[:length], InferRequest)
+    body = await routes.validated(request, content[:length], tensors.InferRequest)
     most = request.exchange.service.settings.max_texts
     return body, body.inputs[0].texts(content[length:], most)
 
 
-def _json_length(request: HttpRequest, content: bytes) -> int:
+def _json_length(request: routes.HttpRequest, content: bytes) -> int:
     """The length of the JSON. The header that gives it counts decompressed bytes."""
     header = request.headers.get(JSON_LENGTH)
     if header is None:
@@ -126,23 +108,21 @@ def _json_length(request: HttpRequest, content: bytes) -> int:
     return int(header)
 
 
-def _answer(body: InferRequest, model: Model, predictions: Sequence[Prediction]) -> Response:
+def _answer(body: tensors.InferRequest, done: Classification) -> Response:
     """The outputs that the client requested. Those requested as bytes follow the JSON."""
     described = []
     binary = b""
-    for asked in asked_outputs(body, model):
-        tensor = output(asked.name, predictions, model)
+    for tensor in tensors.outputs(body, done):
         values: dict[str, Any] = {"data": tensor.values}
-        as_bytes = asked.parameters.binary_data
-        if body.parameters.binary_data_output if as_bytes is None else as_bytes:
+        if tensor.binary:
             values = {"parameters": {"binary_data_size": len(tensor.packed)}}
             binary += tensor.packed
         described.append(
             {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, **values}
         )
     answer: dict[str, Any] = {
-        "model_name": model.name,
-        "model_version": VERSION,
+        "model_name": done.model.name,
+        "model_version": tensors.VERSION,
         "outputs": described,
     }
     if body.id is not None:

@@ -19,22 +19,11 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from sentiment_service import errors
-from sentiment_service.adapters.forms import (
-    ACCEPTED,
-    ByField,
-    InstancesRequest,
-    OpenAiRoute,
-    PipelineParameters,
-    TextClassification,
-    answer_instances,
-    best_labels,
-    text_of_record,
-)
+from sentiment_service.adapters import forms
 from sentiment_service.engine.classifier import Classifier
 from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.http import routes
-from sentiment_service.http.openapi import NAME_IN_PATH
 from sentiment_service.http.pages import OWN_PATHS
 from sentiment_service.http.routes import (
     HttpRequest,
@@ -73,9 +62,9 @@ def read_json(line: bytes, number: int) -> Text:
     """The text or pair of a JSON value: a string, or an object with a text. Blank is empty."""
     if not line.strip():
         return ""
-    text = text_of_record(parse(line, f"line {number}"))
+    text = forms.text_of_record(parse(line, f"line {number}"))
     if text is None:
-        raise errors.InvalidRequest(f"line {number} must be {ACCEPTED}")
+        raise errors.InvalidRequest(f"line {number} must be {forms.ACCEPTED}")
     return text
 
 
@@ -167,9 +156,9 @@ ANSWERS = {
 # A body in JSON has the form of the first of these fields that it has. ``inputs`` alone is answered
 # as by Hugging Face's containers; with one of our own fields, as by POST /classify.
 FORMS: dict[str, type[BaseModel]] = {
-    "instances": InstancesRequest,
+    "instances": forms.InstancesRequest,
     **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},
-    "inputs": TextClassification,
+    "inputs": forms.TextClassification,
 }
 
 
@@ -210,14 +199,14 @@ async def invocations(request: HttpRequest) -> Response:
         return await answer_records(request, reader, answers)
     if content_type != "application/json":
         raise errors.UnsupportedMediaType(f"send one of: application/json, {', '.join(RECORDS)}")
-    body = await read_body(request, ByField(FORMS))
+    body = await read_body(request, forms.ByField(FORMS))
     match body:
-        case InstancesRequest():
-            return await answer_instances(request, body)
+        case forms.InstancesRequest():
+            return await forms.answer_instances(request, body)
         case ClassifyRequest():
             return await routes.answer(request, body)
         case _:
-            return await _as_container(request, cast(TextClassification, body))
+            return await _as_container(request, cast(forms.TextClassification, body))
 
 
 async def answer_records(
@@ -273,25 +262,27 @@ async def _classified(
     return done.outcomes
 
 
-async def _as_container(request: HttpRequest, body: TextClassification) -> Response:
+async def _as_container(request: HttpRequest, body: forms.TextClassification) -> Response:
     """What Hugging Face's pipeline for text classification returns.
 
     Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
     has a list of labels, and that of a single text stands alone.
     """
-    parameters = body.parameters or PipelineParameters()
+    parameters = body.parameters or forms.PipelineParameters()
     best = "top_k" not in parameters.model_fields_set
     if best and parameters.return_all_scores:
         raise errors.InvalidRequest(
             "parameters.return_all_scores is not served; send top_k: null for all labels"
         )
-    ranked, done = await best_labels(request, body)
+    ranked, done = await forms.best_labels(request, body)
     if best:
         return JsonAnswer([labels[0] for labels in ranked], done.server_timing)
     return JsonAnswer(ranked if isinstance(body.inputs, list) else ranked[0], done.server_timing)
 
 
-models_router = APIRouter(prefix="/v1/models", tags=["compatibility"], route_class=OpenAiRoute)
+models_router = APIRouter(
+    prefix="/v1/models", tags=["compatibility"], route_class=forms.OpenAiRoute
+)
 # Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a
 # name.
 predict_router = APIRouter(prefix="/v1/models", include_in_schema=False, route_class=TextRoute)
@@ -306,9 +297,7 @@ async def models(request: HttpRequest) -> dict[str, Any]:
     return {"object": "list", "data": listed, "models": names}
 
 
-@models_router.get(
-    "/{name}", operation_id="getModelV1", response_model=None, openapi_extra=NAME_IN_PATH
-)
+@models_router.get("/{name}", operation_id="getModelV1", response_model=None)
 async def model(request: HttpRequest) -> dict[str, Any]:
     """OpenAI's description of a model, and KServe's: succeeds while you can send traffic for it."""
     service = request.exchange.service
@@ -330,8 +319,8 @@ async def predict(request: HttpRequest) -> Response:
     """
     asked = request.path_params.get("name")  # Vertex AI names no model
     name = request.exchange.service.models.classifiers.of(asked).model.name
-    body = await read_body(request, InstancesRequest)
-    return await answer_instances(request, body, model=name)
+    body = await read_body(request, forms.InstancesRequest)
+    return await forms.answer_instances(request, body, model=name)
 
 
 def served_model(service: Service, name: str) -> dict[str, Any]:

@@ -16,28 +16,12 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from starlette.types import Message, Receive, Scope, Send
 
+from sentiment_service import errors
+from sentiment_service.adapters import ndjson
 from sentiment_service.adapters.forms import TextParameters
-from sentiment_service.adapters.ndjson import (
-    NO_ID,
-    NOT_TAKEN,
-    Line,
-    LineReader,
-    LongLine,
-    answer_line,
-)
 from sentiment_service.engine.classifier import STAGES, Classification, Classifier
 from sentiment_service.engine.options import LANGUAGE_TAG, Overflow, TextOptions
 from sentiment_service.engine.text.text_tokenizer import Text
-from sentiment_service.errors import (
-    CLASSIFY_ERRORS,
-    ClientDisconnected,
-    DeadlineExceeded,
-    InvalidRequest,
-    ServiceError,
-    ShuttingDown,
-    TooManyTexts,
-    UnsupportedMediaType,
-)
 from sentiment_service.http.decoding import Decoder, decoder
 from sentiment_service.http.openapi import documented, text_example
 from sentiment_service.http.routes import HttpExchange, HttpRequest, TextRoute, media_type
@@ -125,7 +109,7 @@ _DOCUMENTED = {
 @router.post(
     "/classify/stream",
     operation_id="classifyStream",
-    responses={**text_example(ANSWERED_LINES, MEDIA_TYPE), **documented(*CLASSIFY_ERRORS)},
+    responses={**text_example(ANSWERED_LINES, MEDIA_TYPE), **documented(*errors.CLASSIFY_ERRORS)},
     response_class=Response,
     openapi_extra=_DOCUMENTED,
 )
@@ -141,9 +125,9 @@ async def classify_stream(request: HttpRequest) -> Response:
     """
     exchange = request.exchange
     if media_type(request, b"content-type") not in ACCEPTED:
-        raise UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
-    for field in NOT_TAKEN.keys() & request.query_params.keys():
-        raise InvalidRequest(NOT_TAKEN[field])
+        raise errors.UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
+    for field in ndjson.NOT_TAKEN.keys() & request.query_params.keys():
+        raise errors.InvalidRequest(ndjson.NOT_TAKEN[field])
     options = checked(dict(request.query_params), StreamParameters).options
     name = request.query_params.get("model")
     body = decoder(request.headers.get("content-encoding", ""))
@@ -174,10 +158,10 @@ class StreamedAnswers(Response):
         self._classifier = classifier
         self._options = options
         self._decoder = body
-        self._lines = LineReader(service.settings.max_body_bytes, service.stream_inflight)
+        self._lines = ndjson.LineReader(service.settings.max_body_bytes, service.stream_inflight)
         # In the order of their lines; None marks the end.
         self._groups: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_GROUPS)
-        self._failure: ServiceError | None = None  # why not everything was answered
+        self._failure: errors.ServiceError | None = None  # why not everything was answered
         self._ended = False
         self._patience = asyncio.timeout(None)  # of the reader, with a silent client
 
@@ -185,7 +169,7 @@ class StreamedAnswers(Response):
         try:
             with self._classifier.in_use():
                 await self._exchange.while_connected(self._respond(receive, send))
-        except ClientDisconnected as error:  # all work is cancelled
+        except errors.ClientDisconnected as error:  # all work is cancelled
             if self._exchange.status != self.status_code:  # the answer has not begun
                 raise
             if not self._ended:  # behind the last line, the server itself may close the connection
@@ -196,13 +180,13 @@ class StreamedAnswers(Response):
             # The time for accepted work is over. Some answers are missing, but a client that reads
             # still gets the last line.
             if not self._ended:
-                self._failure = ShuttingDown(SEND_AGAIN)
+                self._failure = errors.ShuttingDown(SEND_AGAIN)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_LINE_S):
                         await self._send_last(send)
         finally:
             self._lines.close()
-            self._exchange.model_use.stages.clear()  # those of groups overlap
+            self._exchange.stages.clear()  # those of groups overlap
             if failure := self._failure:  # the status was sent before, so it cannot say it
                 self._exchange.code, self._exchange.outcome = failure.code, failure.outcome
 
@@ -224,7 +208,7 @@ class StreamedAnswers(Response):
                 watch.cancel()
 
     async def _send_last(self, send: Send) -> None:
-        line = answer_line(NO_ID, self._failure) if self._failure else b""
+        line = ndjson.answer_line(ndjson.NO_ID, self._failure) if self._failure else b""
         await send({"type": "http.response.body", "body": line})
 
     async def _end_at(self, end: asyncio.Event) -> None:
@@ -245,11 +229,11 @@ class StreamedAnswers(Response):
                 else:
                     # A few bytes may expand to many pieces without a line: let other tasks run.
                     await asyncio.sleep(0)
-        except ServiceError as error:  # nothing more can be read
+        except errors.ServiceError as error:  # nothing more can be read
             self._failure = error
         await self._groups.put(None)
 
-    async def _answer(self, cut: Sequence[Line | LongLine], admitted: asyncio.Event) -> bytes:
+    async def _answer(self, cut: ndjson.Lines, admitted: asyncio.Event) -> bytes:
         """The answers to a group of lines, in their order: a result or an error for each.
 
         ``admitted`` is set when the group has passed the gate, or will never pass it.
@@ -259,36 +243,37 @@ class StreamedAnswers(Response):
         try:
             work = self._classified(texts, admitted)
             outcomes = (await self._exchange.counted(self._classifier, texts, work)).outcomes
-        except ServiceError as error:
-            outcomes = [text if isinstance(text, ServiceError) else error for text in texts]
+        except errors.ServiceError as error:
+            outcomes = [text if isinstance(text, errors.ServiceError) else error for text in texts]
         finally:
             admitted.set()
             self._lines.answered(lines)
         if self._replaced:
-            left = ShuttingDown(REPLACED)
-            outcomes = [left if isinstance(one, ShuttingDown) else one for one in outcomes]
+            left = errors.ShuttingDown(REPLACED)
+            outcomes = [left if isinstance(one, errors.ShuttingDown) else one for one in outcomes]
         return b"".join(
-            answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
+            ndjson.answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
         )
 
-    async def _parsed(self, line: Line | LongLine) -> Line:
-        if isinstance(line, Line):
+    async def _parsed(self, line: ndjson.Line | ndjson.LongLine) -> ndjson.Line:
+        if isinstance(line, ndjson.Line):
             return line
         try:
             parsed = await self._service.step_thread.run(line.parsing(), deadline=math.inf)
-        except ServiceError as error:
-            return Line(NO_ID, error, line.reserved)
+        except errors.ServiceError as error:
+            return ndjson.Line(ndjson.NO_ID, error, line.reserved)
         return self._lines.parsed(parsed)
 
     async def _classified(
-        self, texts: Sequence[Text | ServiceError], admitted: asyncio.Event
+        self, texts: Sequence[Text | errors.ServiceError], admitted: asyncio.Event
     ) -> Classification:
         classifier = self._classifier
         try:
             return await classifier.classify(
                 texts, self._options, deadline=math.inf, admitted=admitted
             )
-        except TooManyTexts as error:  # more tokens than one request may queue: halve the group
+        except errors.TooManyTexts as error:
+            # More tokens than one request may queue: halve the group.
             if len(texts) == 1:
                 return Classification(classifier.model, [error], dict.fromkeys(STAGES, 0.0), [0])
             middle = len(texts) // 2
@@ -298,7 +283,7 @@ class StreamedAnswers(Response):
             outcomes, unknown = first.outcomes + second.outcomes, first.unknown + second.unknown
             return Classification(classifier.model, outcomes, stages, unknown)
 
-    async def _arriving(self, receive: Receive) -> AsyncIterator[list[Line | LongLine]]:
+    async def _arriving(self, receive: Receive) -> AsyncIterator[ndjson.Lines]:
         gate, reserved, more = self._classifier.stream_gate, 0, True
         while more:
             message = await self._message(receive)
@@ -323,16 +308,16 @@ class StreamedAnswers(Response):
         except TimeoutError:
             self._check_end()
             silent = f"nothing arrived for {IDLE_S:g} s"
-            raise DeadlineExceeded(silent, of_client=True) from None
+            raise errors.DeadlineExceeded(silent, of_client=True) from None
         if message["type"] == "http.disconnect":
-            raise ClientDisconnected("before its answers")
+            raise errors.ClientDisconnected("before its answers")
         return message
 
     def _check_end(self) -> None:
         if self._service.lifecycle.stopping:
-            raise ShuttingDown(SEND_AGAIN)
+            raise errors.ShuttingDown(SEND_AGAIN)
         if self._replaced:
-            raise ShuttingDown(REPLACED)
+            raise errors.ShuttingDown(REPLACED)
 
     @property
     def _replaced(self) -> bool:

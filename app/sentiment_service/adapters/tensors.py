@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import BaseModel, Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
-from sentiment_service.engine.classifier import Classifier
+from sentiment_service.engine.classifier import Classification, Classifier
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import InvalidRequest, ModelNotFound, TooManyTexts
 from sentiment_service.requests.service import Service
 from sentiment_service.requests.validation import OverflowOption, whole
-from sentiment_service.results import Prediction
+from sentiment_service.results import every_prediction
 
 SERVER = "sentiment-service"
 PLATFORM = "onnxruntime_onnx"
@@ -110,17 +110,15 @@ class InferRequest(BaseModel):
     outputs: Annotated[list[RequestedOutput], Field(max_length=len(get_args(OutputName)))] = []
 
 
-_ALL_OUTPUTS = [RequestedOutput(name=name) for name in get_args(OutputName)]
-
-
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output with its values, row by row."""
+    """An output with its values, row by row. Over HTTP, they are sent as bytes if ``binary``."""
 
     name: OutputName
     datatype: DataType
     shape: list[int]
     values: Sequence[Any]
+    binary: bool
 
     @property
     def packed(self) -> bytes:
@@ -130,9 +128,9 @@ class Output:
         return np.array(self.values, dtype="<f4").tobytes()
 
 
-def of_version(service: Service, name: str, version: str) -> Classifier:
+def of_version(service: Service, name: str, version: str | None) -> Classifier:
     classifier = service.models.classifiers.of(name)
-    if version != VERSION:
+    if version and version != VERSION:
         raise ModelNotFound(f"{classifier.model.name} is served in version {VERSION} only")
     return classifier
 
@@ -145,22 +143,33 @@ def metadata_of(model: Model) -> dict[str, Any]:
         "platform": PLATFORM,
         "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
         "outputs": [
-            {"name": one.name, "datatype": _datatype(one.name), "shape": _dims(one.name, -1, model)}
-            for one in _outputs_of(model)
+            {"name": name, "datatype": _datatype(name), "shape": _dims(name, -1, model)}
+            for name in _outputs_of(model)
         ],
     }
 
 
-def asked_outputs(body: InferRequest, model: Model) -> list[RequestedOutput]:
-    """The outputs that the request names, or all that the model has."""
+def outputs(body: InferRequest, done: Classification) -> list[Output]:
+    """The outputs that the request names, or all that the model has. A bad text is an error."""
+    model, predictions = done.model, every_prediction(done.outcomes)
     known = _outputs_of(model)
-    if {output.name for output in body.outputs} - {output.name for output in known}:
+    if {output.name for output in body.outputs} - {*known}:
         raise InvalidRequest("outputs: only a model of sentiment has polarity")
-    return body.outputs or known
+    found = []
+    for asked in body.outputs or [RequestedOutput(name=name) for name in known]:
+        rows = [prediction[asked.name] for prediction in predictions]
+        lists = [[*row.values()] if isinstance(row, dict) else [row] for row in rows]
+        values = [value for one in lists for value in one]
+        binary = asked.parameters.binary_data
+        if binary is None:
+            binary = body.parameters.binary_data_output
+        shape = _dims(asked.name, len(rows), model)
+        found.append(Output(asked.name, _datatype(asked.name), shape, values, binary))
+    return found
 
 
-def _outputs_of(model: Model) -> list[RequestedOutput]:
-    return [one for one in _ALL_OUTPUTS if one.name != "polarity" or model.is_sentiment]
+def _outputs_of(model: Model) -> list[OutputName]:
+    return [name for name in get_args(OutputName) if name != "polarity" or model.is_sentiment]
 
 
 def _datatype(name: OutputName) -> DataType:
@@ -169,15 +178,6 @@ def _datatype(name: OutputName) -> DataType:
 
 def _dims(name: OutputName, texts: int, model: Model) -> list[int]:
     return [texts, len(model.labels)] if name in ("logits", "scores") else [texts]
-
-
-def output(name: OutputName, predictions: Sequence[Prediction], model: Model) -> Output:
-    values = [value for prediction in predictions for value in _row(prediction[name])]
-    return Output(name, _datatype(name), _dims(name, len(predictions), model), values)
-
-
-def _row(value: str | float | dict[str, float]) -> Sequence[Any]:
-    return list(value.values()) if isinstance(value, dict) else [value]
 
 
 def pack(texts: Iterable[str]) -> bytes:

@@ -133,7 +133,7 @@ async def tokenize(request: HttpRequest) -> Response:
     if not isinstance(body.inputs, list) and isinstance(results[0], ServiceError):
         raise results[0]
     counts = (r["count"] for r in results if not isinstance(r, ServiceError))
-    exchange.model_use.tokens = sum(counts)
+    exchange.tokens = sum(counts)
     response: TokenizeResponse = {
         "model": model.version,
         "results": [item(result) for result in results],

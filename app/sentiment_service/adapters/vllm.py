@@ -14,7 +14,6 @@ from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.step_thread import Kind, Steps
 from sentiment_service.engine.text.text_tokenizer import Encoding, Text, TextPair, packed
 from sentiment_service.errors import InvalidRequest, ServiceError
-from sentiment_service.http.openapi import FOREIGN_BODY
 from sentiment_service.http.routes import HttpRequest, JsonAnswer, TextRoute, read_body
 from sentiment_service.requests.service import Adapter
 from sentiment_service.requests.validation import as_list, parse_texts, whole
@@ -95,7 +94,7 @@ router = APIRouter(tags=["compatibility"], route_class=VllmRoute)
 tokenize_router = APIRouter(route_class=VllmRoute)  # for a path that has our own form, too
 
 
-@router.post("/v1/classify", operation_id="classifyVllm", openapi_extra=FOREIGN_BODY)
+@router.post("/v1/classify", operation_id="classifyVllm")
 async def classify(request: HttpRequest) -> Response:
     """vLLM's classification, with `probs` in the order of the labels in `GET /models`."""
     body = await read_body(request, ClassificationRequest)
@@ -157,7 +156,7 @@ async def tokenize(request: HttpRequest) -> Response:
     exchange.asks(model.name, 1)
     work = _encoded(request, model, [body.prompt], body.add_special_tokens)
     (encoding,) = await exchange.while_connected(work)
-    exchange.model_use.tokens = encoding.tokens
+    exchange.tokens = encoding.tokens
     ids = encoding.ids
     strings = [model.tokenizer.library.id_to_token(one) for one in ids]
     answer = {"count": encoding.tokens, "max_model_len": model.max_tokens, "tokens": ids}

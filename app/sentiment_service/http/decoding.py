@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import brotli
 
@@ -24,6 +25,7 @@ FIRST_BYTES, STEP_BYTES = 65_536, 1_048_576
 FREE_MEMBERS, MEMBER_BYTES = 1_000, 512
 
 
+@dataclass
 class Decoder:
     """Decompresses a body while it arrives. ``name`` is its encoding in errors.
 
@@ -32,25 +34,19 @@ class Decoder:
     of memory that this takes until then, by the first byte of the body.
     """
 
-    def __init__(
-        self,
-        name: str,
-        pieces: Callable[[bytes], Iterator[bytes]],
-        complete: Callable[[], bool],
-        window: Callable[[int], int] = lambda first: ZLIB_BYTES,
-    ) -> None:
-        self.window = window
-        self._name = name
-        self._pieces = pieces
-        self._complete = complete
-        self._taken = self._given = 0
+    name: str
+    pieces: Callable[[bytes], Iterator[bytes]]
+    complete: Callable[[], bool]
+    window: Callable[[int], int] = lambda first: ZLIB_BYTES
+    _taken: int = 0
+    _given: int = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """The decompressed content of ``data``, in pieces of bounded size."""
         self._taken += len(data)
         # In slices, because zlib and brotli copy all input that is left for each piece they return.
         for start in range(0, len(data), PIECE_BYTES):
-            for piece in self._pieces(data[start : start + PIECE_BYTES]):
+            for piece in self.pieces(data[start : start + PIECE_BYTES]):
                 self._given += len(piece)
                 if self._given > max(UNSUSPICIOUS_BYTES, MAX_RATIO * self._taken):
                     raise errors.PayloadTooLarge(
@@ -60,8 +56,8 @@ class Decoder:
                 yield piece
 
     def end(self) -> None:
-        if self._taken and not self._complete():
-            raise errors.InvalidRequest(f"the body is incomplete: its {self._name} data has no end")
+        if self._taken and not self.complete():
+            raise errors.InvalidRequest(f"the body is incomplete: its {self.name} data has no end")
 
 
 def decoder(content_encoding: str) -> Decoder:

@@ -46,25 +46,16 @@ CLASSIFIED = {
 
 _DETAIL = "what was wrong, and what is accepted"
 _ID = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
-# The ``openapi_extra`` of a route with a model's name in its path.
-NAME_IN_PATH: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "name",
-            "in": "path",
-            "required": True,
-            "description": "name of a served model",
-            "schema": {"type": "string"},
-            "example": MODEL,
-        }
-    ]
+NAME_IN_PATH = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "name of a served model",
+    "schema": {"type": "string"},
+    "example": MODEL,
 }
-
-
-# The ``openapi_extra`` of a route of another server's protocol, which has its own description.
-FOREIGN_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
-}
+# Another server's protocol has its own description.
+FOREIGN_BODY = {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}
 
 
 class Problem(TypedDict):
@@ -127,6 +118,13 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
     refusals = components.setdefault("responses", {})
     if keys:
         components["securitySchemes"] = {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if "{name}" in path:
+                operation["parameters"] = [NAME_IN_PATH]
+            if method == "post" and "compatibility" in operation["tags"]:
+                operation["requestBody"] = FOREIGN_BODY
+                operation["responses"] = operation.pop("responses")  # behind it
     for operation in [o for methods in document["paths"].values() for o in methods.values()]:
         # By default the name of our function, which says little in a list of operations.
         operation["summary"] = operation["description"].partition("\n")[0]

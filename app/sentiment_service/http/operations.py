@@ -3,8 +3,8 @@
 import asyncio
 import gzip
 import platform
-import time
 from collections.abc import Callable
+from time import thread_time
 from typing import Annotated, Any
 
 import onnxruntime
@@ -20,14 +20,7 @@ from sentiment_service.engine.host import cpu_name, vector_flags
 from sentiment_service.engine.model.bundle import Calibration, Parity
 from sentiment_service.engine.model.model import ModelVersion
 from sentiment_service.engine.options import Preprocessing
-from sentiment_service.http.openapi import (
-    DIGEST,
-    MODEL,
-    NAME_IN_PATH,
-    documented,
-    example,
-    text_example,
-)
+from sentiment_service.http.openapi import DIGEST, MODEL, documented, example, text_example
 from sentiment_service.http.routes import HttpRequest, Route, packed_answer
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.service import Service
@@ -346,7 +339,6 @@ async def _loaded(request: HttpRequest, status: str, *, promote: bool) -> Reload
     "/models/{name}/reload",
     operation_id="reloadModel",
     responses=_loads("reloaded"),
-    openapi_extra=NAME_IN_PATH,
 )
 async def reload(request: HttpRequest) -> Reloaded:
     """Load a model's bundle again. Needs an admin key.
@@ -360,7 +352,6 @@ async def reload(request: HttpRequest) -> Reloaded:
     "/models/{name}/promote",
     operation_id="promoteCandidate",
     responses=_loads("promoted", errors.NotFound),
-    openapi_extra=NAME_IN_PATH,
 )
 async def promote(request: HttpRequest) -> Reloaded:
     """Make the candidate (--shadow) the model, under the model's name. Needs an admin key.
@@ -395,9 +386,8 @@ class Scrapes:
     wait, and all that wait share one rendering: so scrapes take a small part of a CPU's time.
     """
 
-    def __init__(self, metrics: Metrics, cpu_time: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._cpu_time = cpu_time
         self._next: dict[str, asyncio.Task[bytes]] = {}  # the latest renderings, by their forms
         self._rests_until = 0.0  # on the event loop's clock
 
@@ -416,11 +406,11 @@ class Scrapes:
         now = asyncio.get_running_loop().time
         await asyncio.sleep(self._rests_until - now())
         await self._metrics.gpus.refresh()
-        started = self._cpu_time()  # on a busy machine, the time that others take would count
+        started = thread_time()  # on a busy machine, the time that others take would count
         encode, _ = FORMS[form]
         # With the time, gzip would fail on a clock beyond 2106.
         packed = gzip.compress(encode(self._metrics.registry), LEVEL, mtime=0)
-        rest_s = min(REST * (self._cpu_time() - started), MAX_REST_S)
+        rest_s = min(REST * (thread_time() - started), MAX_REST_S)
         self._rests_until = max(now(), self._rests_until) + rest_s
         return packed
 

@@ -10,7 +10,6 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocketClose
 
 from sentiment_service import errors
 from sentiment_service.http.openapi import documented, text_example
@@ -38,10 +37,9 @@ docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with
 _DIRECTORY = Path(__file__).parents[1] / "web"
 # It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
 _FILES = StaticFiles(directory=_DIRECTORY)
-_DOCS_FILES = StaticFiles(directory=_DIRECTORY / "docs")
 # They lie compressed, because they are large. All browsers accept gzip; to unpack them for others
 # would hold up the event loop.
-_PACKED = ("swagger-ui/swagger-ui-bundle.js", "swagger-ui/swagger-ui.css")
+_PACKED = ("docs/swagger-ui/swagger-ui-bundle.js", "docs/swagger-ui/swagger-ui.css")
 _DOCS_LINK = '<a href="docs">API documentation</a>'
 # Images may be data: URLs, because the icons in Swagger UI's style sheet are.
 _HEADERS = {
@@ -68,7 +66,7 @@ async def page(request: HttpRequest) -> Response:
     """A web page for trying the service. Who accepts no HTML gets the status in JSON."""
     name = request.path_params.get("name", "index.html")
     if name != "index.html":
-        return await _file(request, _FILES, name)
+        return await _file(request, name)
     service = request.exchange.service
     response: Response
     if "html" not in request.headers.get("accept", "html"):
@@ -78,7 +76,7 @@ async def page(request: HttpRequest) -> Response:
         text = (_DIRECTORY / name).read_text(encoding="utf-8")
         response = HTMLResponse(text.replace(_DOCS_LINK, ""), headers=_HEADERS)
     else:
-        response = await _file(request, _FILES, name)
+        response = await _file(request, name)
     response.headers["vary"] = "Accept"
     return response
 
@@ -87,10 +85,10 @@ async def page(request: HttpRequest) -> Response:
 @docs_router.get("/docs/{name:path}")
 async def docs(request: HttpRequest) -> Response:
     """Swagger UI, which shows the OpenAPI document of this service."""
-    name = request.path_params.get("name", "index.html")
+    name = f"docs/{request.path_params.get('name', 'index.html')}"
     if name not in _PACKED:
-        return await _file(request, _DOCS_FILES, name)
-    response = await _DOCS_FILES.get_response(f"{name}.gz", request.scope)
+        return await _file(request, name)
+    response = await _FILES.get_response(f"{name}.gz", request.scope)
     response.headers.update({**_HEADERS, "content-encoding": "gzip"})
     return response
 
@@ -101,12 +99,12 @@ async def openapi(request: HttpRequest) -> Response:
     return packed_answer(request, request.app.packed_openapi, {"content-type": "application/json"})
 
 
-async def _file(request: HttpRequest, files: StaticFiles, name: str) -> Response:
+async def _file(request: HttpRequest, name: str) -> Response:
     # No path with .. leads to a file, and that of a packed one has no .gz.
     if ".." in name or name.endswith(".gz"):
         raise not_found(request.exchange)
     try:
-        response = await files.get_response(name, request.scope)
+        response = await _FILES.get_response(name, request.scope)
     except HTTPException:
         raise not_found(request.exchange) from None
     response.headers.update(_HEADERS)
@@ -114,9 +112,6 @@ async def _file(request: HttpRequest, files: StaticFiles, name: str) -> Response
 
 
 async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":  # under another server than ours
-        await WebSocketClose()(scope, receive, send)
-        return
     raise not_found(scope["exchange"])
 
 

@@ -18,7 +18,6 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -65,28 +64,18 @@ add_compress_type("application/x-ndjson", streaming=True)
 
 
 class HttpExchange(Exchange):
-    """A request of HTTP, answered by the route that its path names.
-
-    ``router`` finds the route and calls it. ``receive`` and ``send`` are those of ASGI.
-    """
+    """A request of HTTP, answered by the route that its path names."""
 
     def __init__(
         self, service: Service, router: APIRouter, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        headers = dict(scope["headers"])  # of several with one name, the last ...
-        if b"authorization" in headers:  # ... but the first key, as proxies in front of us check it
-            headers[b"authorization"] = Headers(scope=scope)["authorization"].encode("latin-1")
-        client = scope["client"][0] if scope["client"] else ""
-        if b"x-forwarded-for" in headers:
-            lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-            client = service.proxies.client(client, lines)
         super().__init__(
             service,
             verb=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
             path=scope["path"],
             query=scope["query_string"],
-            headers=headers,
-            client=client,
+            headers=scope["headers"],
+            client=scope["client"][0] if scope["client"] else "",
             arrival=scope.get("arrival") or Arrival(asyncio.get_running_loop().time()),
         )
         # The server leaves out the body of an answer to HEAD.
@@ -96,11 +85,6 @@ class HttpExchange(Exchange):
         self._send = send
         self._begun = False  # whether the answer has begun
         self.id_header = b""  # the route's
-
-    @property
-    def model_of_path(self) -> str | None:
-        named: str | None = self._scope.get("path_params", {}).get("name")
-        return named
 
     def _answer(self) -> Awaitable[None]:
         if CONTROL.search(self.path):
@@ -156,7 +140,7 @@ class HttpRequest(Request):
     """FastAPI's request, with the exchange that it belongs to."""
 
     exchange: HttpExchange
-    parsed: Mapping[str, Any] | None = None  # its body, once a route has handed it on: OtherForm
+    parsed: Mapping[str, Any] | None = None  # its body, if that is of another server's form
 
 
 class JsonAnswer(Response):
@@ -199,6 +183,7 @@ class Route(APIRoute):
         # The exchange holds the scope: a cycle, which only the garbage collector would free.
         exchange: HttpExchange = scope.pop("exchange")
         exchange.route, exchange.id_header = self.path, self.id_header
+        exchange.model_of_path = scope["path_params"].get("name")
         if scope["method"] not in (self.methods or ()):
             known = {method for route in exchange.matching() for method in route.methods or ()}
             allowed = sorted(known | ({"HEAD"} if "GET" in known else set()))
@@ -206,12 +191,17 @@ class Route(APIRoute):
             raise errors.MethodNotAllowed(detail, allowed=allowed)
         request = HttpRequest(scope, receive, send)
         request.exchange = exchange
+        form: Route | None = None
         try:
             answer = await self.endpoint(request)
-        except OtherForm as other:
-            scope["route"] = other.route  # errors have its members
-            request.parsed = other.body
-            answer = await other.route.endpoint(request)
+        except errors.UnknownField as error:
+            form = next((self.forms[field] for field in self.forms if field in error.body), None)
+            if form is None:
+                raise
+            request.parsed = error.body
+        if form is not None:
+            scope["route"] = form  # errors have its members
+            answer = await form.endpoint(request)
         response = answer if isinstance(answer, Response) else JsonAnswer(answer)
         body = getattr(response, "body", None)  # a file and a stream have none
         # The endpoint has chosen the encoding of an answer with Vary.
@@ -239,14 +229,6 @@ class Route(APIRoute):
         return {}
 
 
-class OtherForm(Exception):
-    """The body is of another server's form, which ``route`` reads."""
-
-    def __init__(self, route: Route, body: Mapping[str, Any]) -> None:
-        self.route = route
-        self.body = body
-
-
 class TextRoute(Route):
     """A route that takes texts. It is matched first, and its metric series exist from the start.
 
@@ -258,10 +240,7 @@ class TextRoute(Route):
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
-    """The body, decompressed and validated as ``schema``.
-
-    With a field of another server's form that the route knows, it raises ``OtherForm``.
-    """
+    """The body, decompressed and validated as ``schema``."""
     if request.parsed is not None:
         return checked(request.parsed, schema)
     body = await read_bytes(request)
@@ -272,15 +251,7 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
         _belong_in_body(query.keys() & text.keys())
         return checked(query | text, schema)
     _belong_in_body(query)
-    try:
-        return await validated(request, body, schema)
-    except errors.UnknownField as error:
-        forms: Mapping[str, Route] = request.scope["route"].forms
-        known = [route for field, route in forms.items() if field in error.body]
-        if not known:
-            raise
-        parsed = error.body
-    raise OtherForm(known[0], parsed)
+    return await validated(request, body, schema)
 
 
 def _own_fields_of_query(request: HttpRequest, schema: Schema[Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -340,9 +340,7 @@ class Metrics:
         restarts.labels().value += self.registry.store.continued
         pids = self._gauge("worker_pid", "The process of a worker; 0: it is not running.", "worker")
         pids.labels(worker).value = os.getpid()
-        self.registry.register(
-            ProcessesCollector(lambda: [int(pid.value) for pid in pids.totals().values()])
-        )
+        self.registry.register(ProcessesCollector(pids))
         self._gauge("workers", "Workers that are running.").labels().value = 1
         text = "Total user and system CPU time spent in seconds."
         Counter("process_cpu_seconds", text, [], self.registry).watch(time.process_time)
@@ -372,13 +370,13 @@ class ProcessesCollector(Collector):
     And the memory of the container or the machine in which they are.
     """
 
-    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+    def __init__(self, pids: Gauge) -> None:
         self._pids = pids
 
     def collect(self) -> Iterator[Metric]:
         found: dict[str, list[Metric]] = {}
-        for pid in self._pids():
-            for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
+        for pid in self._pids.totals().values():
+            for metric in ProcessCollector(pid=partial(int, pid.value), registry=None).collect():
                 found.setdefault(metric.name, []).append(metric)
         for name, metrics in found.items():
             if name == "process_cpu_seconds":

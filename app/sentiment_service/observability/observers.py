@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import fields
 from itertools import product
 from typing import get_args
 
@@ -129,19 +129,6 @@ def current_tag() -> trace.SpanContext | None:
     return span.get_span_context() if span.is_recording() else None
 
 
-@dataclass(slots=True)
-class ModelUse:
-    """What a request asks of a model: its name and the number of texts; then what that took.
-
-    ``tokens`` are those of the texts that have a result, special ones included, before truncation.
-    """
-
-    model: str = ""
-    texts: int = 0
-    tokens: int = 0
-    stages: dict[str, float] = field(default_factory=dict)  # seconds
-
-
 def count_request(
     metrics: Metrics,
     method: str,
@@ -209,13 +196,8 @@ class ModelObserver:
         metrics.reference_share.show(name, shares)
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
-        metrics.queue_texts.watch(gauges.queue_texts, name)
-        metrics.queue_tokens.watch(gauges.queue_tokens, name)
-        metrics.queue_wait_seconds.watch(gauges.queue_wait_seconds, name)
-        metrics.runners_stuck.watch(gauges.runners_stuck, name)
-        metrics.device_lost.watch(gauges.device_lost, name)
-        metrics.cache_bytes.watch(gauges.cache_bytes, name)
-        metrics.model_ready.watch(gauges.model_ready, name)
+        for gauge in fields(gauges):  # metrics have the same names
+            getattr(metrics, gauge.name).watch(getattr(gauges, gauge.name), name)
 
     def answered(self, done: Classification, texts: int) -> None:
         stages, (tokenize, queue, inference) = done.stages, STAGES

@@ -43,7 +43,6 @@ from sentiment_service.shared_memory import NUMBER_BYTES, Board, Numbers
 
 logger = logging.getLogger(__name__)
 
-
 Labels = tuple[str, ...]  # the label values of a series, in the order of the labels' names
 
 

@@ -6,7 +6,7 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -16,11 +16,10 @@ from sentiment_service.engine.options import DEFAULTS, TextOptions
 from sentiment_service.engine.step_thread import Steps, finish
 from sentiment_service.engine.text.text_tokenizer import Input
 from sentiment_service.observability.logs import log_request, trace_id
-from sentiment_service.observability.observers import ModelUse, count_request
+from sentiment_service.observability.observers import count_request
 from sentiment_service.requests.limits import READING, timeout_ms
 from sentiment_service.requests.service import Service
 from sentiment_service.requests.validation import INLINE_BYTES
-from sentiment_service.results import Outcome
 
 UNMATCHED = "unmatched"  # the route of requests that no route answers
 OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be a series
@@ -67,23 +66,30 @@ class Exchange(ABC):
         verb: str,
         path: str,
         query: bytes = b"",
-        headers: Mapping[bytes, bytes],
+        headers: Sequence[tuple[bytes, bytes]],
         client: str,
         arrival: Arrival,
     ) -> None:
         """``verb`` is HTTP's method as metrics and log show it, or GRPC.
 
-        The names of ``headers`` are in lower case. ``client`` is its address, empty if unknown.
+        The names of ``headers`` are in lower case. ``client`` is the address of who is connected,
+        which may be a proxy; empty if unknown.
         """
         self.service = service
         self.verb = verb
         self.path = path
         self.query = query
-        self.headers = headers
+        named = dict(headers)  # of several with one name, the last ...
+        if b"authorization" in named:  # ... but the first key, as proxies in front of us check it
+            named[b"authorization"] = next(v for name, v in headers if name == b"authorization")
+        self.headers: Mapping[bytes, bytes] = named
         self.client = client
+        if b"x-forwarded-for" in named:
+            lines = [value for name, value in headers if name == b"x-forwarded-for"]
+            self.client = service.proxies.client(client, lines)
         self.key = ""  # the name of the client's key, if that has one
         self.arrival = arrival
-        self.request_id = request_id(headers.get(b"x-request-id"))
+        self.request_id = request_id(named.get(b"x-request-id"))
         # The time by which it must be answered, and the milliseconds that the client allows, if
         # they are fewer than the service's.
         self.deadline = arrival.at + service.settings.deadline_ms / 1000
@@ -92,13 +98,13 @@ class Exchange(ABC):
         self.status = errors.InferenceFailed.status  # until the answer says otherwise
         self.code = ""  # of the error that was answered
         self.outcome = "ok"  # as metrics count the request
-        self.model_use = ModelUse()
+        self.model_of_path: str | None = None  # the model that its path names
+        # For the log: what it asks of a model, and what that takes. The tokens are those of the
+        # texts that have a result, special ones included, before truncation.
+        self.model = ""
+        self.texts = self.tokens = 0
+        self.stages: dict[str, float] = {}  # seconds
         self._held = 0  # bytes of its body
-
-    @property
-    def model_of_path(self) -> str | None:
-        """The model that its path names, if any."""
-        return None
 
     @abstractmethod
     def _answer(self) -> Awaitable[None]:
@@ -204,7 +210,9 @@ class Exchange(ABC):
         classifier.observer.answered(done, number)
         if classifier.shadow is not None:
             classifier.shadow.answered(classifier.model, texts, outcomes)
-        self.classified(done, outcomes)
+        self.tokens += sum(o["tokens"] for o in outcomes if not isinstance(o, errors.ServiceError))
+        for stage, seconds in done.stages.items():
+            self.stages[stage] = self.stages.get(stage, 0.0) + seconds
         return done
 
     def check_number(self, texts: int) -> None:
@@ -213,16 +221,8 @@ class Exchange(ABC):
 
     def asks(self, model: str, texts: int) -> None:
         """Note for the log what the request asks of a model; in a stream, texts add up."""
-        self.model_use.model = model
-        self.model_use.texts += texts
-
-    def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
-        """Note for the log the tokens of the texts, and the time of each stage; both add up."""
-        tokens = (o["tokens"] for o in outcomes if not isinstance(o, errors.ServiceError))
-        self.model_use.tokens += sum(tokens)
-        stages = self.model_use.stages
-        for stage, seconds in done.stages.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
+        self.model = model
+        self.texts += texts
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client leaves."""
@@ -296,8 +296,8 @@ class Exchange(ABC):
         classifier.observer.failure(error, texts=0)
 
     def _log(self, seconds: float, trace: str | None) -> None:
-        use = self.model_use
-        spent = {"duration": seconds, **use.stages}
+        used = {"model": self.model, "texts": self.texts, "tokens": self.tokens}
+        spent = {"duration": seconds, **self.stages}
         fields = {
             "request_id": self.request_id,
             **({"trace_id": trace} if trace else {}),
@@ -308,7 +308,7 @@ class Exchange(ABC):
             "status": self.status,
             **({"code": self.code} if self.code else {}),
             **({} if self.asked_ms is None else {"timeout_ms": round(self.asked_ms)}),
-            **({"model": use.model, "texts": use.texts, "tokens": use.tokens} if use.model else {}),
+            **(used if self.model else {}),
             **{f"{name}_ms": round(each * 1000, 2) for name, each in spent.items()},
         }
         quiet = self.verb in READING and self.path in self.service.often_asked

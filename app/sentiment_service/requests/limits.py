@@ -5,8 +5,8 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from operator import or_
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
 
 from sentiment_service.errors import InvalidRequest, RateLimited, Unauthorized
@@ -44,8 +44,7 @@ class PathSet:
 NONE = PathSet()
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(NamedTuple):
     """The paths, HTTP's and gRPC's, that are not treated like the others.
 
     ``probes`` and ``files`` need no key and have no rate limit: a page has a dozen files, and one
@@ -62,13 +61,7 @@ class Paths:
     quiet: PathSet = NONE
 
     def __or__(self, other: "Paths") -> "Paths":
-        return Paths(
-            self.probes | other.probes,
-            self.files | other.files,
-            self.open | other.open,
-            self.admin | other.admin,
-            self.quiet | other.quiet,
-        )
+        return Paths(*map(or_, self, other))
 
 
 class Head(Protocol):

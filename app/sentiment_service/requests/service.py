@@ -42,18 +42,16 @@ COUNTS_S = 1.0  # between two comparisons with the connections of the other work
 MOST_ABOVE = 0.1  # share of their mean by which a worker may have more
 
 
+@dataclass
 class Worker:
     """This process among the workers of its service: unless told otherwise, the only one.
 
     ``cpus`` is its share of the CPUs, and ``gpu_workers`` of them share a GPU.
     """
 
-    def __init__(
-        self, board: Board | None = None, *, cpus: float = 0.0, gpu_workers: int = 1
-    ) -> None:
-        self.board = board or Board.alone()
-        self.cpus = cpus or available_cpus()
-        self.gpu_workers = gpu_workers
+    board: Board = field(default_factory=Board.alone)
+    cpus: float = field(default_factory=available_cpus)
+    gpu_workers: int = 1
 
     async def reload(self, models: ModelRegistry, name: str, *, promote: bool = False) -> None:
         """Load a model again, or its candidate in its place, at all workers of the service."""

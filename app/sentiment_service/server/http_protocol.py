@@ -27,7 +27,6 @@ the others.
 import asyncio
 import re
 import sys
-from collections.abc import Iterable
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Literal, cast
@@ -389,8 +388,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer bytes that are not a valid request, and close."""
         if self._state is not ConnectionState.BODY:
             self._unset_keepalive_if_required()
-            headers = self.server_state.default_headers
-            self.transport.write(refuse(self._service, error, self._address, headers))
+            self._write_refusal(error)
         elif not self.cycle.response_complete:
             # The application answers with the error when it receives the next part of the body.
             self._state = ConnectionState.REFUSAL
@@ -399,6 +397,24 @@ class HttpProtocol(HttpToolsProtocol):
             waiting.set()
             return
         self.transport.close()
+
+    def _write_refusal(self, error: ServiceError) -> None:
+        """The error as an answer that says that the connection closes; count and log it."""
+        service, own_id = self._service, request_id()
+        count_request(service.metrics, OTHER_METHOD, UNMATCHED, error.status, error.code, 0.0)
+        if service.logs_requests:
+            log_request(
+                {
+                    "request_id": own_id,
+                    "client": self._address,
+                    "method": OTHER_METHOD,
+                    "route": UNMATCHED,
+                    "status": error.status,
+                    "code": error.code,
+                    "reason": error.detail,
+                }
+            )
+        self.transport.write(error.last_answer(own_id, self.server_state.default_headers))
 
     def _too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(
@@ -411,30 +427,3 @@ class HttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
-
-
-def refuse(
-    service: Service,
-    error: ServiceError,
-    client: str,
-    default_headers: Iterable[tuple[bytes, bytes]],
-) -> bytes:
-    """The error as an HTTP response that says that the connection closes; count and log it.
-
-    ``client`` is its address. ``default_headers`` are those of every answer, such as the date.
-    """
-    own_id = request_id()
-    count_request(service.metrics, OTHER_METHOD, UNMATCHED, error.status, error.code, seconds=0.0)
-    if service.logs_requests:
-        log_request(
-            {
-                "request_id": own_id,
-                "client": client,
-                "method": OTHER_METHOD,
-                "route": UNMATCHED,
-                "status": error.status,
-                "code": error.code,
-                "reason": error.detail,
-            }
-        )
-    return error.last_answer(own_id, default_headers)

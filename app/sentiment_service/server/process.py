@@ -101,9 +101,11 @@ def end_if_told() -> None:
         sys.exit(128 + _ended_by)
 
 
-def note_hangups(hangup: "asyncio.Event") -> None:
-    """From now on SIGHUP sets ``hangup``; the server then loads all models again."""
-    from asyncio import get_running_loop
+def hangups() -> "asyncio.Event":
+    """What SIGHUP sets from now on; the server then loads all models again."""
+    from asyncio import Event, get_running_loop
+
+    hangup = Event()
 
     def note(*_: object) -> None:
         try:
@@ -113,6 +115,7 @@ def note_hangups(hangup: "asyncio.Event") -> None:
             hangup.set()
 
     signal.signal(signal.SIGHUP, note)
+    return hangup
 
 
 def outside_the_event_loop(lifecycle: "Lifecycle") -> None:

@@ -33,7 +33,6 @@ from sentiment_service.server.arrivals import (
     Starts,
 )
 from sentiment_service.server.http_protocol import HttpProtocol, UnreadAnswers
-from sentiment_service.server.process import announce, bind_sites
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
@@ -55,10 +54,9 @@ logger = logging.getLogger(__name__)
 
 def run(settings: Settings, credentials: Credentials) -> int:
     """Serve until SIGTERM or SIGINT, then finish the accepted requests; returns the exit code."""
-    hangup = asyncio.Event()
-    process.note_hangups(hangup)
+    hangup = process.hangups()
     with ExitStack() as sockets:
-        sites = [sockets.enter_context(site) for site in bind_sites(settings)]
+        sites = [sockets.enter_context(site) for site in process.bind_sites(settings)]
         return serve(main.create_app(settings, credentials), sites, hangup)
 
 
@@ -105,15 +103,10 @@ class Server(uvicorn.Server):
     note_end: Callable[[], None] | None = None
 
     def __init__(
-        self,
-        sites: Mapping[socket.socket, FastAPI],
-        service: Service,
-        hangup: asyncio.Event,
-        *,
-        keep_alive_s: int = KEEP_ALIVE_S,
+        self, sites: Mapping[socket.socket, FastAPI], service: Service, hangup: asyncio.Event
     ) -> None:
         self._apps = [*sites.values()]
-        self._configs = {site: _config(app, keep_alive_s) for site, app in sites.items()}
+        self._configs = {site: _config(app) for site, app in sites.items()}
         super().__init__(next(iter(self._configs.values())))
         self._service = service
         self._hangup = hangup
@@ -139,7 +132,7 @@ class Server(uvicorn.Server):
         self.started = True
 
     def _tell_ready(self, models: str) -> None:
-        announce(models, [*self._configs], self._service.settings)
+        process.announce(models, [*self._configs], self._service.settings)
 
     def _listen(self) -> None:
         starts = Starts(self._service.often_asked, self._service.settings.root_path)
@@ -250,7 +243,7 @@ class Server(uvicorn.Server):
         return accepted + self.server_state.total_requests
 
 
-def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
+def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="on",
@@ -260,5 +253,5 @@ def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # an exchange reads X-Forwarded-For itself
-        timeout_keep_alive=keep_alive_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )

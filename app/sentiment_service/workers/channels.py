@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -217,9 +216,7 @@ class Dealer:
 
     def __init__(self, sites: Sequence[socket.socket], workers: "Sequence[WorkerProcess]") -> None:
         self._sites = sites
-        self._workers = workers
-        self._turns = count(1)
-        self._latest = dict.fromkeys(range(len(workers)), 0)  # turn, by the worker's number
+        self._workers = [*workers]  # the one that got a connection last is at the end
         self._arrivals: list[Arrivals] = []
         self._undealt: deque[tuple[int, socket.socket]] = deque()  # with their sites
         self._refusing: set[asyncio.Task[None]] = set()
@@ -264,16 +261,12 @@ class Dealer:
             self._refusing.add(refusing)
             refusing.add_done_callback(self._refusing.discard)
             return True
-        return any(
-            self._give(worker, site, connection) for worker in sorted(reachable, key=self._order)
-        )
-
-    def _give(self, worker: "WorkerProcess", site: int, connection: socket.socket) -> bool:
-        self._latest[worker.number] = next(self._turns)
-        return worker.give(site, connection)
-
-    def _order(self, worker: "WorkerProcess") -> tuple[bool, int, int, int]:
-        return *worker.rank, worker.status.open, self._latest[worker.number]
+        for worker in sorted(reachable, key=lambda one: (one.rank, one.status.open)):
+            if worker.give(site, connection):
+                self._workers.remove(worker)
+                self._workers.append(worker)
+                return True
+        return False
 
 
 async def _refuse(connection: socket.socket) -> None:

@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 
 def run(settings: Settings, credentials: Credentials, assignment: Assignment) -> int:
     """Serve as one of several workers until the supervisor says so; returns the exit code."""
-    hangup = asyncio.Event()
-    process.note_hangups(hangup)
+    hangup = process.hangups()
     number, workers = assignment.number, assignment.workers
     with ExitStack() as sockets:
         control, *sites = [
@@ -45,7 +44,7 @@ def run(settings: Settings, credentials: Credentials, assignment: Assignment) ->
         ]
         board = Board.open(assignment.board, workers, number)
         settings, cpus, gpu_workers = take_share(settings, number, workers)
-        member = Member(board, control, cpus=cpus, gpu_workers=gpu_workers)
+        member = Member(control, board, cpus, gpu_workers)
         app = main.create_app(settings, credentials, worker=member)
         return serve(app, sites, hangup, WorkerServer)
 
@@ -53,10 +52,8 @@ def run(settings: Settings, credentials: Credentials, assignment: Assignment) ->
 class Member(Worker):
     """A worker of several. The Unix socket ``control`` leads to the supervisor."""
 
-    def __init__(
-        self, board: Board, control: socket.socket, *, cpus: float = 0.0, gpu_workers: int = 1
-    ) -> None:
-        super().__init__(board, cpus=cpus, gpu_workers=gpu_workers)
+    def __init__(self, control: socket.socket, board: Board, cpus: float, gpu_workers: int) -> None:
+        super().__init__(board, cpus, gpu_workers)
         self._socket = control
         self._requests: dict[str, asyncio.Future[channels.Fault | None]] = {}
         # By the number of a reload: whether to switch to the new model, once that is decided.

@@ -5,7 +5,6 @@ its share of the machine.
 """
 
 import importlib.metadata
-import json
 import logging
 import math
 import os
@@ -17,9 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
+
+from pydantic import BaseModel
 
 from sentiment_service.engine.host import available_cpus
 from sentiment_service.errors import UserError, system_error
@@ -29,18 +29,14 @@ from sentiment_service.workers.channels import Channel, Control, Message
 
 logger = logging.getLogger(__name__)
 
-
 VARIABLE = "_SENTIMENT_WORKER"
 # What auto chooses. Eight CPUs compute the embedded model as fast as one event loop can feed them.
 # A GPU computes more than one event loop can feed, so its workers have fewer CPUs.
 CPUS_A_WORKER = 8
 CPUS_A_GPU_WORKER = 4
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(BaseModel):
     """The number of a worker, its models, and the file descriptors that it inherits."""
 
     number: int  # from 0
@@ -51,37 +47,26 @@ class Assignment:
     sites: list[int]  # a Unix socket for the connections of each port
     # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
     # this worker would serve another model than the others.
-    models: list[str]
-    names: list[str]  # of the first models
-    shadow: str  # the path of the candidate's bundle; "" if there is none
-    cache: str  # the directory for caches; "" for the usual one
+    model: tuple[Path, ...]
+    served_name: tuple[str, ...]  # of the first models
+    shadow: Path | None  # the candidate's bundle
+    cache_dir: Path | None  # None: the usual one
 
     @classmethod
     def of_this_process(cls) -> Self | None:
         """What the supervisor has passed to this process; None if no supervisor has started it."""
         passed = os.environ.pop(VARIABLE, None)
-        return cls(**json.loads(passed)) if passed else None
+        return cls.model_validate_json(passed) if passed else None
 
     def applied_to(self, settings: Settings) -> Settings:
         """The settings with what the supervisor has determined for all workers."""
-        cache = Path(self.cache) if self.cache else settings.cache_dir
-        return settings.model_copy(
-            update={
-                "model": tuple(map(Path, self.models)),
-                "served_name": tuple(self.names),
-                "shadow": Path(self.shadow) if self.shadow else None,
-                "cache_dir": cache,
-            }
-        )
-
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, VARIABLE: json.dumps(asdict(self))}
+        shared = {"model", "served_name", "shadow", "cache_dir"}
+        return settings.model_copy(update=self.model_dump(include=shared))
 
 
-def worker_count(settings: Settings, cpus: float | None = None) -> int:
-    """The number of worker processes that these settings mean with so many CPUs, or all."""
-    linux = sys.platform == "linux"
-    cpus = cpus or available_cpus()
+def worker_count(settings: Settings) -> int:
+    """The number of worker processes that these settings mean here."""
+    linux, cpus = sys.platform == "linux", available_cpus()
     if settings.workers == "auto":
         each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
         return max(1, int(cpus) // each) if linux else 1
@@ -120,27 +105,21 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
     return settings
 
 
-def take_share(
-    settings: Settings, number: int, workers: int, *, cpus: float | None = None
-) -> tuple[Settings, float, int]:
+def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
     The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
     limits are shared.
     """
-    cpus = (cpus or available_cpus()) / workers
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
     if numbers:
-        own = ",".join(part(gpus, number, workers))
+        # Several if there are enough for all, else one that is shared.
+        own = ",".join(gpus[number::workers] or [gpus[number % len(gpus)]])
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
     gpu_workers = len(range(number % len(gpus), workers, len(gpus)))
+    cpus = available_cpus() / workers
     return settings.model_copy(update={"workers": workers}), cpus, gpu_workers
-
-
-def part(items: Sequence[T], number: int, workers: int) -> Sequence[T]:
-    """The items of worker ``number``: several if there are enough for all, else a shared one."""
-    return items[number::workers] or [items[number % len(items)]]
 
 
 # The pause before a worker is started again. It doubles until the worker is ready for STEADY_S.
@@ -176,7 +155,6 @@ class WorkerProcess:
         settings: Settings,
         on_message: Callable[["WorkerProcess", Message], None],
         on_end: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number = number
         self.status = WorkerStatus(board, number)
@@ -195,7 +173,6 @@ class WorkerProcess:
         self._settings = settings
         self._on_message = on_message
         self._on_end = on_end
-        self._clock = clock
         self._kill_reason = ""
         self._control: Control | None = None  # while it has a process
         self._channels: list[Channel] = []  # while it has a process
@@ -239,7 +216,7 @@ class WorkerProcess:
                 channels = [opened.enter_context(closing(Channel())) for _ in range(self._sites)]
                 self._process = self._spawn(control, channels)
             except OSError as error:
-                self._put_off(self._clock())
+                self._put_off(time.monotonic())
                 raise UserError(
                     f"worker {self.number} cannot be started: {system_error(error)}"
                 ) from error
@@ -252,7 +229,7 @@ class WorkerProcess:
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
-        self.started_at, self._kill_reason, self.fault = self._clock(), "", ""
+        self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Hand a connection of this port over; False if the worker cannot take it now."""
@@ -275,7 +252,7 @@ class WorkerProcess:
 
     def look(self) -> None:
         """Check whether the process has ended, is ready, or is silent."""
-        now = self._clock()
+        now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.phase is WorkerPhase.READY:
@@ -336,17 +313,18 @@ class WorkerProcess:
     def _spawn(
         self, control: socket.socket, channels: Sequence[Channel]
     ) -> "subprocess.Popen[bytes]":
+        settings = self._settings
         assignment = Assignment(
-            self.number,
-            self._board.workers,
-            self._board_descriptor,
-            self._credentials(),
-            control.fileno(),
-            [channel.worker_end.fileno() for channel in channels],
-            [str(path.absolute()) for path in self._settings.model],
-            [*self._settings.served_name],
-            str(shadow.absolute()) if (shadow := self._settings.shadow) else "",
-            str(cache.absolute()) if (cache := self._settings.cache_dir) else "",
+            number=self.number,
+            workers=self._board.workers,
+            board=self._board_descriptor,
+            credentials=self._credentials(),
+            control=control.fileno(),
+            sites=[channel.worker_end.fileno() for channel in channels],
+            model=tuple(path.absolute() for path in settings.model),
+            served_name=settings.served_name,
+            shadow=settings.shadow and settings.shadow.absolute(),
+            cache_dir=settings.cache_dir and settings.cache_dir.absolute(),
         )
         return subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, *sys.orig_argv[1:]],
@@ -354,7 +332,7 @@ class WorkerProcess:
                 *(assignment.board, assignment.credentials, assignment.control),
                 *assignment.sites,
             ],
-            env=assignment.environment(),
+            env={**os.environ, VARIABLE: assignment.model_dump_json()},
             process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )
 

@@ -22,12 +22,12 @@ import pytest
 from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc
 from sentiment_service.adapters.grpc.call import Call, CallLimits, ServingTask
+from sentiment_service.adapters.grpc.door import STREAMS
 from sentiment_service.adapters.grpc.messages import METHODS, more_fields
 from sentiment_service.adapters.grpc.methods import HANDLERS, _document
 from sentiment_service.adapters.grpc.server import (
     AT_ONCE,
     LEAST_CONNECTIONS,
-    STREAMS,
     UNKNOWN,
     AioServer,
     _options,
@@ -169,12 +169,13 @@ def test_answers_that_are_not_taken_hold_up_nobody(bundle: Path) -> None:
             assert metric(process.client, "sentiment_http_requests_total", **labels) > 10
 
 
-def test_a_call_whose_client_takes_nothing_ends_in_time() -> None:
+def test_a_call_whose_client_takes_nothing_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other client must come for that."""
+    monkeypatch.setattr("sentiment_service.adapters.grpc.call.UNTAKEN_S", 0.2)
 
     async def status() -> int | None:
         port, service = free_port(), Service(Settings(), Paths())
-        limits = CallLimits(service, lambda task: server.drop(task), untaken_s=0.2)
+        limits = CallLimits(service, lambda task: server.drop(task))
         handlers = {
             path: rpc_handler(limits, path, HANDLERS.get(path)) for path in (LIVE.decode(), UNKNOWN)
         }

@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from sentiment_service.http.operations import Scrapes
-from starlette.websockets import WebSocketDisconnect
 
 from tests.conftest import Serve
 from tests.support.virtual_time import Simulation
@@ -124,10 +123,12 @@ class Gpus:
 class Scraper:
     """Scrapes, on an event loop whose time is virtual, that take ``took_s`` of CPU time."""
 
-    def __init__(self, took_s: float = 0.0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, took_s: float = 0.0) -> None:
         self.registry = Registry()
         served: Any = SimpleNamespace(registry=self.registry, gpus=Gpus())
-        self._scrapes = Scrapes(served, cpu_time=count(0, took_s).__next__)
+        clock = count(0, took_s).__next__
+        monkeypatch.setattr("sentiment_service.http.operations.thread_time", clock)
+        self._scrapes = Scrapes(served)
 
     async def scrape(self, accept: str = "") -> httpx2.Response:
         request: Any = SimpleNamespace(headers={"accept": accept})
@@ -149,9 +150,9 @@ ACCEPTED = [
 ]
 
 
-def test_scrapes_that_come_together_share_a_rendering() -> None:
+def test_scrapes_that_come_together_share_a_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever 206 of them accept, there is one rendering of each of two forms."""
-    scraper = Scraper()
+    scraper = Scraper(monkeypatch)
 
     async def scrape_all() -> list[httpx2.Response]:
         return await asyncio.gather(*map(scraper.scrape, ACCEPTED))
@@ -167,13 +168,13 @@ def test_scrapes_that_come_together_share_a_rendering() -> None:
     ("took_s", "formats", "waits_s"), [(0.003, 1, 0.03), (0.02, 1, 0.05), (0.003, 2, 0.06)]
 )
 def test_scrapes_take_a_small_share_of_the_time(
-    took_s: float, formats: int, waits_s: float
+    took_s: float, formats: int, waits_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a rendering, ten times as long is none, 50 ms at most; each scrape is new.
 
     This holds for both formats together: a flood cannot take more by asking for each of them.
     """
-    scraper = Scraper(took_s)
+    scraper = Scraper(monkeypatch, took_s)
 
     async def scrape() -> list[float]:
         now = asyncio.get_running_loop().time
@@ -195,9 +196,3 @@ def test_metrics_are_answered_whatever_the_year_is(
     """A clock that is wrong, or beyond 2106, has no place in a gzip file."""
     monkeypatch.setattr(time, "time", lambda: 2.0**33)
     assert client.get("/metrics").status_code == 200
-
-
-def test_a_websocket_is_closed(client: TestClient) -> None:
-    """Under a server that speaks them; ours does not."""
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/classify"):
-        pass

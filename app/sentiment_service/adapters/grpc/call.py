@@ -17,7 +17,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
 )
@@ -28,22 +27,11 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
+from sentiment_service import errors
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
-from sentiment_service.engine.classifier import Classification
-from sentiment_service.errors import (
-    ClientDisconnected,
-    DeadlineExceeded,
-    InvalidRequest,
-    MethodNotAllowed,
-    Overloaded,
-    PayloadTooLarge,
-    ServiceError,
-    ShuttingDown,
-)
 from sentiment_service.requests.exchange import UNMATCHED, Arrival, Exchange
 from sentiment_service.requests.limits import plain_address
 from sentiment_service.requests.service import Service
-from sentiment_service.results import Outcome
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 
@@ -196,18 +184,11 @@ class CallLimits:
     ``drop`` ends the call of a task at once, whatever its client has not taken.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        drop: Callable[[ServingTask], object],
-        *,
-        untaken_s: float = UNTAKEN_S,
-    ) -> None:
+    def __init__(self, service: Service, drop: Callable[[ServingTask], object]) -> None:
         settings = service.settings
         bytes_allowed = service.inflight.limit // 2 // service.board.workers
         self.service = service
         self.drop = drop
-        self.untaken_s = untaken_s
         self.addresses: Mapping[str, str] = {}  # of clients for which gRPC has other names
         self.call_bytes = WINDOW_BYTES + settings.max_header_bytes
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
@@ -244,20 +225,19 @@ class CallLimits:
         """Count a message of this size, or the status, that the client has not taken yet."""
         self.leaving.add(task, self.call_bytes + size, lambda: self.drop(task))
 
-    def overloaded(self, detail: str) -> Overloaded:
+    def overloaded(self, detail: str) -> errors.Overloaded:
         """Count a call that is refused because there are too many; return its error."""
-        error = Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")
+        error = errors.Overloaded(f"{detail}, the most that are accepted", reason="inflight_bytes")
         self.service.models.classifiers.of(None).observer.failure(error, texts=0)
         return error
 
-    def client(self, peer: str, forwarded: str) -> str:
-        """The address of a call's client, which a trusted proxy names.
+    def client(self, peer: str) -> str:
+        """The address of a call's client.
 
         ``peer`` is in ``addresses``, or such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
         """
         host = self.addresses.get(peer) or unquote(peer).partition(":")[2].rpartition(":")[0]
-        address = plain_address(host.strip("[]"))
-        return self.service.proxies.client(address, [forwarded.encode("latin-1")])
+        return plain_address(host.strip("[]"))
 
 
 class Call(Exchange):
@@ -267,21 +247,16 @@ class Call(Exchange):
         self, limits: CallLimits, path: str, handler: Handler | None, context: Context
     ) -> None:
         """``handler`` is None if no method has this ``path``."""
-        headers: dict[bytes, bytes] = {}
-        for name, value in context.invocation_metadata() or ():
-            key, content = name.encode(), value.encode() if isinstance(value, str) else value
-            if key == b"x-forwarded-for" and key in headers:  # each proxy may have added a line
-                content = b"%b, %b" % (headers[key], content)
-            elif key == b"authorization" and key in headers:  # the first one, as over HTTP
-                continue
-            headers[key] = content
-        forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
+        metadata = context.invocation_metadata() or ()
         super().__init__(
             limits.service,
             verb=GRPC,
             path=path,
-            headers=headers,
-            client=limits.client(context.peer(), forwarded),
+            headers=[
+                (name.encode(), value.encode() if isinstance(value, str) else value)
+                for name, value in metadata
+            ],
+            client=limits.client(context.peer()),
             arrival=Arrival(asyncio.get_running_loop().time()),
         )
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
@@ -289,7 +264,6 @@ class Call(Exchange):
         self._handler = handler
         self._context = context
         self._task = cast(ServingTask, asyncio.current_task())
-        self._failure: ServiceError | None = None
         self.route = path if handler else UNMATCHED
         self.status = 200
 
@@ -302,7 +276,7 @@ class Call(Exchange):
         if self.path not in paths.probes and self.path not in paths.open:
             self.limits.check()
         if self._handler is None:
-            raise MethodNotAllowed(f"no gRPC method has this name; the methods are {NAMES}")
+            raise errors.MethodNotAllowed(f"no gRPC method has this name; the methods are {NAMES}")
         if (left_s := self._context.time_remaining()) is not None:
             left_ms = max(0.0, left_s * 1000)
             self.deadline = min(self.deadline, asyncio.get_running_loop().time() + left_s)
@@ -323,7 +297,7 @@ class Call(Exchange):
         self.release()
         self.limits.leaves(self._task, len(content))
         try:
-            async with asyncio.timeout(self.limits.untaken_s) as timer:
+            async with asyncio.timeout(UNTAKEN_S) as timer:
                 await self._context.write(content)
         finally:
             self.limits.leaving.remove(self._task)
@@ -335,37 +309,36 @@ class Call(Exchange):
         if writing.failed:
             raise grpc.aio.InternalError
 
-    async def _fail(self, error: ServiceError, cause: BaseException) -> None:
-        self._failure = error
+    async def _fail(self, error: errors.ServiceError, cause: BaseException) -> None:
         self.status = error.status
         self._context.set_code(STATUS_CODES[error.status])
         self._context.set_details(error.detail)
-        self._set_trailing()
+        self._set_trailing(error)
         if isinstance(cause, asyncio.CancelledError):
             # Not ``cause``: its frames would refer to it, and so keep a call that was dropped.
             raise asyncio.CancelledError
 
-    def _error(self, cause: BaseException) -> ServiceError:
+    def _error(self, cause: BaseException) -> errors.ServiceError:
         if self.service.lifecycle.stopping:
             if isinstance(cause, grpc.aio.BaseError):  # the connection is closed
-                cause = ShuttingDown("the service shut down before the answer")
+                cause = errors.ShuttingDown("the service shut down before the answer")
         elif isinstance(cause, grpc.aio.InternalError):  # of a write to a call that is gone
-            cause = ClientDisconnected("the client left before the answer")
+            cause = errors.ClientDisconnected("the client left before the answer")
         elif isinstance(cause, asyncio.CancelledError):
             left_s = self._context.time_remaining()
             if left_s is not None and left_s <= 0:
-                cause = DeadlineExceeded("the call's own deadline passed before its answer")
+                cause = errors.DeadlineExceeded("the call's own deadline passed before its answer")
             else:
-                cause = ClientDisconnected("the client cancelled the call before its answer")
+                cause = errors.ClientDisconnected("the client cancelled the call before its answer")
         return super()._error(cause)
 
-    def _set_trailing(self) -> None:
+    def _set_trailing(self, error: errors.ServiceError | None = None) -> None:
         trailing = [("x-request-id", self.request_id)]
         if self.timing:
             trailing.append(("server-timing", self.timing))
-        if self._failure is not None:
-            trailing.append(("error-code", self._failure.code))
-            if (wait_s := self._failure.retry_after_s) is not None:
+        if error is not None:
+            trailing.append(("error-code", error.code))
+            if (wait_s := error.retry_after_s) is not None:
                 trailing.append(("retry-after", str(max(1, math.ceil(wait_s)))))
                 # gRPC's own clients wait as long before they retry, where retries are configured.
                 trailing.append(("grpc-retry-pushback-ms", str(math.ceil(wait_s * 1000))))
@@ -380,7 +353,7 @@ class Call(Exchange):
             # gRPC ends a call like this if its message is longer than allowed, and has
             # answered it. No client that is made from a .proto file leaves out the message.
             most = self.service.settings.max_body_bytes
-            raise PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
+            raise errors.PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
         return self._parsed(content)
 
     async def messages(self) -> AsyncGenerator[Message, None]:
@@ -391,7 +364,7 @@ class Call(Exchange):
             if content is grpc.aio.EOF:
                 return
             yield self._parsed(content)
-        raise ShuttingDown("the service is shutting down; send the rest again")
+        raise errors.ShuttingDown("the service is shutting down; send the rest again")
 
     async def _next(self, until: float, late: str) -> bytes:
         """The bytes of the next message, or EOF. ``late`` is the error if none comes in time."""
@@ -411,29 +384,24 @@ class Call(Exchange):
                 self.service.lifecycle.check()
                 raise self.limits.overloaded("later gRPC messages are arriving")
         if timer.expired():
-            raise DeadlineExceeded(late, of_client=True)
+            raise errors.DeadlineExceeded(late, of_client=True)
         if cast(Operation, self._task.operation).given_up:
             raise asyncio.CancelledError
         return content
-
-    def classified(self, done: Classification, outcomes: Iterable[Outcome]) -> None:
-        """Note the time of each stage for the trailing metadata, too."""
-        self.timing = done.server_timing
-        super().classified(done, outcomes)
 
     def _parsed(self, content: bytes) -> Message:
         """The message, whose bytes are held until the call answers."""
         if self.path == INFER:
             self.hold(len(content))
         elif len(content) > SHORT_BYTES:  # they count as what a call may send unread
-            raise PayloadTooLarge(
+            raise errors.PayloadTooLarge(
                 f"the message has {len(content)} bytes; this method takes at most {SHORT_BYTES}"
             )
         kind, most = self.method.request, FIELDS + self.service.settings.max_texts
         try:
             if more_fields(content, kind.DESCRIPTOR, most):
-                raise InvalidRequest(f"the message has more than {most} fields")
+                raise errors.InvalidRequest(f"the message has more than {most} fields")
             return kind.FromString(content)
         except DecodeError:
             name = kind.DESCRIPTOR.full_name
-            raise InvalidRequest(f"the bytes of the message are no {name}") from None
+            raise errors.InvalidRequest(f"the bytes of the message are no {name}") from None

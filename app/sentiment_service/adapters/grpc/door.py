@@ -20,8 +20,18 @@ from itertools import chain
 from typing import cast
 
 from sentiment_service.errors import UserError
+from sentiment_service.requests.service import Service
 
 BACKLOG = 2048
+# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
+# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
+# clients that had as many at once.
+STREAMS = 256
+# Calls of a connection that wait to be taken, and of all, with some 25 kB each.
+EACH = STREAMS + 1
+WAITING = 8 * EACH
+# What may begin many calls does not take the room for what begins few.
+SHARES = WAITING - WAITING // 4, WAITING // 4
 # The shortest frame with which a call begins: its head, and four fields of one byte each.
 CALL_BYTES = 13
 READ_BYTES = 65_536  # of a connection at once; kept while there is no room
@@ -39,32 +49,20 @@ class Door:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        shared: bool,
-        encrypted: bool,
-        most: int,
-        each: int,
-        waiting: int,
-        all_taken: Callable[[], Awaitable[None]],
+        self, service: Service, most: int, all_taken: Callable[[], Awaitable[None]]
     ) -> None:
-        """At most ``most`` clients have at most ``each`` calls; in all, so many are ``waiting``.
+        """``most`` is the number of clients.
 
         ``all_taken`` returns when the calls have been taken whose bytes the library has read.
-        Others may listen at the address, too, if it is ``shared``. The last byte of what is
-        ``encrypted`` may begin all calls of a client.
         """
+        host, port = service.settings.host, service.settings.grpc_port
         self.name = f"sentiment-grpc-{os.getpid()}-{port}"
         self.inner = f"unix-abstract:{self.name}"
         self.addresses: dict[str, str] = {}  # of clients, by gRPC's names for them
         self.buffer = memoryview(bytearray(READ_BYTES))  # into which each client is read
-        self._most, self._each, self._encrypted = most, each, encrypted
-        self._all_taken = all_taken
-        # What may begin many calls does not take the room for what begins few.
-        self._share = waiting - waiting // 4, waiting // 4
-        self._room = [*self._share]
+        self._most, self._all_taken = most, all_taken
+        self._encrypted = bool(service.access.credentials.certificate)
+        self._room = [*SHARES]
         self._waiting = deque[Client](), deque[Client]()
         self._counted = Counter[Client]()  # calls that may wait, of each client
         self._making_room: asyncio.Task[None] | None = None
@@ -75,7 +73,7 @@ class Door:
                 (host, port),
                 family=socket.AF_INET6 if ":" in host else socket.AF_INET,
                 backlog=BACKLOG,
-                reuse_port=shared,
+                reuse_port=service.board.workers > 1,
                 dualstack_ipv6=":" in host and socket.has_dualstack_ipv6(),
             )
         except OSError as error:
@@ -128,13 +126,14 @@ class Door:
         return False
 
     def _kind(self, client: "Client") -> int:
-        return len(client.kept) > self._each * CALL_BYTES // 4
+        return len(client.kept) > EACH * CALL_BYTES // 4
 
     def _has_room(self, client: "Client") -> bool:
         """Count the calls that may begin with what the client has sent, if there is room."""
         kind = self._kind(client)
-        most = self._each if self._encrypted else len(client.kept) // CALL_BYTES + 1
-        calls = min(self._each - self._counted[client], most)
+        # The last byte of what is encrypted may begin all calls of a client.
+        most = EACH if self._encrypted else len(client.kept) // CALL_BYTES + 1
+        calls = min(EACH - self._counted[client], most)
         if calls > self._room[kind]:
             return False
         self._room[kind] -= calls
@@ -150,7 +149,7 @@ class Door:
                     for client in unread:
                         client.abort()
             await self._all_taken()
-            self._room = [*self._share]
+            self._room = [*SHARES]
             self._counted.clear()
             for waiting in self._waiting:
                 while waiting and (waiting[0].is_gone() or self._has_room(waiting[0])):

@@ -14,26 +14,13 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc import StatusCode
 from pydantic import BaseModel
 
+from sentiment_service.adapters import tensors
 from sentiment_service.adapters.grpc.call import INFER, Call, Handlers
 from sentiment_service.adapters.grpc.messages import POOL, SERVICES, Message
-from sentiment_service.adapters.tensors import (
-    SERVER,
-    VERSION,
-    InferRequest,
-    OutputParameters,
-    RequestParameters,
-    TensorParameters,
-    asked_outputs,
-    metadata_of,
-    of_version,
-    output,
-    unpack,
-)
 from sentiment_service.engine.options import TextOptions
 from sentiment_service.errors import InvalidRequest, NotFound, NotReady, ShuttingDown
 from sentiment_service.requests.service import Service
 from sentiment_service.requests.validation import checked
-from sentiment_service.results import every_prediction
 
 REFLECT = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 LOOK_S = 1.0  # between two checks of the state for a call that watches it
@@ -56,7 +43,7 @@ async def server_ready(call: Call, request: Message) -> Message:
 async def model_ready(call: Call, request: Message) -> Message:
     ready = True
     try:
-        classifier = of_version(call.service, request.name, request.version or VERSION)
+        classifier = tensors.of_version(call.service, request.name, request.version)
         call.service.lifecycle.check()
         await classifier.health.check_ready()
     except (NotReady, ShuttingDown):
@@ -66,12 +53,12 @@ async def model_ready(call: Call, request: Message) -> Message:
 
 async def server_metadata(call: Call, request: Message) -> Message:
     """Name and version of the service. None of the protocol's extensions concerns gRPC."""
-    return call.method.response(name=SERVER, version=call.service.version)
+    return call.method.response(name=tensors.SERVER, version=call.service.version)
 
 
 async def model_metadata(call: Call, request: Message) -> Message:
-    classifier = of_version(call.service, request.name, request.version or VERSION)
-    return call.method.response(**metadata_of(classifier.model))
+    classifier = tensors.of_version(call.service, request.name, request.version)
+    return call.method.response(**tensors.metadata_of(classifier.model))
 
 
 async def model_infer(call: Call, request: Message) -> Message:
@@ -79,16 +66,17 @@ async def model_infer(call: Call, request: Message) -> Message:
 
     The outputs are raw bytes if the texts were.
     """
-    model = of_version(call.service, request.model_name, request.model_version or VERSION).model
+    model = tensors.of_version(call.service, request.model_name, request.model_version).model
     max_texts = call.service.settings.max_texts
-    body = checked(_document(request, max_texts), InferRequest)
+    body = checked(_document(request, max_texts), tensors.InferRequest)
     texts = body.inputs[0].texts(b"", max_texts)
     options = TextOptions(body.parameters.overflow)
     done = await call.classify(texts, model=model.name, options=options)
-    predictions = every_prediction(done.outcomes)
-    answer = call.method.response(model_name=done.model.name, model_version=VERSION, id=request.id)
-    for asked in asked_outputs(body, done.model):
-        tensor = output(asked.name, predictions, done.model)
+    call.timing = done.server_timing
+    answer = call.method.response(
+        model_name=done.model.name, model_version=tensors.VERSION, id=request.id
+    )
+    for tensor in tensors.outputs(body, done):
         added = answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         if request.raw_input_contents:
             answer.raw_output_contents.append(tensor.packed)
@@ -114,15 +102,15 @@ def _document(request: Message, max_texts: int) -> dict[str, Any]:
         "datatype": tensor.datatype,
         # [n] or [n, 1]: a third number is one too many, and there may be a million.
         "shape": list(tensor.shape[:3]),
-        "parameters": _parameters(tensor, TensorParameters),
-        "data": unpack(raw[0], max_texts) if raw else _texts(tensor),
+        "parameters": _parameters(tensor, tensors.TensorParameters),
+        "data": tensors.unpack(raw[0], max_texts) if raw else _texts(tensor),
     }
-    outputs = [
-        {"name": asked.name, "parameters": _parameters(asked, OutputParameters)}
-        for asked in request.outputs
+    asked = [
+        {"name": output.name, "parameters": _parameters(output, tensors.OutputParameters)}
+        for output in request.outputs
     ]
-    parameters = _parameters(request, RequestParameters)
-    return {"parameters": parameters, "inputs": [described], "outputs": outputs}
+    parameters = _parameters(request, tensors.RequestParameters)
+    return {"parameters": parameters, "inputs": [described], "outputs": asked}
 
 
 def _parameters(message: Message, known: type[BaseModel]) -> dict[str, Any]:
@@ -212,16 +200,13 @@ def _add_file(answer: Message, file: FileDescriptor) -> None:
     answer.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
 
 
-OPEN_INFERENCE = {
-    "ServerLive": server_live,
-    "ServerReady": server_ready,
-    "ModelReady": model_ready,
-    "ServerMetadata": server_metadata,
-    "ModelMetadata": model_metadata,
-}
 # By the methods' paths. ``server.py`` adds ``reflect`` at REFLECT, unless ``--docs`` is off.
 HANDLERS: Handlers = {
-    **{f"/inference.GRPCInferenceService/{name}": of for name, of in OPEN_INFERENCE.items()},
+    "/inference.GRPCInferenceService/ServerLive": server_live,
+    "/inference.GRPCInferenceService/ServerReady": server_ready,
+    "/inference.GRPCInferenceService/ModelReady": model_ready,
+    "/inference.GRPCInferenceService/ServerMetadata": server_metadata,
+    "/inference.GRPCInferenceService/ModelMetadata": model_metadata,
     INFER: model_infer,
     "/grpc.health.v1.Health/Check": check,
     "/grpc.health.v1.Health/Watch": watch,

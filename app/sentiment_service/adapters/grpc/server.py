@@ -18,47 +18,20 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from grpc._cython import cygrpc
 
-from sentiment_service.adapters.grpc import methods
-from sentiment_service.adapters.grpc.call import (
-    GRPC,
-    INFER,
-    WINDOW_BYTES,
-    Call,
-    CallLimits,
-    Context,
-    Handler,
-    Operations,
-    ServingTask,
-)
-from sentiment_service.adapters.grpc.door import Door
+from sentiment_service.adapters.grpc import call, methods
+from sentiment_service.adapters.grpc.door import EACH, STREAMS, WAITING, Door
 from sentiment_service.errors import ANSWERS, UserError
 from sentiment_service.observability.metrics import Metrics
 from sentiment_service.requests.limits import Access
 from sentiment_service.requests.service import Service
 
-# A client that does nothing for this long is disconnected, as over HTTP.
-IDLE_MS = 75_000
-# Connections end after an hour, so that clients spread over replicas that came later. Calls in
-# progress get ten minutes more.
-AGE_MS = 3_600_000
-AGE_GRACE_MS = 600_000
-# A client that vanished without a word is noticed.
-PING_MS = 60_000
 CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
 CONNECTION_BYTES = 262_144  # gRPC keeps buffers as large as what it last read at once
 LEAST_CONNECTIONS = 64
-# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
-# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
-# clients that had as many at once.
-STREAMS = 256
-# Calls of a connection that wait to be taken, and of all, with some 25 kB each.
-EACH = STREAMS + 1
-WAITING = 8 * EACH
 # gRPC cancels further ones, whoever sends them. On Linux, ``Door`` lets no more than WAITING come,
 # and those of connections that the library's threads, at most 16, are parsing.
 MOST_WAITING = WAITING + 16 * EACH
 LINUX = sys.platform == "linux"
-TAKEN_BY_S = 3_600  # within which calls begin, however busy the event loop is
 
 # The key of the handler for all unknown methods.
 UNKNOWN = "unknown"
@@ -96,7 +69,7 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         busy: Collection[str] = (),
         crashed: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(Operations(), None, (), (), options, None)
+        super().__init__(call.Operations(), None, (), (), options, None)
         self._crashed = crashed
         again = {secrets.token_hex(): path for path in busy for _ in range(AT_ONCE - 1)}
         again[secrets.token_hex()] = UNKNOWN
@@ -113,7 +86,7 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
         if LINUX:
             self.add_insecure_port(f"unix-abstract:{self._mark}".encode())
 
-    def drop(self, serving: ServingTask) -> None:
+    def drop(self, serving: call.ServingTask) -> None:
         """End the call that a task serves; what its client has not taken is freed."""
         if not serving.done():  # otherwise grpc.aio prints the error of a task that waits for it
             if serving is not asyncio.current_task():  # which ends by itself
@@ -177,17 +150,19 @@ def _call_of(method: bytes) -> bytes:
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + headers + fields
 
 
-def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.RpcMethodHandler:
+def rpc_handler(
+    limits: call.CallLimits, path: str, handler: call.Handler | None
+) -> grpc.RpcMethodHandler:
     """What gRPC calls for a method, or for all unknown ones; it gets bytes.
 
     All calls are handled as streams. So it begins before the message has arrived, and a call
     without a key is refused before its message is read.
     """
 
-    async def handle(requests: object, context: Context) -> None:
-        task = cast(ServingTask, asyncio.current_task())
+    async def handle(requests: object, context: call.Context) -> None:
+        task = cast(call.ServingTask, asyncio.current_task())
         limits.begin(task)
-        await Call(limits, path, handler, context).run()
+        await call.Call(limits, path, handler, context).run()
         limits.leaves(task)
 
     return grpc.stream_stream_rpc_method_handler(handle)
@@ -196,7 +171,7 @@ def rpc_handler(limits: CallLimits, path: str, handler: Handler | None) -> grpc.
 def expect_calls(metrics: Metrics) -> None:
     """Make the series of INFER before its first call: so a rate sees it, and an alert an error."""
     for status, outcome in ANSWERS:
-        metrics.expect_request(INFER, GRPC, status, outcome, "classify")
+        metrics.expect_request(call.INFER, call.GRPC, status, outcome, "classify")
 
 
 class GrpcServer:
@@ -211,24 +186,17 @@ class GrpcServer:
         if settings.docs == "on":
             handlers = {**handlers, methods.REFLECT: methods.reflect}
         self._service = service
-        self._limits = CallLimits(service, lambda task: self._server.drop(task))
+        self._limits = call.CallLimits(service, lambda task: self._server.drop(task))
         by_path = {path: rpc_handler(self._limits, path, one) for path, one in handlers.items()}
         by_path[UNKNOWN] = rpc_handler(self._limits, UNKNOWN, None)
-        self._server = AioServer(_options(service), by_path, busy=[INFER], crashed=self._crashed)
+        self._server = AioServer(
+            _options(service), by_path, busy=[call.INFER], crashed=self._crashed
+        )
         host, port = settings.host, settings.grpc_port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         where, self._door = self._address, None
         if LINUX:
-            self._door = Door(
-                host,
-                port,
-                shared=service.board.workers > 1,
-                encrypted=bool(service.access.credentials.certificate),
-                most=_connections(service),
-                each=EACH,
-                waiting=WAITING,
-                all_taken=self._server.all_taken,
-            )
+            self._door = Door(service, _connections(service), self._server.all_taken)
             where, self._limits.addresses = self._door.inner, self._door.addresses
         if credentials := _credentials(service.access):
             bound = self._server.add_secure_port(where.encode(), credentials)
@@ -294,18 +262,23 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", settings.max_header_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
         # Otherwise each call may send up to 4 MB that nobody reads.
-        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.http2.lookahead_bytes", call.WINDOW_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", STREAMS),
         ("grpc.server.max_pending_requests", MOST_WAITING),
         ("grpc.server.max_pending_requests_hard_limit", MOST_WAITING + 1),
         # On Linux, ``Door`` counts them. A call of ``all_taken`` is never refused.
         *([] if LINUX else [("grpc.max_allowed_incoming_connections", _connections(service))]),
-        # Calls that have waited longer than this would be cancelled without an answer of ours.
-        ("grpc.server_max_unrequested_time_in_server", TAKEN_BY_S),
-        ("grpc.max_connection_idle_ms", IDLE_MS),
-        ("grpc.max_connection_age_ms", AGE_MS),
-        ("grpc.max_connection_age_grace_ms", AGE_GRACE_MS),
-        ("grpc.keepalive_time_ms", PING_MS),
-        ("grpc.keepalive_timeout_ms", PING_MS // 3),
+        # Calls that have waited longer than these seconds, on a busy event loop, would be cancelled
+        # without an answer of ours.
+        ("grpc.server_max_unrequested_time_in_server", 3_600),
+        # A client that does nothing for this long is disconnected, as over HTTP.
+        ("grpc.max_connection_idle_ms", 75_000),
+        # Connections end after an hour, so that clients spread over replicas that came later. Calls
+        # in progress get ten minutes more.
+        ("grpc.max_connection_age_ms", 3_600_000),
+        ("grpc.max_connection_age_grace_ms", 600_000),
+        # A client that vanished without a word is noticed.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
     ]
