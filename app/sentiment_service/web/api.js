@@ -46,7 +46,8 @@ export async function call(path, body, signal) {
 async function send(path, body, signal) {
   const lines = typeof body === "string";
   const headers = new Headers(body && { "content-type": lines ? "application/x-ndjson" : "application/json" });
-  if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get()}`);
+  // No key has other characters, which may come with a copied one, and which a header cannot have.
+  if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get().replace(/[^!-~]/g, "")}`);
   const method = body ? "POST" : "GET";
   try {
     return await fetch(url(path), { method, headers, body: lines ? body : body && JSON.stringify(body), signal });
