@@ -60,6 +60,7 @@ function begin() {
 async function classify() {
   begin();
   const { signal } = run;
+  const before = $("result").firstElementChild;
   busy(true);
   try {
     const all = texts();
@@ -74,7 +75,9 @@ async function classify() {
       remember(again, all[0], ...(await classifyOne(all[0], signal)));
     }
   } catch (error) {
-    if (signal === run.signal) signal.aborted ? say("Cancelled") : fail(error);
+    if (signal !== run.signal) return;
+    before?.remove(); // it is not there any more if this run has shown something
+    signal.aborted ? say("Cancelled") : fail(error);
   } finally {
     if (signal === run.signal) rest();
   }
@@ -88,10 +91,7 @@ function rest() {
 async function classifyOne(text, signal) {
   progress(0, 1);
   const body = { inputs: text, ...choices() };
-  const { answer, stages, roundTrip } = await call("classify", body, signal).catch((error) => {
-    if (signal === run.signal) $("result").replaceChildren();
-    throw error;
-  });
+  const { answer, stages, roundTrip } = await call("classify", body, signal);
   const [result] = answer.results;
   const figures = [...timing(stages), ["Request in all", milliseconds(roundTrip)]];
   show(verdict(result, answer.labels), ...details(text, result, answer, signal, figures));
@@ -256,6 +256,7 @@ async function chooseFile(file, column) {
     await choose(file, column);
   } catch (error) {
     leave();
+    $("result").replaceChildren();
     fail(error);
   }
 }

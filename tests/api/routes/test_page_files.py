@@ -288,7 +288,10 @@ def test_a_long_file(page: Page) -> None:
 
 
 def test_what_is_not_a_file_of_texts(page: Page, visits: Visits) -> None:
-    """One line says what is wrong and what to do; nothing is sent, and the text box is back."""
+    """One line says what is wrong and what to do; nothing is sent, and the text box is back.
+
+    The answer to the texts before is gone.
+    """
     before = len(visits.requests)
     for name, content, message in REFUSED:
         page.locator("#file").set_input_files(payload(name, content))
@@ -296,17 +299,22 @@ def test_what_is_not_a_file_of_texts(page: Page, visits: Visits) -> None:
         expect(alert).to_contain_text(message)
         expect(alert).to_contain_text(f"{name} cannot be read")
         expect(page.get_by_role("textbox", name="Your text")).to_be_visible()
+        expect(page.locator("#result")).to_be_empty()
     assert len(visits.requests) == before
 
 
 def test_what_is_odd_in_a_file(page: Page) -> None:
-    """The page says if there are no rows, and names a cell whose lines could be rows."""
-    choose(page, "empty.csv", b"id,text\n")
-    classify(page)
-    expect(page.get_by_role("alert")).to_contain_text("The file has no rows")
+    """The page names a cell whose lines could be rows, and says if there are no rows.
+
+    Then the table of the file before, which could be saved, is gone.
+    """
     choose(page, "a.csv", b'id,text\n1,"love\n2,worst\n3,so so"\n')
     classify(page)
     expect(page.get_by_text("Line 2: a cell in quotes has 3 lines")).to_be_visible()
+    choose(page, "empty.csv", b"id,text\n")
+    classify(page)
+    expect(page.get_by_role("alert")).to_contain_text("The file has no rows")
+    expect(page.locator("#result")).to_be_empty()
 
 
 def test_cancel(start: Start, visits: Visits) -> None:
