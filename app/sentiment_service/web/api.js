@@ -18,9 +18,15 @@ const PASSING = ["overloaded", "shutting_down"];
 const NOT_OURS = ["No readable answer", "The answer did not come from the service. A proxy may have sent it."];
 
 // The key is kept until the tab is closed.
+let storage = {};
+try {
+  storage = sessionStorage;
+} catch {
+  // The browser blocks cookies. A reload forgets the key.
+}
 export const apiKey = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => sessionStorage.setItem(KEY, value.trim()),
+  get: () => storage[KEY] ?? "",
+  set: (value) => (storage[KEY] = value.trim()),
 };
 
 // An error with a message for the user.

@@ -586,6 +586,25 @@ def test_an_api_key(start: Start, visits: Visits) -> None:
     expect(page.locator("#code")).not_to_contain_text(KEY)
 
 
+def test_an_api_key_without_storage(start: Start, visits: Visits) -> None:
+    """A browser that blocks cookies has no storage for the key; there, a reload forgets it."""
+    process = start("--api-keys", KEY)
+    page = visits.open(process.url, example=False)
+    page.add_init_script(
+        """Object.defineProperty(window, "sessionStorage", {
+          get() { throw new DOMException("Access is denied", "SecurityError"); },
+        })"""
+    )
+    for _ in range(2):
+        page.reload()
+        expect(page.get_by_role("alert")).to_contain_text("Enter an API key for this service")
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.keyboard.type(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("#served")).to_contain_text("tiny")
+        expect(page.locator("#result article")).to_be_visible()
+
+
 @pytest.mark.parametrize(
     "texts", [["it's 'fine' $HOME `x` \\ \"y\""], ["don't", "\N{GRINNING FACE}!!"], ["a" * 40_000]]
 )
