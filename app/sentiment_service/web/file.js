@@ -23,7 +23,7 @@ export async function choose(file, column) {
   $("file-form").textContent = `${bytes(file.size)}, ${table.form}`;
   $("column").replaceChildren(...table.columns.map((name) => new Option(name, name)));
   $("column").value = table.column;
-  $("column-field").hidden = table.columns.length === 1;
+  $("column-field").hidden = !table.allColumns.length;
   await chooseColumn();
   $("file-name").focus();
 }

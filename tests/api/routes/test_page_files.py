@@ -188,6 +188,22 @@ def test_a_member_that_comes_late_is_kept(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "columns"),
+    [
+        ("a.csv", b"I love this\nI hate this\nmeh\n", ["I love this"]),
+        ("a.jsonl", b'{"id": 1, "comment": "love"}\n', ["comment"]),
+        ("a.txt", b"love\nworst\n", []),
+    ],
+)
+def test_the_only_column(page: Page, name: str, content: bytes, columns: list[str]) -> None:
+    """Its name is shown, which is the first text if there is no header; a TXT file has none."""
+    choose(page, name, content)
+    expect(page.get_by_role("combobox", name="Column of the texts")).to_have_count(len(columns))
+    if columns:
+        expect(page.get_by_label("Column of the texts").locator("option")).to_have_text(columns)
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("a.csv", b"id, the  text \n1,love\n"),
