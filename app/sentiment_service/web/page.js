@@ -1,8 +1,8 @@
 // The page: sends the texts to the API and shows the answers.
 
-import { apiKey, call, requests, sameModel } from "./api.js";
+import { apiKey, call, patiently, requests, sameModel } from "./api.js";
 import { choose, chooseColumn, classifyFile, leave, table } from "./file.js";
-import { $, busy, clear, copied, fail, progress, say, show } from "./panel.js";
+import { $, busy, clear, copied, fail, progress, say, show, waits } from "./panel.js";
 import { code, link, linked } from "./share.js";
 import { Table } from "./table.js";
 import { MANY, count, details, element, facts, milliseconds, percent, toned, verdict } from "./view.js";
@@ -110,7 +110,8 @@ async function classifyMany(all, signal) {
   let digest;
   progress(0, all.length);
   for (const inputs of requests(all, limits)) {
-    const { answer, stages } = await call("classify", { inputs, ...chosen }, signal);
+    const request = () => call("classify", { inputs, ...chosen }, signal);
+    const { answer, stages } = await patiently(request, signal, waits);
     if (!done) show(rows.element, footer); // without rows, there is nothing to sort or to download
     digest = sameModel(answer.model.digest, digest, "texts");
     rows.add(inputs.map((text, index) => ({ text, result: answer.results[index] })), answer);

@@ -885,12 +885,14 @@ FOREIGN_BODIES = [
 ]
 
 
-@pytest.mark.parametrize("texts", [["love"], ["love", "worst"]], ids=["one", "many"])
-def test_an_answer_of_a_proxy(page: Page, texts: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("texts", "error"), [(["love"], 502), (["love", "worst"], 504)], ids=["one", "many"]
+)
+def test_an_answer_of_a_proxy(page: Page, texts: list[str], error: int) -> None:
     """If a proxy answers, in whatever form, the page says so and does not show the answer."""
     alert = page.get_by_role("alert")
     headers = {"content-type": "text/html", "retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}
-    for status in (200, 502):
+    for status in (200, error):
         for body in FOREIGN_BODIES:
             answer_with(page, status=status, headers=headers, body=body)
             with page.expect_response("**/classify"):

@@ -352,7 +352,8 @@ def test_cancel(start: Start, visits: Visits) -> None:
     expect(page.get_by_role("textbox", name="Your text")).to_be_focused()
 
 
-def test_a_busy_service(page: Page) -> None:
+@pytest.mark.parametrize("kind", ["file", "list"])
+def test_a_busy_service(page: Page, kind: str) -> None:
     """What is refused for a while is sent again when the service says; no row is lost or twice."""
     refusals: list[dict[str, Any]] = [
         {"status": 429, "headers": {"retry-after": "1"}, "body": "{}"},
@@ -370,18 +371,34 @@ def test_a_busy_service(page: Page) -> None:
         else:
             route.continue_()
 
-    page.route("**/classify/stream**", answer)
-    choose(page, "a.txt", b"\n".join(b"love %d" % number for number in range(700)))
+    texts = [f"love {number}" for number in range(700)]
+    if kind == "file":
+        page.route("**/classify/stream**", answer)
+        choose(page, "a.txt", "\n".join(texts).encode())
+    else:
+        del refusals[3:]  # a list has no stream
+        page.route("**/classify", answer)
+        page.get_by_role("textbox", name="Your text").fill("\n".join(texts))
     classify(page)
     expect(page.get_by_role("heading", name="700 texts")).to_be_visible()
-    lines = saved(page).path().read_text(encoding="utf-8").splitlines()
-    assert [line.split("\t")[2] for line in lines] == [f"love {number}" for number in range(700)]
+    expect(page.get_by_role("alert")).to_be_empty()
     assert not refusals
+    with page.expect_download() as download:
+        page.get_by_role("button", name=re.compile("^Download")).click()
+    lines = download.value.path().read_text(encoding="utf-8-sig").splitlines()
+    if kind == "file":
+        assert [line.split("\t")[2] for line in lines] == texts
+    else:
+        assert [line.split(",")[0] for line in lines[1:]] == texts
 
 
-def test_why_the_page_waits(page: Page) -> None:
+@pytest.mark.parametrize("kind", ["file", "list"])
+def test_why_the_page_waits(page: Page, kind: str) -> None:
     """Between two tries, the page says whether the service is busy or nothing has answered."""
-    choose(page, "a.txt", b"love\nworst")
+    if kind == "file":
+        choose(page, "a.txt", b"love\nworst")
+    else:
+        page.get_by_role("textbox", name="Your text").fill("love\nworst")
     for answer, why in (
         (partial(Route.abort, error_code="connectionrefused"), "No answer"),
         (partial(Route.fulfill, status=502, body=""), "The service is busy"),
@@ -390,8 +407,8 @@ def test_why_the_page_waits(page: Page) -> None:
             "The service is busy",
         ),
     ):
-        page.unroute("**/classify/stream**")
-        page.route("**/classify/stream**", answer)
+        page.unroute("**/classify**")
+        page.route("**/classify**", answer)
         page.get_by_role("button", name="Classify").click()
         words = re.compile(rf"^{why}, next try in \d+ seconds$")
         expect(page.locator("#done")).to_have_text(words)
