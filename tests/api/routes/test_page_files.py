@@ -303,6 +303,49 @@ def test_a_long_file(page: Page) -> None:
     assert [line.split("\t")[0] for line in lines] == ["negative", "positive"] * 10_000
 
 
+def test_what_the_user_does_while_a_file_is_read(page: Page) -> None:
+    """The next rows leave an open row open, and the focus where it is, though they come before it.
+
+    This also holds if the row is then beyond those that are shown at first.
+    """
+    waiting: list[Route] = []
+    first = [f"love x {number:02}" for number in range(50)]
+    texts = [f"{word} {number}" for number in range(750) for word in ("worst", "love")]
+    page.route("**/classify/stream**", lambda route: waiting.append(route))
+    choose(page, "a.txt", "\n".join([*first, *texts]).encode())
+    page.get_by_role("button", name="Classify").click()
+
+    def next_rows(total: int) -> None:
+        """Let the rows of one more request come."""
+        while not waiting:
+            page.wait_for_timeout(10)
+        waiting.pop(0).continue_()
+        expect(page.locator("#done")).to_contain_text(f"{total:,} texts")
+
+    next_rows(50)
+    page.get_by_role("columnheader", name="Text").get_by_role("button").click()
+    row = page.get_by_role("button", name="love x 03")
+    row.click()
+    details = page.locator("tr.details")
+    expect(details.locator(".word").first).to_be_visible()
+    for focused, total in ((row, 550), (details.get_by_text("The answer as JSON"), 1_050)):
+        focused.focus()
+        next_rows(total)
+        expect(focused).to_be_focused()
+        expect(row).to_have_attribute("aria-expanded", "true")
+        expect(details.get_by_role("group", name="Text")).to_have_attribute("tabindex", "0")
+        assert row.evaluate("row => row.closest('tr').nextElementSibling.className") == "details"
+    shown = rows(page).locator("button[dir]").all_inner_texts()
+    assert shown == sorted([*first, *texts][:1_000])[: len(shown)]
+    assert 100 < len(shown) < 1_000
+    label = page.get_by_role("button", name=re.compile(r"\d positive"))
+    label.click()
+    next_rows(1_550)
+    expect(label).to_be_focused()
+    expect(label).to_have_text("800 positive 52%")
+    assert rows(page).locator("button[dir]").all_inner_texts() == shown
+
+
 def test_what_is_not_a_file_of_texts(page: Page, visits: Visits) -> None:
     """One line says what is wrong and what to do; nothing is sent, and the text box is back.
 
