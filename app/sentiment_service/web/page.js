@@ -313,10 +313,11 @@ for (const type of ["dragleave", "drop"]) {
   addEventListener(type, () => $("form").classList.remove("dropping"));
 }
 addEventListener("drop", (event) => {
-  const [file] = event.dataTransfer.files;
-  if (!file) return;
+  const { files } = event.dataTransfer;
+  if (!files.length) return;
   event.preventDefault();
-  chooseFile(file);
+  if (files.length > 1) fail({ title: "Several files", message: "Only one file is classified at a time. Drop one." });
+  else chooseFile(files[0]);
 });
 addEventListener("hashchange", start);
 refresh();

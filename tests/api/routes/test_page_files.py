@@ -489,18 +489,24 @@ def test_an_answer_of_a_proxy(page: Page) -> None:
 
 
 def test_a_dropped_file(page: Page) -> None:
-    """A file can be dropped anywhere on the page, and is in the history."""
-    page.evaluate(
-        """() => {
-          const dataTransfer = new DataTransfer();
-          dataTransfer.items.add(new File(["love\\nworst"], "dropped.txt"));
-          for (const type of ["dragover", "drop"]) {
-            const options = { dataTransfer, bubbles: true, cancelable: true };
-            document.body.dispatchEvent(new DragEvent(type, options));
-          }
-        }"""
-    )
+    """A file can be dropped anywhere on the page, and is in the history.
+
+    Of several, none is taken, and the page says so.
+    """
+    drop = """(names) => {
+      const dataTransfer = new DataTransfer();
+      for (const name of names) dataTransfer.items.add(new File(["love\\nworst"], name));
+      for (const type of ["dragover", "drop"]) {
+        const options = { dataTransfer, bubbles: true, cancelable: true };
+        document.body.dispatchEvent(new DragEvent(type, options));
+      }
+    }"""
+    page.evaluate(drop, ["dropped.txt", "other.txt"])
+    expect(page.get_by_role("alert")).to_have_text(re.compile("Several files.*Drop one"))
+    expect(page.get_by_role("textbox", name="Your text")).to_be_visible()
+    page.evaluate(drop, ["dropped.txt"])
     expect(page.get_by_role("heading", name="dropped.txt")).to_be_focused()
+    expect(page.get_by_role("alert")).to_be_empty()
     page.keyboard.press("Tab")
     classify(page)
     expect(rows(page)).to_have_count(2)
