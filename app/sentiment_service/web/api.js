@@ -18,9 +18,15 @@ const PASSING = ["overloaded", "shutting_down"];
 const NOT_OURS = ["No readable answer", "The answer did not come from the service. A proxy may have sent it."];
 
 // The key is kept until the tab is closed.
+let storage = {};
+try {
+  storage = sessionStorage;
+} catch {
+  // The browser blocks cookies. A reload forgets the key.
+}
 export const apiKey = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => sessionStorage.setItem(KEY, value.trim()),
+  get: () => storage[KEY] ?? "",
+  set: (value) => (storage[KEY] = value.trim()),
 };
 
 // An error with a message for the user.
@@ -46,7 +52,8 @@ export async function call(path, body, signal) {
 async function send(path, body, signal) {
   const lines = typeof body === "string";
   const headers = new Headers(body && { "content-type": lines ? "application/x-ndjson" : "application/json" });
-  if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get()}`);
+  // No key has other characters, which may come with a copied one, and which a header cannot have.
+  if (apiKey.get()) headers.set("authorization", `Bearer ${apiKey.get().replace(/[^!-~]/g, "")}`);
   const method = body ? "POST" : "GET";
   try {
     return await fetch(url(path), { method, headers, body: lines ? body : body && JSON.stringify(body), signal });
@@ -55,14 +62,11 @@ async function send(path, body, signal) {
   }
 }
 
-// Classifies texts through the stream, which waits where other requests would be refused. What fails
-// for a while is sent again. Returns the results and the digest of their model.
-export async function stream(texts, options, signal, waits) {
-  const path = `classify/stream?${new URLSearchParams(options)}`;
-  const body = texts.map((text, id) => `${JSON.stringify({ id, text })}\n`).join("");
+// Sends again what fails for a while.
+export async function patiently(send, signal, waits) {
   for (let failures = 0; ; ) {
     try {
-      return await once(path, body, texts.length, signal);
+      return await send();
     } catch (error) {
       const { status, retryAfter } = error;
       if (status !== 429 && (!FOR_A_WHILE.includes(status) || ++failures === ATTEMPTS)) throw error;
@@ -73,7 +77,11 @@ export async function stream(texts, options, signal, waits) {
   }
 }
 
-async function once(path, body, amount, signal) {
+// Classifies texts through the stream, which waits where other requests would be refused. Returns
+// the results and the digest of their model.
+export async function stream(texts, options, signal) {
+  const path = `classify/stream?${new URLSearchParams(options)}`;
+  const body = texts.map((text, id) => `${JSON.stringify({ id, text })}\n`).join("");
   const response = await send(path, body, signal);
   const lines = (await response.text().catch(lost)).split("\n").filter(Boolean);
   if (!response.ok) throw problem(response, parsed(lines.join("\n")));
@@ -81,7 +89,7 @@ async function once(path, body, amount, signal) {
   // The service shuts down, or has no room for a line; a text has neither error.
   const failed = results.find((line) => line?.id === null || PASSING.includes(line?.error?.code));
   if (failed) throw new Problem("The service stopped", failed.error.message, { status: 503 });
-  if (results.length !== amount || !results.every((line, id) => line?.id === id)) throw problem(response);
+  if (results.length !== texts.length || !results.every((line, id) => line?.id === id)) throw problem(response);
   for (const result of results) delete result.id;
   return { results, digest: response.headers.get("x-model-digest") };
 }

@@ -1,7 +1,7 @@
 // A file of texts: it is chosen or dropped, its columns are shown, and its rows are classified.
 
-import { Problem, sameModel, stream } from "./api.js";
-import { $, advance, say, show } from "./panel.js";
+import { Problem, patiently, sameModel, stream } from "./api.js";
+import { $, advance, say, show, waits } from "./panel.js";
 import { Table, download } from "./table.js";
 import { ResultColumns, open } from "./tables.js";
 import { bytes, count, details, duration, element, milliseconds } from "./view.js";
@@ -23,7 +23,7 @@ export async function choose(file, column) {
   $("file-form").textContent = `${bytes(file.size)}, ${table.form}`;
   $("column").replaceChildren(...table.columns.map((name) => new Option(name, name)));
   $("column").value = table.column;
-  $("column-field").hidden = table.columns.length === 1;
+  $("column-field").hidden = !table.allColumns.length;
   await chooseColumn();
   $("file-name").focus();
 }
@@ -55,16 +55,11 @@ export async function classifyFile(model, overflow, signal) {
   const rows = new Table((...row) => details(...row, signal()), save);
   rows.element.querySelector(".save").textContent = "Download with labels";
   const footer = element("p", { className: "note" });
-  const waits = (seconds, status) => {
-    const why = status ? "The service is busy" : "No answer";
-    $("done").textContent = `${why}, next try in ${count(seconds, "second")}`;
-    say($("done").textContent);
-  };
   const started = performance.now();
   let done = 0;
   let doubtful;
   advance(0, "0 texts");
-  for await (const found of label(table, model, { model: model.name, overflow }, signal(), waits)) {
+  for await (const found of label(table, model, { model: model.name, overflow }, signal())) {
     parts.push(found.part);
     if (!found.rows.length) continue;
     if (!done) show(rows.element, footer);
@@ -87,7 +82,7 @@ export async function classifyFile(model, overflow, signal) {
 
 // Sends a few requests at a time. Yields rows with their results, and the part of the labelled file
 // that they are. Nothing is kept here, so memory does not grow with the file.
-async function* label(table, model, options, signal, waits) {
+async function* label(table, model, options, signal) {
   const columns = new ResultColumns(model, table.allColumns);
   const ended = new AbortController();
   const running = [];
@@ -103,7 +98,8 @@ async function* label(table, model, options, signal, waits) {
   const send = async ({ rows, position }) => {
     const texts = rows.filter(({ error }) => !error).map(({ text }) => text);
     const either = AbortSignal.any([signal, ended.signal]);
-    const answer = texts.length ? await stream(texts, options, either, waits) : { results: [] };
+    const request = () => stream(texts, options, either);
+    const answer = texts.length ? await patiently(request, either, waits) : { results: [] };
     return { rows, position, answer };
   };
   try {

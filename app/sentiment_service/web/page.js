@@ -1,8 +1,8 @@
 // The page: sends the texts to the API and shows the answers.
 
-import { apiKey, call, requests, sameModel } from "./api.js";
+import { apiKey, call, patiently, requests, sameModel } from "./api.js";
 import { choose, chooseColumn, classifyFile, leave, table } from "./file.js";
-import { $, busy, clear, copied, fail, progress, say, show } from "./panel.js";
+import { $, busy, clear, copied, fail, progress, say, show, waits } from "./panel.js";
 import { code, link, linked } from "./share.js";
 import { Table } from "./table.js";
 import { MANY, count, details, element, facts, milliseconds, percent, toned, verdict } from "./view.js";
@@ -60,6 +60,7 @@ function begin() {
 async function classify() {
   begin();
   const { signal } = run;
+  const before = $("result").firstElementChild;
   busy(true);
   try {
     const all = texts();
@@ -74,7 +75,9 @@ async function classify() {
       remember(again, all[0], ...(await classifyOne(all[0], signal)));
     }
   } catch (error) {
-    if (signal === run.signal) signal.aborted ? say("Cancelled") : fail(error);
+    if (signal !== run.signal) return;
+    before?.remove(); // it is not there any more if this run has shown something
+    signal.aborted ? say("Cancelled") : fail(error);
   } finally {
     if (signal === run.signal) rest();
   }
@@ -88,10 +91,7 @@ function rest() {
 async function classifyOne(text, signal) {
   progress(0, 1);
   const body = { inputs: text, ...choices() };
-  const { answer, stages, roundTrip } = await call("classify", body, signal).catch((error) => {
-    if (signal === run.signal) $("result").replaceChildren();
-    throw error;
-  });
+  const { answer, stages, roundTrip } = await call("classify", body, signal);
   const [result] = answer.results;
   const figures = [...timing(stages), ["Request in all", milliseconds(roundTrip)]];
   show(verdict(result, answer.labels), ...details(text, result, answer, signal, figures));
@@ -110,7 +110,8 @@ async function classifyMany(all, signal) {
   let digest;
   progress(0, all.length);
   for (const inputs of requests(all, limits)) {
-    const { answer, stages } = await call("classify", { inputs, ...chosen }, signal);
+    const request = () => call("classify", { inputs, ...chosen }, signal);
+    const { answer, stages } = await patiently(request, signal, waits);
     if (!done) show(rows.element, footer); // without rows, there is nothing to sort or to download
     digest = sameModel(answer.model.digest, digest, "texts");
     rows.add(inputs.map((text, index) => ({ text, result: answer.results[index] })), answer);
@@ -256,6 +257,7 @@ async function chooseFile(file, column) {
     await choose(file, column);
   } catch (error) {
     leave();
+    $("result").replaceChildren();
     fail(error);
   }
 }
@@ -311,10 +313,11 @@ for (const type of ["dragleave", "drop"]) {
   addEventListener(type, () => $("form").classList.remove("dropping"));
 }
 addEventListener("drop", (event) => {
-  const [file] = event.dataTransfer.files;
-  if (!file) return;
+  const { files } = event.dataTransfer;
+  if (!files.length) return;
   event.preventDefault();
-  chooseFile(file);
+  if (files.length > 1) fail({ title: "Several files", message: "Only one file is classified at a time. Drop one." });
+  else chooseFile(files[0]);
 });
 addEventListener("hashchange", start);
 refresh();

@@ -44,6 +44,13 @@ export function advance(part, words) {
   else $("bar").value = part;
 }
 
+// Says why the next try comes later.
+export function waits(seconds, status) {
+  const why = status ? "The service is busy" : "No answer";
+  $("done").textContent = `${why}, next try in ${count(seconds, "second")}`;
+  say($("done").textContent);
+}
+
 export function fail({ title, status, requestId, retryAfter, message }) {
   const said = status === 401 ? keyWanted() : message;
   const wait = retryAfter ? ` Try again in ${count(retryAfter, "second")}.` : "";

@@ -14,6 +14,7 @@ export class Summary {
   pressed = ""; // the label that is chosen; empty for all
   #strip = element("div", { className: "strip", ariaHidden: "true" });
   #labels = element("ul", { className: "counts", ariaLabel: "Show only one label" });
+  #choices = new Map(); // label → its item in the list, which stays, so that it keeps the focus
   #spread = element("div");
   #hints = element("div");
   #warned = new Map(); // warning → number of texts
@@ -50,16 +51,12 @@ export class Summary {
     const counted = [...labels, "error"].filter((label) => this.counts.has(label));
     const part = (label) => this.counts.get(label) / this.total;
     this.#strip.replaceChildren(...counted.map((label) => toned(filled(element("i"), part(label)), label, labels)));
-    this.#labels.replaceChildren(
-      ...counted.map((label) => {
-        const amount = element("strong", { textContent: number.format(this.counts.get(label)) });
-        const small = element("small", { textContent: ` ${share(part(label))}` });
-        const only = element("button", { type: "button" }, amount, ` ${label}`, small);
-        only.ariaPressed = String(label === this.pressed);
-        only.addEventListener("click", () => this.#press(only, label));
-        return toned(element("li", {}, only), label, labels);
-      }),
-    );
+    for (const [index, label] of counted.entries()) {
+      if (!this.#choices.has(label)) this.#labels.insertBefore(this.#choice(label, labels), this.#labels.children[index]);
+      const item = this.#choices.get(label);
+      item.querySelector("strong").textContent = number.format(this.counts.get(label));
+      item.querySelector("small").textContent = ` ${share(part(label))}`;
+    }
     const hints = [...this.#warned].map(([warning, texts]) =>
       hint(warning, `${count(texts, "text")} of ${number.format(this.total)} ${texts === 1 ? "does" : "do"}`),
     );
@@ -67,6 +64,14 @@ export class Summary {
     if (this.total >= FEW && this.#highest.length) {
       this.#spread.replaceChildren(this.#histogram(labels), ...this.#ends(labels));
     }
+  }
+
+  #choice(label, labels) {
+    const only = element("button", { type: "button", ariaPressed: "false" }, element("strong"), ` ${label}`, element("small"));
+    only.addEventListener("click", () => this.#press(only, label));
+    const item = toned(element("li", {}, only), label, labels);
+    this.#choices.set(label, item);
+    return item;
   }
 
   #press(only, label) {

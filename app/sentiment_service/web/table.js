@@ -58,8 +58,7 @@ export class Table {
     const left = this.#summary.total - this.#rows.length;
     const note = `The table has the first ${count(this.#rows.length - this.#errors, "text")} and ${count(this.#errors, "error")}; the file has all.`;
     this.element.querySelector(".note").textContent = left ? note : "";
-    if (this.#summary.pressed || this.#search.value || this.#sorted) this.#arrange();
-    else this.#fill();
+    this.#fill();
   }
 
   #element(row) {
@@ -80,11 +79,6 @@ export class Table {
     return made;
   }
 
-  // The column that the rows are sorted by, if any.
-  get #sorted() {
-    return this.#titles.find((title) => (title.ariaSort ?? "none") !== "none");
-  }
-
   // The first click sorts the rows, the second reverses them, the third restores their order.
   #sort(title) {
     const direction = DIRECTIONS[title.ariaSort ?? "none"];
@@ -100,7 +94,7 @@ export class Table {
     const chosen = this.#rows.filter(
       ({ text, label }) => (!pressed || label === pressed) && text.toLowerCase().includes(wanted),
     );
-    const column = this.#sorted;
+    const column = this.#titles.find((title) => (title.ariaSort ?? "none") !== "none");
     if (!column) return chosen;
     const order = ORDERS[this.#titles.indexOf(column)];
     const sign = column.ariaSort === "ascending" ? 1 : -1;
@@ -114,11 +108,23 @@ export class Table {
     this.#fill();
   }
 
-  // Adds what is missing of the rows that should be shown.
+  // Adds what is missing of the rows that should be shown, and removes those beyond. An open row and
+  // the one with the focus stay, and none is moved, which would take its focus.
   #fill() {
     const chosen = this.#chosen();
-    this.#body.append(...chosen.slice(this.#elements.size, this.#shown).map((row) => this.#element(row)));
-    this.#stop(this.#body.querySelector("[tabindex='0']") ?? this.#body.querySelector("button"));
+    const held = [...this.#body.querySelectorAll("tr:focus-within, tr:has(+ .details)")];
+    const ends = held.map((made) => chosen.indexOf(this.#elements.get(made)) + 1);
+    this.#shown = Math.max(this.#shown, ...ends);
+    let at = this.#body.firstElementChild;
+    for (const row of chosen.slice(0, this.#shown)) {
+      if (this.#elements.get(at) === row) at = beside(at, "nextElementSibling");
+      else this.#body.insertBefore(this.#element(row), at);
+    }
+    while (this.#elements.size > this.#shown) {
+      this.#elements.delete(this.#body.lastElementChild);
+      this.#body.lastElementChild.remove();
+    }
+    this.#stop(this.#body.querySelector("button[tabindex='0']") ?? this.#body.querySelector("button"));
     this.#more.hidden = this.#elements.size >= chosen.length;
   }
 
@@ -165,8 +171,7 @@ export class Table {
     const sibling = next[event.key];
     if (!sibling) return;
     event.preventDefault();
-    let row = event.target.closest("tr")[sibling];
-    if (row?.className === "details") row = row[sibling];
+    const row = beside(event.target.closest("tr"), sibling);
     if (row) this.#focus(row);
   }
 
@@ -176,12 +181,17 @@ export class Table {
   }
 
   #stop(at) {
-    for (const stop of this.#body.querySelectorAll("[tabindex='0']")) stop.tabIndex = -1;
+    for (const stop of this.#body.querySelectorAll("button[tabindex='0']")) stop.tabIndex = -1;
     if (at) at.tabIndex = 0;
   }
 }
 
 const button = (row) => row.querySelector("button");
+
+function beside(row, sibling) {
+  const next = row[sibling];
+  return next?.className === "details" ? next[sibling] : next;
+}
 
 // Saves a file of these parts. Excel recognizes UTF-8 in CSV by the byte order mark.
 export function download(parts, name) {

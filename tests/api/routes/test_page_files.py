@@ -188,6 +188,22 @@ def test_a_member_that_comes_late_is_kept(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "columns"),
+    [
+        ("a.csv", b"I love this\nI hate this\nmeh\n", ["I love this"]),
+        ("a.jsonl", b'{"id": 1, "comment": "love"}\n', ["comment"]),
+        ("a.txt", b"love\nworst\n", []),
+    ],
+)
+def test_the_only_column(page: Page, name: str, content: bytes, columns: list[str]) -> None:
+    """Its name is shown, which is the first text if there is no header; a TXT file has none."""
+    choose(page, name, content)
+    expect(page.get_by_role("combobox", name="Column of the texts")).to_have_count(len(columns))
+    if columns:
+        expect(page.get_by_label("Column of the texts").locator("option")).to_have_text(columns)
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("a.csv", b"id, the  text \n1,love\n"),
@@ -287,8 +303,54 @@ def test_a_long_file(page: Page) -> None:
     assert [line.split("\t")[0] for line in lines] == ["negative", "positive"] * 10_000
 
 
+def test_what_the_user_does_while_a_file_is_read(page: Page) -> None:
+    """The next rows leave an open row open, and the focus where it is, though they come before it.
+
+    This also holds if the row is then beyond those that are shown at first.
+    """
+    waiting: list[Route] = []
+    first = [f"love x {number:02}" for number in range(50)]
+    texts = [f"{word} {number}" for number in range(750) for word in ("worst", "love")]
+    page.route("**/classify/stream**", lambda route: waiting.append(route))
+    choose(page, "a.txt", "\n".join([*first, *texts]).encode())
+    page.get_by_role("button", name="Classify").click()
+
+    def next_rows(total: int) -> None:
+        """Let the rows of one more request come."""
+        while not waiting:
+            page.wait_for_timeout(10)
+        waiting.pop(0).continue_()
+        expect(page.locator("#done")).to_contain_text(f"{total:,} texts")
+
+    next_rows(50)
+    page.get_by_role("columnheader", name="Text").get_by_role("button").click()
+    row = page.get_by_role("button", name="love x 03")
+    row.click()
+    details = page.locator("tr.details")
+    expect(details.locator(".word").first).to_be_visible()
+    for focused, total in ((row, 550), (details.get_by_text("The answer as JSON"), 1_050)):
+        focused.focus()
+        next_rows(total)
+        expect(focused).to_be_focused()
+        expect(row).to_have_attribute("aria-expanded", "true")
+        expect(details.get_by_role("group", name="Text")).to_have_attribute("tabindex", "0")
+        assert row.evaluate("row => row.closest('tr').nextElementSibling.className") == "details"
+    shown = rows(page).locator("button[dir]").all_inner_texts()
+    assert shown == sorted([*first, *texts][:1_000])[: len(shown)]
+    assert 100 < len(shown) < 1_000
+    label = page.get_by_role("button", name=re.compile(r"\d positive"))
+    label.click()
+    next_rows(1_550)
+    expect(label).to_be_focused()
+    expect(label).to_have_text("800 positive 52%")
+    assert rows(page).locator("button[dir]").all_inner_texts() == shown
+
+
 def test_what_is_not_a_file_of_texts(page: Page, visits: Visits) -> None:
-    """One line says what is wrong and what to do; nothing is sent, and the text box is back."""
+    """One line says what is wrong and what to do; nothing is sent, and the text box is back.
+
+    The answer to the texts before is gone.
+    """
     before = len(visits.requests)
     for name, content, message in REFUSED:
         page.locator("#file").set_input_files(payload(name, content))
@@ -296,17 +358,22 @@ def test_what_is_not_a_file_of_texts(page: Page, visits: Visits) -> None:
         expect(alert).to_contain_text(message)
         expect(alert).to_contain_text(f"{name} cannot be read")
         expect(page.get_by_role("textbox", name="Your text")).to_be_visible()
+        expect(page.locator("#result")).to_be_empty()
     assert len(visits.requests) == before
 
 
 def test_what_is_odd_in_a_file(page: Page) -> None:
-    """The page says if there are no rows, and names a cell whose lines could be rows."""
-    choose(page, "empty.csv", b"id,text\n")
-    classify(page)
-    expect(page.get_by_role("alert")).to_contain_text("The file has no rows")
+    """The page names a cell whose lines could be rows, and says if there are no rows.
+
+    Then the table of the file before, which could be saved, is gone.
+    """
     choose(page, "a.csv", b'id,text\n1,"love\n2,worst\n3,so so"\n')
     classify(page)
     expect(page.get_by_text("Line 2: a cell in quotes has 3 lines")).to_be_visible()
+    choose(page, "empty.csv", b"id,text\n")
+    classify(page)
+    expect(page.get_by_role("alert")).to_contain_text("The file has no rows")
+    expect(page.locator("#result")).to_be_empty()
 
 
 def test_cancel(start: Start, visits: Visits) -> None:
@@ -328,7 +395,8 @@ def test_cancel(start: Start, visits: Visits) -> None:
     expect(page.get_by_role("textbox", name="Your text")).to_be_focused()
 
 
-def test_a_busy_service(page: Page) -> None:
+@pytest.mark.parametrize("kind", ["file", "list"])
+def test_a_busy_service(page: Page, kind: str) -> None:
     """What is refused for a while is sent again when the service says; no row is lost or twice."""
     refusals: list[dict[str, Any]] = [
         {"status": 429, "headers": {"retry-after": "1"}, "body": "{}"},
@@ -346,18 +414,34 @@ def test_a_busy_service(page: Page) -> None:
         else:
             route.continue_()
 
-    page.route("**/classify/stream**", answer)
-    choose(page, "a.txt", b"\n".join(b"love %d" % number for number in range(700)))
+    texts = [f"love {number}" for number in range(700)]
+    if kind == "file":
+        page.route("**/classify/stream**", answer)
+        choose(page, "a.txt", "\n".join(texts).encode())
+    else:
+        del refusals[3:]  # a list has no stream
+        page.route("**/classify", answer)
+        page.get_by_role("textbox", name="Your text").fill("\n".join(texts))
     classify(page)
     expect(page.get_by_role("heading", name="700 texts")).to_be_visible()
-    lines = saved(page).path().read_text(encoding="utf-8").splitlines()
-    assert [line.split("\t")[2] for line in lines] == [f"love {number}" for number in range(700)]
+    expect(page.get_by_role("alert")).to_be_empty()
     assert not refusals
+    with page.expect_download() as download:
+        page.get_by_role("button", name=re.compile("^Download")).click()
+    lines = download.value.path().read_text(encoding="utf-8-sig").splitlines()
+    if kind == "file":
+        assert [line.split("\t")[2] for line in lines] == texts
+    else:
+        assert [line.split(",")[0] for line in lines[1:]] == texts
 
 
-def test_why_the_page_waits(page: Page) -> None:
+@pytest.mark.parametrize("kind", ["file", "list"])
+def test_why_the_page_waits(page: Page, kind: str) -> None:
     """Between two tries, the page says whether the service is busy or nothing has answered."""
-    choose(page, "a.txt", b"love\nworst")
+    if kind == "file":
+        choose(page, "a.txt", b"love\nworst")
+    else:
+        page.get_by_role("textbox", name="Your text").fill("love\nworst")
     for answer, why in (
         (partial(Route.abort, error_code="connectionrefused"), "No answer"),
         (partial(Route.fulfill, status=502, body=""), "The service is busy"),
@@ -366,8 +450,8 @@ def test_why_the_page_waits(page: Page) -> None:
             "The service is busy",
         ),
     ):
-        page.unroute("**/classify/stream**")
-        page.route("**/classify/stream**", answer)
+        page.unroute("**/classify**")
+        page.route("**/classify**", answer)
         page.get_by_role("button", name="Classify").click()
         words = re.compile(rf"^{why}, next try in \d+ seconds$")
         expect(page.locator("#done")).to_have_text(words)
@@ -405,18 +489,24 @@ def test_an_answer_of_a_proxy(page: Page) -> None:
 
 
 def test_a_dropped_file(page: Page) -> None:
-    """A file can be dropped anywhere on the page, and is in the history."""
-    page.evaluate(
-        """() => {
-          const dataTransfer = new DataTransfer();
-          dataTransfer.items.add(new File(["love\\nworst"], "dropped.txt"));
-          for (const type of ["dragover", "drop"]) {
-            const options = { dataTransfer, bubbles: true, cancelable: true };
-            document.body.dispatchEvent(new DragEvent(type, options));
-          }
-        }"""
-    )
+    """A file can be dropped anywhere on the page, and is in the history.
+
+    Of several, none is taken, and the page says so.
+    """
+    drop = """(names) => {
+      const dataTransfer = new DataTransfer();
+      for (const name of names) dataTransfer.items.add(new File(["love\\nworst"], name));
+      for (const type of ["dragover", "drop"]) {
+        const options = { dataTransfer, bubbles: true, cancelable: true };
+        document.body.dispatchEvent(new DragEvent(type, options));
+      }
+    }"""
+    page.evaluate(drop, ["dropped.txt", "other.txt"])
+    expect(page.get_by_role("alert")).to_have_text(re.compile("Several files.*Drop one"))
+    expect(page.get_by_role("textbox", name="Your text")).to_be_visible()
+    page.evaluate(drop, ["dropped.txt"])
     expect(page.get_by_role("heading", name="dropped.txt")).to_be_focused()
+    expect(page.get_by_role("alert")).to_be_empty()
     page.keyboard.press("Tab")
     classify(page)
     expect(rows(page)).to_have_count(2)
