@@ -7,7 +7,7 @@ import asyncio
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,27 +34,17 @@ STAGES = ("tokenize", "queue", "inference")
 Gauge = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What a classifier is asked whenever its values are needed. Metrics have the same names."""
-
-    queue_texts: Gauge
-    queue_tokens: Gauge
-    queue_wait_seconds: Gauge
-    runners_stuck: Gauge
-    device_lost: Gauge
-    cache_bytes: Gauge
-    model_ready: Gauge
-
-
 class Observer(BatchObserver, Protocol):
     """Gets the reports of a classifier, and of the requests that it answers.
 
     All methods are called on the event loop, except ``batch``.
     """
 
-    def watch(self, gauges: Gauges) -> None:
-        """The model answers from now on. Its gauges replace those of an earlier one."""
+    def watch(self, gauges: Mapping[str, Gauge]) -> None:
+        """The model answers from now on. Its gauges replace those of an earlier one.
+
+        They are asked whenever their values are needed. Metrics have the same names.
+        """
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""
@@ -231,15 +221,15 @@ class Classifier:
                 config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            Gauges(
-                queue_texts=lambda: len(self._batcher.queue),
-                queue_tokens=lambda: self._batcher.queue.tokens,
-                queue_wait_seconds=lambda: self._batcher.queue_wait_s,
-                runners_stuck=lambda: self._batcher.runners.stuck,
-                device_lost=lambda: self._batcher.device_lost is not None,
-                cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
-                model_ready=lambda: self.health.good and not self._lifecycle.stopping,
-            )
+            {
+                "queue_texts": lambda: len(self._batcher.queue),
+                "queue_tokens": lambda: self._batcher.queue.tokens,
+                "queue_wait_seconds": lambda: self._batcher.queue_wait_s,
+                "runners_stuck": lambda: self._batcher.runners.stuck,
+                "device_lost": lambda: self._batcher.device_lost is not None,
+                "cache_bytes": lambda: self._cache.size if self._cache is not None else 0,
+                "model_ready": lambda: self.health.good and not self._lifecycle.stopping,
+            }
         )
 
     @property

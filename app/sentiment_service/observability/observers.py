@@ -17,7 +17,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sentiment_service.engine.batching.fair_queue import BatchReport
-from sentiment_service.engine.classifier import STAGES, Classification, Gauges
+from sentiment_service.engine.classifier import STAGES, Classification, Gauge
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.shadow import Skipped
 from sentiment_service.errors import OUTCOMES, REJECTIONS, ClientDisconnected, ServiceError
@@ -186,7 +186,7 @@ class ModelObserver:
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
 
-    def watch(self, gauges: Gauges) -> None:
+    def watch(self, gauges: Mapping[str, Gauge]) -> None:
         metrics, name, model = self._metrics, self._name, self._model
         facts = (model.revision or "", model.precision, model.digest, model.provider, self._version)
         metrics.model_info.show(name, {facts: 1})
@@ -197,13 +197,8 @@ class ModelObserver:
         metrics.reference_share.show(name, shares)
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
-        metrics.queue_texts.watch(gauges.queue_texts, name)
-        metrics.queue_tokens.watch(gauges.queue_tokens, name)
-        metrics.queue_wait_seconds.watch(gauges.queue_wait_seconds, name)
-        metrics.runners_stuck.watch(gauges.runners_stuck, name)
-        metrics.device_lost.watch(gauges.device_lost, name)
-        metrics.cache_bytes.watch(gauges.cache_bytes, name)
-        metrics.model_ready.watch(gauges.model_ready, name)
+        for gauge, value in gauges.items():
+            getattr(metrics, gauge).watch(value, name)
 
     def answered(self, done: Classification, texts: int) -> None:
         stages, (tokenize, queue, inference) = done.stages, STAGES
