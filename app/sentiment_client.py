@@ -409,13 +409,16 @@ class _BaseClient:
             ValueError: the URL, the key or a number is not valid, or a variable of the environment
                 names a proxy or certificates that cannot be used.
         """
+        given = {name: value for name, value in locals().items() if name != "self"}
         times = 0 < timeout_s <= LONGEST_S and patience_s >= 0  # neither is NaN
         if not (times and batch_size >= 1 and concurrency >= 1):
             raise ValueError(
                 f"timeout_s must be above 0 and at most {LONGEST_S:.0f}, patience_s 0 or more, "
                 "batch_size and concurrency 1 or more"
             )
-        _import_httpx()
+        # Done by the first client: what else is here needs only Python.
+        global httpx
+        httpx = _imported("httpx", "sentiment_client", "0.28")
         address = _address(url)
         # Without the user and the password that may be in the URL: it is shown in errors.
         self.url = f"{address.scheme}://{address.netloc.decode()}{address.path}"
@@ -430,15 +433,7 @@ class _BaseClient:
         # Without limits: above them, httpx closes a connection that another call was just given.
         self._way = {**way, "limits": httpx.Limits()}
         self._options: dict[str, Any] = {"base_url": address, "headers": headers}
-        self._again = partial(
-            type(self),
-            url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            patience_s=patience_s,
-            batch_size=batch_size,
-            concurrency=concurrency,
-        )
+        self._again = partial(type(self), **given)
         self._open()
 
     def __repr__(self) -> str:
@@ -634,9 +629,6 @@ class Client(_BaseClient):
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
         If ``model`` is one of ``models()``, all are of that model.
-
-        Raises:
-            SentimentError: a request failed.
         """
         batches = _batches(several(texts), self._batch_size)
         models = map(_OneModel, repeat(options.get("model")))
@@ -672,11 +664,7 @@ class Client(_BaseClient):
         return _done(self._add_columns(table, column, prefix, options))
 
     def models(self) -> list[ModelInfo]:
-        """The models that the service has loaded; the first is the default.
-
-        Raises:
-            SentimentError: the request failed.
-        """
+        """The models that the service has loaded; the first is the default."""
         return _done(self._request("/models", _models))
 
     async def _all(
@@ -805,27 +793,16 @@ class AsyncClient(_BaseClient):
             places.release()
 
 
-def _import_httpx() -> None:
-    """Done by the first client: what else is here needs only Python."""
-    global httpx
-    try:
-        import httpx
-    except ModuleNotFoundError:
-        raise _missing("sentiment_client", "httpx", "0.28") from None
-
-
 def _imported(module: str, needed_by: str, version: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        raise _missing(needed_by, module.partition(".")[0], version) from None
-
-
-def _missing(needed_by: str, package: str, version: str) -> ModuleNotFoundError:
-    command = shlex.join([sys.executable, "-m", "pip", "install", f"{package}>={version}"])
-    return ModuleNotFoundError(
-        f"{needed_by} needs the package {package} ({version} or newer): run {command}", name=package
-    )
+        package = module.partition(".")[0]
+        command = shlex.join([sys.executable, "-m", "pip", "install", f"{package}>={version}"])
+        raise ModuleNotFoundError(
+            f"{needed_by} needs the package {package} ({version} or newer): run {command}",
+            name=package,
+        ) from None
 
 
 def _address(url: str) -> "httpx.URL":
@@ -1170,26 +1147,25 @@ def _columns(results: Results) -> Columns:
 
 def _typed(library: Any, columns: Columns) -> dict[str, Any]:
     """Columns of pandas, polars, pyarrow or NumPy. Their types are the same for any results."""
-    items = [(name, kind, values) for name, (kind, values) in columns.items()]
-    if library.__name__ == "numpy":
-        return {
-            name: library.array(values, float)
-            if kind is float
-            else library.fromiter(values, object)
-            for name, kind, values in items
-        }
-    if library.__name__ == "pandas":
-        types: dict[type, Any] = {str: str, float: float, list: object}
-        return {
-            name: library.Series(values, dtype=types[kind]).array for name, kind, values in items
-        }
-    if library.__name__ == "polars":
-        text = library.String
-        types = {str: text, float: library.Float64, list: library.List(text)}
-        return {name: library.Series(name, values, types[kind]) for name, kind, values in items}
-    text = library.string()
-    types = {str: text, float: library.float32(), list: library.list_(text)}
-    return {name: library.array(values, types[kind]) for name, kind, values in items}
+
+    def column(name: str, kind: type, values: list[Any]) -> Any:
+        match library.__name__:
+            case "numpy" if kind is float:
+                return library.array(values, float)
+            case "numpy":
+                return library.fromiter(values, object)
+            case "pandas":
+                return library.Series(values, dtype=object if kind is list else kind).array
+            case "polars":
+                text = library.String
+                types = {str: text, float: library.Float64, list: library.List(text)}
+                return library.Series(name, values, types[kind])
+            case _:
+                text = library.string()
+                types = {str: text, float: library.float32(), list: library.list_(text)}
+                return library.array(values, types[kind])
+
+    return {name: column(name, kind, values) for name, (kind, values) in columns.items()}
 
 
 def whole_table(table: T) -> T:
