@@ -59,7 +59,6 @@ class Observer(BatchObserver, Protocol):
         """A request was looked up in the cache. Windows and sentences count as texts."""
 
 
-DIGEST_BYTES = 16
 # What CPython takes for a result beside its numbers: of the OrderedDict at most 168 bytes in its
 # tables, which have up to six places per entry, and 32 in its list; 64 for the digest; up to 48 for
 # the object that holds the numbers.
@@ -99,7 +98,7 @@ class ResultCache:
         Computed results are kept, errors are not. If nothing is missing, ``compute`` is not called,
         and the answer has taken no time.
         """
-        digests = [blake2b(item.key, digest_size=DIGEST_BYTES).digest() for item in items]
+        digests = [blake2b(item.key, digest_size=16).digest() for item in items]
         known = [self._get(digest) for digest in digests]
         places = [place for place, result in enumerate(known) if result is None]
         self._on_lookup(len(known) - len(places), len(places))
