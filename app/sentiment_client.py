@@ -48,7 +48,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from html import escape
-from itertools import islice, repeat
+from itertools import islice
 from operator import is_
 from statistics import fmean
 from typing import (
@@ -375,6 +375,10 @@ class _Options(TypedDict, total=False):
     language: str | None
 
 
+# A batch, and what classifies it.
+_Call = tuple[Batch, Coroutine[Any, Any, list[Outcome]]]
+
+
 class _BaseClient:
     """What both clients have: their options, and what is done for a call.
 
@@ -384,7 +388,7 @@ class _BaseClient:
     _new: Callable[[], tuple[Any, Any]]  # the client of httpx, and what its calls share
     _answer: Callable[..., Awaitable["httpx.Response"]]
     _closes_in: Callable[[float], Awaitable[bool]]  # waits so many seconds; whether it is closed
-    _all: Callable[[list[Batch], _OneModel, dict[str, Any]], Awaitable[list[Outcome]]]
+    _all: Callable[[Iterator[_Call]], Awaitable[list[Outcome]]]
 
     def __init__(
         self,
@@ -498,17 +502,28 @@ class _BaseClient:
     async def _classify_all(
         self, texts: Any, options: _Options
     ) -> tuple[list[Outcome], ModelInfo | None]:
-        model, members = options.get("model"), _members(**options)
-        batches, attempts = [*_batches(texts, self._batch_size)], 0
+        model, attempts = options.get("model"), 0
+        batches = [*_batches(texts, self._batch_size)]
         while True:
             attempts, one_model = attempts + 1, _OneModel(model)
             try:
-                return await self._all(batches, one_model, members), one_model.model
+                calls = self._calls(batches, options, one_model)
+                return await self._all(calls), one_model.model
             except SentimentError as error:
                 # The service has changed its model, and any will do.
                 again = error.code == "model_changed" and not isinstance(model, ModelInfo)
                 if not again or attempts == MAX_ATTEMPTS:
                     raise
+
+    def _calls(
+        self, batches: Iterable[Batch], options: _Options, one_model: _OneModel | None = None
+    ) -> Iterator[_Call]:
+        """A call for each batch; without ``one_model``, each may get another model's answer."""
+        model, members = options.get("model"), _members(**options)
+        return (
+            (batch, self._classify_batch(_to_send(batch), one_model or _OneModel(model), members))
+            for batch in batches
+        )
 
     async def _add_columns(self, table: T, column: str, prefix: str, options: _Options) -> T:
         table = whole_table(table)
@@ -630,17 +645,12 @@ class Client(_BaseClient):
 
         If ``model`` is one of ``models()``, all are of that model.
         """
-        batches = _batches(several(texts), self._batch_size)
-        models = map(_OneModel, repeat(options.get("model")))
-        return self._classified(batches, models, _members(**options))
+        return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
 
-    def _classified(
-        self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
-    ) -> Iterator[Outcome]:
+    def _classified(self, calls: Iterator[_Call]) -> Iterator[Outcome]:
         waiting: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
-        for batch, model in zip(batches, models, strict=False):
-            steps = self._classify_batch(_to_send(batch), model, members)
-            waiting.append((batch, _in_thread(partial(_done, steps))))
+        for batch, call in calls:
+            waiting.append((batch, _in_thread(partial(_done, call))))
             if len(waiting) == self._concurrency:
                 batch, outcomes = waiting.popleft()
                 yield from _in_places(batch, outcomes.result())
@@ -667,10 +677,8 @@ class Client(_BaseClient):
         """The models that the service has loaded; the first is the default."""
         return _done(self._request("/models", _models))
 
-    async def _all(
-        self, batches: list[Batch], model: _OneModel, members: dict[str, Any]
-    ) -> list[Outcome]:
-        return [*self._classified(batches, repeat(model), members)]
+    async def _all(self, calls: Iterator[_Call]) -> list[Outcome]:
+        return [*self._classified(calls)]
 
     async def _closes_in(self, pause_s: float) -> bool:
         closed: threading.Event = self._connections()[1]
@@ -732,18 +740,13 @@ class AsyncClient(_BaseClient):
         self, texts: Iterable[Any], **options: Unpack[_Options]
     ) -> AsyncGenerator[Outcome, None]:
         """Like ``Client.classify_iter``."""
-        batches = _batches(several(texts), self._batch_size)
-        models = map(_OneModel, repeat(options.get("model")))
-        return self._classified(batches, models, _members(**options))
+        return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
 
-    async def _classified(
-        self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
-    ) -> AsyncGenerator[Outcome, None]:
+    async def _classified(self, calls: Iterator[_Call]) -> AsyncGenerator[Outcome, None]:
         waiting: deque[tuple[Batch, asyncio.Task[list[Outcome]]]] = deque()
         try:
-            for batch, model in zip(batches, models, strict=False):
-                steps = self._classify_batch(_to_send(batch), model, members)
-                waiting.append((batch, asyncio.create_task(steps)))
+            for batch, call in calls:
+                waiting.append((batch, asyncio.create_task(call)))
                 if len(waiting) == self._concurrency:
                     batch, task = waiting.popleft()
                     for outcome in _in_places(batch, await task):
@@ -768,10 +771,8 @@ class AsyncClient(_BaseClient):
         """Like ``Client.models``."""
         return await self._request("/models", _models)
 
-    async def _all(
-        self, batches: list[Batch], model: _OneModel, members: dict[str, Any]
-    ) -> list[Outcome]:
-        return [one async for one in self._classified(batches, repeat(model), members)]
+    async def _all(self, calls: Iterator[_Call]) -> list[Outcome]:
+        return [one async for one in self._classified(calls)]
 
     async def _closes_in(self, pause_s: float) -> bool:
         return await asyncio.sleep(pause_s, False)
