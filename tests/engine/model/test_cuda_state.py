@@ -56,8 +56,8 @@ class Runtime:
 
 def state_of(driver: str, root: Path = Path("/"), *path: Path, **runtime: Any) -> CudaState:
     """The state with NVIDIA's packages in ``path``; without those that PyTorch may have brought."""
-    device._missing_libraries.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_missing_libraries", device._missing_libraries.__wrapped__)
         patch.setattr(device, "LIBCUDA", driver)
         patch.setattr(device, "ROOT", root)
         patch.setattr(device, "ort", Runtime(**runtime))
