@@ -413,7 +413,7 @@ class _BaseClient:
             ValueError: the URL, the key or a number is not valid, or a variable of the environment
                 names a proxy or certificates that cannot be used.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
+        given = {name: value for name, value in locals().items() if name not in ("self", "url")}
         times = 0 < timeout_s <= LONGEST_S and patience_s >= 0  # neither is NaN
         if not (times and batch_size >= 1 and concurrency >= 1):
             raise ValueError(
@@ -437,7 +437,7 @@ class _BaseClient:
         # Without limits: above them, httpx closes a connection that another call was just given.
         self._way = {**way, "limits": httpx.Limits()}
         self._options: dict[str, Any] = {"base_url": address, "headers": headers}
-        self._again = partial(type(self), **given)
+        self._again = partial(type(self), url, **given)
         self._open()
 
     def __repr__(self) -> str:
@@ -490,7 +490,7 @@ class _BaseClient:
         return pause_s
 
     async def _classify_one(self, value: Any, options: _Options) -> Prediction:
-        body = _body(_or_raised(_checked(value)), _members(**options))
+        body = _body(_or_raised(_checked(value)), _members(options))
         model = _OneModel(options.get("model"))
 
         def read(document: Any) -> Any:
@@ -519,7 +519,7 @@ class _BaseClient:
         self, batches: Iterable[Batch], options: _Options, one_model: _OneModel | None = None
     ) -> Iterator[_Call]:
         """A call for each batch; without ``one_model``, each may get another model's answer."""
-        model, members = options.get("model"), _members(**options)
+        model, members = options.get("model"), _members(options)
         return (
             (batch, self._classify_batch(_to_send(batch), one_model or _OneModel(model), members))
             for batch in batches
@@ -822,10 +822,7 @@ def _way_to(address: "httpx.URL") -> tuple[dict[str, Any], str]:
     httpx reads all variables of proxies and certificates, and one that it cannot read ends it, also
     where it is for other addresses. So they are read here, for this address alone.
     """
-    if address.scheme == "http":
-        certificates: Any = False  # nothing is encrypted
-    else:
-        certificates = _certificates()
+    certificates: Any = _certificates() if address.scheme == "https" else False
     variable, proxy = _proxy(address)
     if not proxy:
         return {"verify": certificates}, ""
@@ -972,19 +969,14 @@ def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
         yield batch
 
 
-def _members(
-    model: Model | None = None,
-    overflow: Overflow = "truncate",
-    threshold: float | None = None,
-    language: str | None = None,
-    **unknown: Any,
-) -> dict[str, Any]:
+def _members(options: _Options) -> dict[str, Any]:
     """The options of a call as members of a request's body."""
-    if unknown:
-        options = "language, model, overflow, threshold"
-        raise TypeError(f"the options of classify are {options}: not {[*unknown]}")
+    known = sorted(_Options.__annotations__)
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"the options of classify are {', '.join(known)}: not {unknown}")
+    model = options.get("model")
     name = model.name if isinstance(model, ModelInfo) else model
-    members = {"model": name, "overflow": overflow, "threshold": threshold, "language": language}
+    members = {"overflow": "truncate", **options, "model": name}
     return {member: value for member, value in members.items() if value is not None}
 
 
