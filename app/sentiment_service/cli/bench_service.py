@@ -82,14 +82,10 @@ def own_service(settings: Mapping[str, object]) -> Server:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(away)}
     for name, value in settings.items():
         kept[PREFIX + name.upper()] = str(value[0] if isinstance(value, list) else value)
-    command = (
-        *child_command("from sentiment_service.__main__ import main"),
-        "serve",
-        "--host",
-        "127.0.0.1",
-    )
+    command = child_command("from sentiment_service.__main__ import main")
+    options = ("--host", "127.0.0.1", "--port", "0", "--log-format", "human")
     try:
-        return Server(*command, "--port", "0", "--log-format", "human", environment=kept)
+        return Server(*command, "serve", *options, environment=kept)
     except RuntimeError as error:
         raise UserError(str(error).strip().splitlines()[-1]) from None
 

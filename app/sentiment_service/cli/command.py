@@ -248,10 +248,9 @@ def _serve(
     open_standard_files()
     raise_file_limit()
     return_long_blocks()
-    if assignment is not None:
-        logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
-    else:
-        logs.configure(settings.log_level, settings.log_format)
+    worker = None if assignment is None else assignment.number
+    logs.configure(settings.log_level, settings.log_format, worker=worker)
+    if assignment is None:
         logger.info("%s", sources(settings, flags))
         for reason in unknown_variables(os.environ):
             logger.warning("%s", reason)

@@ -112,8 +112,9 @@ class LocalClassifier:
         """As ``classify``, for programs: in the place of a text that fails is its exception."""
         self._model.check(options)
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
-        waiting: deque[Callable[[], Callable[[Advance], list[Outcome]]]] = deque()
         read: deque[Chunk] = deque()
+        # Each waits until its chunk is tokenised; what it returns waits for the outcomes.
+        waiting: deque[Callable[[], Callable[[Advance], list[Outcome]]]] = deque()
         try:
             for chunk in chunks:
                 read.append(chunk)

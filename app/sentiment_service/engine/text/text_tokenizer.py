@@ -271,9 +271,8 @@ def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:
         normalised
         or max_tokens < 4 * MAX_WORD_CHARS + 4
         or getattr(tokenizer.model, "dropout", None)
+        or tokenizer.pre_tokenizer is None
     ):
-        return None
-    if tokenizer.pre_tokenizer is None:
         return None
     step = json.loads(tokenizer.pre_tokenizer.__getstate__())
     if step["type"] == "Sequence":
@@ -281,13 +280,11 @@ def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:
     match step:
         case {"type": "BertPreTokenizer"}:
             return _BERT
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return _SPACED
-        case {"type": "WhitespaceSplit"} | {
-            "type": "Metaspace",
-            "prepend_scheme": "always",
-            "split": True,
-        }:
+        case (
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+            | {"type": "WhitespaceSplit"}
+            | {"type": "Metaspace", "prepend_scheme": "always", "split": True}
+        ):
             return _SPACED
         case {"type": "Split", "pattern": {"Regex": pattern}} if pattern == BERTWEET_WORD:
             return _SPACED
