@@ -253,26 +253,15 @@ def _shown(value: Any) -> Any:
 
 # What `serve --help` shows, in this order. Each setting is in one of the groups.
 GROUPS = {
-    "set first": (
-        *("model", "host", "port", "device", "workers", "api_keys", "rate_limit", "deadline_ms"),
-    ),
-    "models": (
-        *("served_name", "shadow", "shadow_share", "precision", "gpu_memory_mb"),
-        *("cache_mb", "cache_dir"),
-    ),
-    "checkpoints and hub ids": (*CheckpointOptions.model_fields, "refresh"),
-    "limits": (
-        *("max_texts", "max_text_chars", "max_body_bytes", "max_inflight_bytes"),
-        *("max_header_bytes", "max_queue_tokens", "drain_ms"),
-    ),
-    "access and other ports": (
-        *("api_keys_file", "admin_keys", "admin_keys_file", "cors_origins", "trusted_proxies"),
-        *("root_path", "tls_cert", "tls_key", "docs", "grpc_port", "metrics_port"),
-    ),
-    "logs and traces": ("log_format", "log_level", "access_log", "otlp_endpoint"),
-    "measured at start, if not set": (
-        *("runners", "threads", "max_batch_tokens", "target_latency_ms"),
-    ),
+    "set first": "model host port device workers api_keys rate_limit deadline_ms",
+    "models": "served_name shadow shadow_share precision gpu_memory_mb cache_mb cache_dir",
+    "checkpoints and hub ids": " ".join([*CheckpointOptions.model_fields, "refresh"]),
+    "limits": "max_texts max_text_chars max_body_bytes max_inflight_bytes max_header_bytes "
+    "max_queue_tokens drain_ms",
+    "access and other ports": "api_keys_file admin_keys admin_keys_file cors_origins "
+    "trusted_proxies root_path tls_cert tls_key docs grpc_port metrics_port",
+    "logs and traces": "log_format log_level access_log otlp_endpoint",
+    "measured at start, if not set": "runners threads max_batch_tokens target_latency_ms",
 }
 # The words for values in help, where the setting's name does not end with one.
 METAVARS = {
@@ -323,7 +312,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def add_settings_in_groups(parser: argparse.ArgumentParser) -> None:
     for title, names in GROUPS.items():
-        add_settings(parser.add_argument_group(title), names)
+        add_settings(parser.add_argument_group(title), names.split())
 
 
 def add_settings(
