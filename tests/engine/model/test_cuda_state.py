@@ -82,7 +82,7 @@ def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.Mon
         CudaGpu("Fake GPU 1", 16 << 30, (8, 6)),
     )
     assert (state.driver, state.driver_cuda, state.runtime_cuda) == ("580.82.07", "13.1", "13.2")
-    assert state.refusal == ""
+    assert state.problem == ""
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_driver_that_cannot_be_used(
     state = state_of(driver)
     assert problem in state.problem
     assert cure in state.cure
-    assert "\n" not in state.refusal
+    assert "\n" not in state.problem + state.cure
 
 
 @version_known
@@ -143,7 +143,7 @@ def test_gpu_with_machine_code(
 ) -> None:
     """T4, A100, L4, H100, RTX 50 and later minor versions of these are supported."""
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", capability)
-    assert state_of(driver).refusal == ""
+    assert state_of(driver).problem == ""
 
 
 @version_known
@@ -152,7 +152,7 @@ def test_another_gpu_may_be_supported(driver: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", "70")
     state = state_of(driver)
-    assert state.refusal == ""
+    assert state.problem == ""
     assert [bool(one.problem) for one in state.gpus] == [True, False]
 
 
@@ -178,7 +178,7 @@ def test_libraries_beside_other_packages_are_found(driver: str, tmp_path: Path) 
             print("Failed to load libcublas.so.13: cannot open shared object file")
 
     state = state_of(driver, Path("/"), tmp_path, preload_dlls=preload_dlls)
-    assert state.refusal == ""
+    assert state.problem == ""
     assert loaded == [str(lib), None]
 
 

@@ -79,11 +79,6 @@ class CudaState:
     problem: str = ""
     cure: str = ""
 
-    @property
-    def refusal(self) -> str:
-        """The problem and its cure in one line; empty if there is no problem."""
-        return f"{self.problem}; {self.cure}" if self.problem else ""
-
 
 # What cuInit may return, and the cause and cure (CUDA driver API, CUresult).
 _INIT_ERRORS = {
@@ -259,7 +254,7 @@ class Device:
         state = cuda_state()
         if state.problem:
             to_go_on = "to serve without a GPU, use --device cpu"
-            raise UserError(f"CUDA cannot be used: {state.refusal}; {to_go_on}")
+            raise UserError(f"CUDA cannot be used: {state.problem}; {state.cure}; {to_go_on}")
         if missing := [number for number in self.gpus if number >= len(state.gpus)]:
             shown = ", ".join(f"{number} ({gpu.name})" for number, gpu in enumerate(state.gpus))
             raise UserError(f"there is no GPU {missing[0]}: CUDA shows {shown}")
