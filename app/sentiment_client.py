@@ -375,8 +375,8 @@ class _Options(TypedDict, total=False):
     language: str | None
 
 
-# A batch, and what classifies it.
-_Call = tuple[Batch, Coroutine[Any, Any, list[Outcome]]]
+# What classifies a batch.
+_Call = Coroutine[Any, Any, list[Outcome]]
 
 
 class _BaseClient:
@@ -468,11 +468,8 @@ class _BaseClient:
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
         passing = error.code in PASSING and self._patience_s > 0
-        if (
-            error.code != "connection_failed"
-            and error.status not in (429, 502, 503)
-            and not passing
-        ):
+        lost = error.code == "connection_failed" or error.status in (429, 502, 503)
+        if not (lost or passing):
             return None
         # A little longer than the service says, so that not all requests return at the same moment.
         longest_s = FIRST_BACKOFF_S * 2 ** min(attempts - 1, MAX_ATTEMPTS)
@@ -520,10 +517,7 @@ class _BaseClient:
     ) -> Iterator[_Call]:
         """A call for each batch; without ``one_model``, each may get another model's answer."""
         model, members = options.get("model"), _members(options)
-        return (
-            (batch, self._classify_batch(_to_send(batch), one_model or _OneModel(model), members))
-            for batch in batches
-        )
+        return (self._in_places(batch, one_model or _OneModel(model), members) for batch in batches)
 
     async def _add_columns(self, table: T, column: str, prefix: str, options: _Options) -> T:
         table = whole_table(table)
@@ -559,6 +553,14 @@ class _BaseClient:
         """What an attempt may take from now on: for httpx, and for the service."""
         limit_s = min(self._timeout_s, max(0.001, end - time.monotonic()))
         return {"timeout": limit_s, "headers": {"x-request-timeout-ms": f"{limit_s * 1000:.0f}"}}
+
+    async def _in_places(
+        self, batch: Batch, model: _OneModel, members: dict[str, Any]
+    ) -> list[Outcome]:
+        """The outcomes of what is sent, and the errors of the rest, in the order of the batch."""
+        sent = [one for one in batch if not isinstance(one, ItemError)]
+        outcomes = iter(await self._classify_batch(sent, model, members))
+        return [one if isinstance(one, ItemError) else next(outcomes) for one in batch]
 
     async def _classify_batch(
         self, batch: list[Text], model: _OneModel, members: dict[str, Any]
@@ -648,14 +650,13 @@ class Client(_BaseClient):
         return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
 
     def _classified(self, calls: Iterator[_Call]) -> Iterator[Outcome]:
-        waiting: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
-        for batch, call in calls:
-            waiting.append((batch, _in_thread(partial(_done, call))))
+        waiting: deque[Future[list[Outcome]]] = deque()
+        for call in calls:
+            waiting.append(_in_thread(partial(_done, call)))
             if len(waiting) == self._concurrency:
-                batch, outcomes = waiting.popleft()
-                yield from _in_places(batch, outcomes.result())
-        for batch, outcomes in waiting:
-            yield from _in_places(batch, outcomes.result())
+                yield from waiting.popleft().result()
+        for outcomes in waiting:
+            yield from outcomes.result()
 
     def add_columns(
         self, table: T, column: str = "text", *, prefix: str = "", **options: Unpack[_Options]
@@ -743,23 +744,20 @@ class AsyncClient(_BaseClient):
         return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
 
     async def _classified(self, calls: Iterator[_Call]) -> AsyncGenerator[Outcome, None]:
-        waiting: deque[tuple[Batch, asyncio.Task[list[Outcome]]]] = deque()
+        waiting: deque[asyncio.Task[list[Outcome]]] = deque()
         try:
-            for batch, call in calls:
-                waiting.append((batch, asyncio.create_task(call)))
+            for call in calls:
+                waiting.append(asyncio.create_task(call))
                 if len(waiting) == self._concurrency:
-                    batch, task = waiting.popleft()
-                    for outcome in _in_places(batch, await task):
+                    for outcome in await waiting.popleft():
                         yield outcome
             while waiting:
-                batch, task = waiting.popleft()
-                for outcome in _in_places(batch, await task):
+                for outcome in await waiting.popleft():
                     yield outcome
         finally:
-            tasks = [task for _, task in waiting]
-            for task in tasks:
+            for task in waiting:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def add_columns(
         self, table: T, column: str = "text", *, prefix: str = "", **options: Unpack[_Options]
@@ -941,16 +939,6 @@ def _or_raised(found: Any) -> Any:
     if isinstance(found, ItemError):
         raise SentimentError(found.message, code=found.code)
     return found
-
-
-def _to_send(batch: Batch) -> list[Text]:
-    return [one for one in batch if not isinstance(one, ItemError)]
-
-
-def _in_places(batch: Batch, outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The outcomes of what was sent, and the errors of the rest, in the order of the batch."""
-    left = iter(outcomes)
-    return [one if isinstance(one, ItemError) else next(left) for one in batch]
 
 
 def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
