@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -126,7 +127,7 @@ def load(
             plan = tune(model, config, cpus)
             logger.info("%s: %s (GET /models says why)", model.name, plan.sharing())
         else:
-            plan = replace(plan, budget=plan.budget.copy())
+            plan = replace(plan, budget=copy(plan.budget))  # which its own batches lower
     except UserError:  # it is one line for the operator
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class
