@@ -33,8 +33,9 @@ import warnings
 from collections import Counter, deque
 from collections.abc import (
     AsyncGenerator,
+    Awaitable,
     Callable,
-    Generator,
+    Coroutine,
     Iterable,
     Iterator,
     Mapping,
@@ -47,7 +48,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from html import escape
-from itertools import islice, repeat
+from itertools import islice
 from operator import is_
 from statistics import fmean
 from typing import (
@@ -346,11 +347,6 @@ Batch = list[Text | ItemError]
 Model = str | ModelInfo
 
 
-# What a client does for a call: it sends a request of httpx, and gives back the answer or why there
-# is none; or it waits so many seconds, and gives back whether it is closed.
-Steps = Generator[Any, Any, T]
-
-
 class _OneModel:
     """What the answers to one call must be of: the given ``ModelInfo``, else that of the first."""
 
@@ -370,12 +366,6 @@ class _OneModel:
                 self.model = served
 
 
-def _begins_again(error: SentimentError, model: Model | None, attempts: int) -> bool:
-    """Whether a call is made again from its first text: the service has changed its model."""
-    changed = error.code == "model_changed" and not isinstance(model, ModelInfo)
-    return changed and attempts < MAX_ATTEMPTS
-
-
 class _Options(TypedDict, total=False):
     """The options of a call that classifies texts."""
 
@@ -385,8 +375,20 @@ class _Options(TypedDict, total=False):
     language: str | None
 
 
+# What classifies a batch.
+_Call = Coroutine[Any, Any, list[Outcome]]
+
+
 class _BaseClient:
-    """What both clients have: their options, and the steps of a call."""
+    """What both clients have: their options, and what is done for a call.
+
+    This is written as coroutines. Those of ``Client`` wait for no event loop: ``_done`` runs them.
+    """
+
+    _new: Callable[[], tuple[Any, Any]]  # the client of httpx, and what its calls share
+    _answer: Callable[..., Awaitable["httpx.Response"]]
+    _closes_in: Callable[[float], Awaitable[bool]]  # waits so many seconds; whether it is closed
+    _all: Callable[[Iterator[_Call]], Awaitable[list[Outcome]]]
 
     def __init__(
         self,
@@ -411,13 +413,16 @@ class _BaseClient:
             ValueError: the URL, the key or a number is not valid, or a variable of the environment
                 names a proxy or certificates that cannot be used.
         """
+        given = {name: value for name, value in locals().items() if name not in ("self", "url")}
         times = 0 < timeout_s <= LONGEST_S and patience_s >= 0  # neither is NaN
         if not (times and batch_size >= 1 and concurrency >= 1):
             raise ValueError(
                 f"timeout_s must be above 0 and at most {LONGEST_S:.0f}, patience_s 0 or more, "
                 "batch_size and concurrency 1 or more"
             )
-        _import_httpx()
+        # Done by the first client: what else is here needs only Python.
+        global httpx
+        httpx = _imported("httpx", "sentiment_client", "0.28")
         address = _address(url)
         # Without the user and the password that may be in the URL: it is shown in errors.
         self.url = f"{address.scheme}://{address.netloc.decode()}{address.path}"
@@ -432,15 +437,7 @@ class _BaseClient:
         # Without limits: above them, httpx closes a connection that another call was just given.
         self._way = {**way, "limits": httpx.Limits()}
         self._options: dict[str, Any] = {"base_url": address, "headers": headers}
-        self._again = partial(
-            type(self),
-            url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            patience_s=patience_s,
-            batch_size=batch_size,
-            concurrency=concurrency,
-        )
+        self._again = partial(type(self), url, **given)
         self._open()
 
     def __repr__(self) -> str:
@@ -457,9 +454,6 @@ class _BaseClient:
     def _here(self) -> Any:
         return os.getpid()
 
-    def _new(self) -> tuple[Any, Any]:
-        raise NotImplementedError
-
     def _connections(self) -> tuple[Any, Any]:
         """The client of httpx, and what its calls share.
 
@@ -474,11 +468,8 @@ class _BaseClient:
     def _pause_s(self, error: SentimentError, attempts: int, started: float) -> float | None:
         """Seconds to wait before the next attempt; None if there should be no other attempt."""
         passing = error.code in PASSING and self._patience_s > 0
-        if (
-            error.code != "connection_failed"
-            and error.status not in (429, 502, 503)
-            and not passing
-        ):
+        lost = error.code == "connection_failed" or error.status in (429, 502, 503)
+        if not (lost or passing):
             return None
         # A little longer than the service says, so that not all requests return at the same moment.
         longest_s = FIRST_BACKOFF_S * 2 ** min(attempts - 1, MAX_ATTEMPTS)
@@ -495,7 +486,50 @@ class _BaseClient:
             logger.warning("%s; trying again in %.0f s", error, pause_s)
         return pause_s
 
-    def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> Steps[T]:
+    async def _classify_one(self, value: Any, options: _Options) -> Prediction:
+        body = _body(_or_raised(_checked(value)), _members(options))
+        model = _OneModel(options.get("model"))
+
+        def read(document: Any) -> Any:
+            return _or_raised(*_outcomes(1, model, document))
+
+        prediction: Prediction = await self._request("/classify", read, body)
+        return prediction
+
+    async def _classify_all(
+        self, texts: Any, options: _Options
+    ) -> tuple[list[Outcome], ModelInfo | None]:
+        model, attempts = options.get("model"), 0
+        batches = [*_batches(texts, self._batch_size)]
+        while True:
+            attempts, one_model = attempts + 1, _OneModel(model)
+            try:
+                calls = self._calls(batches, options, one_model)
+                return await self._all(calls), one_model.model
+            except SentimentError as error:
+                # The service has changed its model, and any will do.
+                again = error.code == "model_changed" and not isinstance(model, ModelInfo)
+                if not again or attempts == MAX_ATTEMPTS:
+                    raise
+
+    def _calls(
+        self, batches: Iterable[Batch], options: _Options, one_model: _OneModel | None = None
+    ) -> Iterator[_Call]:
+        """A call for each batch; without ``one_model``, each may get another model's answer."""
+        model, members = options.get("model"), _members(options)
+        return (self._in_places(batch, one_model or _OneModel(model), members) for batch in batches)
+
+    async def _add_columns(self, table: T, column: str, prefix: str, options: _Options) -> T:
+        table = whole_table(table)
+        texts = column_of(table, column)
+        outcomes, answered = await self._classify_all(texts, options)
+        if answered is None:  # without a text, nothing was sent; an empty one tells who answers
+            _, answered = await self._classify_all([""], options)
+        models = await self._request("/models", _models)  # which say more than answers do
+        model = next((one for one in models if one == answered), answered)
+        return with_results(table, results_of(outcomes, texts, model), prefix)
+
+    async def _request(self, path: str, read: Callable[[Any], T], body: bytes | None = None) -> T:
         """What ``read`` makes of the answer. Attempts are repeated while ``_pause_s`` allows it."""
         request = {"method": "POST" if body else "GET", "url": path, "content": body}
         started = time.monotonic()
@@ -503,17 +537,16 @@ class _BaseClient:
         attempts = 0
         while True:
             attempts += 1
-            answer = yield {**request, "end": end}
             try:
-                if isinstance(answer, Exception):
-                    raise _connection_failed(answer, self.url + self._through)
-                result = read(_document(answer))
+                result = read(_document(await self._answer(end, **request)))
                 self._has_answered = True
                 return result
+            except (httpx.RequestError, TimeoutError) as error:
+                failure: SentimentError = _connection_failed(error, self.url + self._through)
             except SentimentError as error:
                 failure = error
             pause_s = self._pause_s(failure, attempts, started)
-            if pause_s is None or (yield pause_s):
+            if pause_s is None or await self._closes_in(pause_s):
                 raise failure
 
     def _limits(self, end: float) -> dict[str, Any]:
@@ -521,25 +554,33 @@ class _BaseClient:
         limit_s = min(self._timeout_s, max(0.001, end - time.monotonic()))
         return {"timeout": limit_s, "headers": {"x-request-timeout-ms": f"{limit_s * 1000:.0f}"}}
 
-    def _classify_batch(
+    async def _in_places(
+        self, batch: Batch, model: _OneModel, members: dict[str, Any]
+    ) -> list[Outcome]:
+        """The outcomes of what is sent, and the errors of the rest, in the order of the batch."""
+        sent = [one for one in batch if not isinstance(one, ItemError)]
+        outcomes = iter(await self._classify_batch(sent, model, members))
+        return [one if isinstance(one, ItemError) else next(outcomes) for one in batch]
+
+    async def _classify_batch(
         self, batch: list[Text], model: _OneModel, members: dict[str, Any]
-    ) -> Steps[list[Outcome]]:
+    ) -> list[Outcome]:
         if not batch:
             return []
         body, read = _body(batch, members), partial(self._outcomes, len(batch), model)
         try:
-            outcomes = yield from self._request("/classify", read, body)
+            outcomes = await self._request("/classify", read, body)
         except SentimentError as error:
             if error.status != 413 and error.code != "too_many_texts":
                 raise  # it would not accept smaller batches either
             if len(batch) == 1:
                 return [ItemError(error.code or "payload_too_large", error.detail)]
             middle = len(batch) // 2
-            first = yield from self._classify_batch(batch[:middle], model, members)
-            second = yield from self._classify_batch(batch[middle:], model, members)
+            first = await self._classify_batch(batch[:middle], model, members)
+            second = await self._classify_batch(batch[middle:], model, members)
             return [*first, *second]
         late = [text for text, one in zip(batch, outcomes, strict=True) if self._passes(one)]
-        again = iter((yield from self._classify_batch(late, model, members)))
+        again = iter(await self._classify_batch(late, model, members))
         return [next(again) if self._passes(one) else one for one in outcomes]
 
     def _outcomes(self, size: int, model: _OneModel, document: Any) -> list[Outcome]:
@@ -547,7 +588,7 @@ class _BaseClient:
 
         If all are errors that a patient client waits out, the answer as a whole is such an error.
         """
-        outcomes = _outcomes(document, size, model)
+        outcomes = _outcomes(size, model, document)
         first = outcomes[0]
         if isinstance(first, ItemError) and all(map(self._passes, outcomes)):
             raise SentimentError(first.message, status=503, code=first.code)
@@ -596,44 +637,26 @@ class Client(_BaseClient):
             SentimentError: the request failed, or the single text cannot be classified.
             TypeError: the texts are a table.
         """
-        model, members = options.get("model"), _members(**options)
         if not are_several(texts):
-            read = partial(_prediction, _OneModel(model))
-            return self._done(self._request("/classify", read, _body(_single(texts), members)))
-        batches, attempts = [*_batches(texts, self._batch_size)], 0
-        while True:
-            attempts, one_model = attempts + 1, _OneModel(model)
-            try:
-                outcomes = [*self._classified(batches, repeat(one_model), members)]
-                return results_of(outcomes, texts, one_model.model)
-            except SentimentError as error:
-                if not _begins_again(error, model, attempts):
-                    raise
+            return _done(self._classify_one(texts, options))
+        outcomes, model = _done(self._classify_all(texts, options))
+        return results_of(outcomes, texts, model)
 
     def classify_iter(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Iterator[Outcome]:
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
         If ``model`` is one of ``models()``, all are of that model.
-
-        Raises:
-            SentimentError: a request failed.
         """
-        batches = _batches(several(texts), self._batch_size)
-        models = map(_OneModel, repeat(options.get("model")))
-        return self._classified(batches, models, _members(**options))
+        return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
 
-    def _classified(
-        self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
-    ) -> Iterator[Outcome]:
-        waiting: deque[tuple[Batch, Future[list[Outcome]]]] = deque()
-        for batch, model in zip(batches, models, strict=False):
-            steps = self._classify_batch(_to_send(batch), model, members)
-            waiting.append((batch, _in_thread(partial(self._done, steps))))
+    def _classified(self, calls: Iterator[_Call]) -> Iterator[Outcome]:
+        waiting: deque[Future[list[Outcome]]] = deque()
+        for call in calls:
+            waiting.append(_in_thread(partial(_done, call)))
             if len(waiting) == self._concurrency:
-                batch, outcomes = waiting.popleft()
-                yield from _in_places(batch, outcomes.result())
-        for batch, outcomes in waiting:
-            yield from _in_places(batch, outcomes.result())
+                yield from waiting.popleft().result()
+        for outcomes in waiting:
+            yield from outcomes.result()
 
     def add_columns(
         self, table: T, column: str = "text", *, prefix: str = "", **options: Unpack[_Options]
@@ -649,39 +672,20 @@ class Client(_BaseClient):
             TypeError: it is not such a table.
             ValueError: it has no such column.
         """
-        table = whole_table(table)
-        results = self.classify(column_of(table, column), **options)
-        # Without a text, nothing was sent; an empty one tells which model answers.
-        answered = results.model or self.classify([""], **options).model
-        results.model = _table_model(answered, self.models())
-        return with_results(table, results, prefix)
+        return _done(self._add_columns(table, column, prefix, options))
 
     def models(self) -> list[ModelInfo]:
-        """The models that the service has loaded; the first is the default.
+        """The models that the service has loaded; the first is the default."""
+        return _done(self._request("/models", _models))
 
-        Raises:
-            SentimentError: the request failed.
-        """
-        return self._done(self._request("/models", _models))
+    async def _all(self, calls: Iterator[_Call]) -> list[Outcome]:
+        return [*self._classified(calls)]
 
-    def _done(self, steps: Steps[T]) -> T:
-        """What the steps return when they are done."""
-        result: Any = None
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration as end:
-                return cast(T, end.value)
-            if isinstance(step, float):
-                _, closed = self._connections()
-                result = closed.wait(step)
-                continue
-            try:
-                result = self._answer(**step)
-            except (httpx.RequestError, TimeoutError) as error:
-                result = error
+    async def _closes_in(self, pause_s: float) -> bool:
+        closed: threading.Event = self._connections()[1]
+        return closed.wait(pause_s)
 
-    def _answer(self, end: float, **request: Any) -> "httpx.Response":
+    async def _answer(self, end: float, **request: Any) -> "httpx.Response":
         """The answer. httpx itself limits only how long it waits for each part of it."""
         (http, _), limits, parts = self._connections(), self._limits(end), []
         last = time.monotonic() + limits["timeout"]
@@ -728,80 +732,48 @@ class AsyncClient(_BaseClient):
     async def classify(self, texts: Iterable[Any], **options: Unpack[_Options]) -> Results: ...
     async def classify(self, texts: Any, **options: Unpack[_Options]) -> Prediction | Results:
         """Like ``Client.classify``."""
-        model, members = options.get("model"), _members(**options)
         if not are_several(texts):
-            read = partial(_prediction, _OneModel(model))
-            steps = self._request("/classify", read, _body(_single(texts), members))
-            return await self._done(steps)
-        batches, attempts = [*_batches(texts, self._batch_size)], 0
-        while True:
-            attempts, one_model = attempts + 1, _OneModel(model)
-            try:
-                results = self._classified(batches, repeat(one_model), members)
-                outcomes = [outcome async for outcome in results]
-                return results_of(outcomes, texts, one_model.model)
-            except SentimentError as error:
-                if not _begins_again(error, model, attempts):
-                    raise
+            return await self._classify_one(texts, options)
+        outcomes, model = await self._classify_all(texts, options)
+        return results_of(outcomes, texts, model)
 
     def classify_iter(
         self, texts: Iterable[Any], **options: Unpack[_Options]
     ) -> AsyncGenerator[Outcome, None]:
         """Like ``Client.classify_iter``."""
-        batches = _batches(several(texts), self._batch_size)
-        models = map(_OneModel, repeat(options.get("model")))
-        return self._classified(batches, models, _members(**options))
+        return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
 
-    async def _classified(
-        self, batches: Iterable[Batch], models: Iterable[_OneModel], members: dict[str, Any]
-    ) -> AsyncGenerator[Outcome, None]:
-        waiting: deque[tuple[Batch, asyncio.Task[list[Outcome]]]] = deque()
+    async def _classified(self, calls: Iterator[_Call]) -> AsyncGenerator[Outcome, None]:
+        waiting: deque[asyncio.Task[list[Outcome]]] = deque()
         try:
-            for batch, model in zip(batches, models, strict=False):
-                steps = self._classify_batch(_to_send(batch), model, members)
-                waiting.append((batch, asyncio.create_task(self._done(steps))))
+            for call in calls:
+                waiting.append(asyncio.create_task(call))
                 if len(waiting) == self._concurrency:
-                    batch, task = waiting.popleft()
-                    for outcome in _in_places(batch, await task):
+                    for outcome in await waiting.popleft():
                         yield outcome
             while waiting:
-                batch, task = waiting.popleft()
-                for outcome in _in_places(batch, await task):
+                for outcome in await waiting.popleft():
                     yield outcome
         finally:
-            tasks = [task for _, task in waiting]
-            for task in tasks:
+            for task in waiting:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def add_columns(
         self, table: T, column: str = "text", *, prefix: str = "", **options: Unpack[_Options]
     ) -> T:
         """Like ``Client.add_columns``."""
-        table = whole_table(table)
-        results = await self.classify(column_of(table, column), **options)
-        answered = results.model or (await self.classify([""], **options)).model
-        results.model = _table_model(answered, await self.models())
-        return with_results(table, results, prefix)
+        return await self._add_columns(table, column, prefix, options)
 
     async def models(self) -> list[ModelInfo]:
         """Like ``Client.models``."""
-        return await self._done(self._request("/models", _models))
+        return await self._request("/models", _models)
 
-    async def _done(self, steps: Steps[T]) -> T:
-        result: Any = None
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration as end:
-                return cast(T, end.value)
-            if isinstance(step, float):
-                result = await asyncio.sleep(step, False)
-                continue
-            try:
-                result = await self._answer(**step)
-            except (httpx.RequestError, TimeoutError) as error:
-                result = error
+    async def _all(self, calls: Iterator[_Call]) -> list[Outcome]:
+        return [one async for one in self._classified(calls)]
+
+    async def _closes_in(self, pause_s: float) -> bool:
+        return await asyncio.sleep(pause_s, False)
 
     async def _answer(self, end: float, **request: Any) -> "httpx.Response":
         """The answer to the request, which is sent when few enough others are under way."""
@@ -820,27 +792,16 @@ class AsyncClient(_BaseClient):
             places.release()
 
 
-def _import_httpx() -> None:
-    """Done by the first client: what else is here needs only Python."""
-    global httpx
-    try:
-        import httpx
-    except ModuleNotFoundError:
-        raise _missing("sentiment_client", "httpx", "0.28") from None
-
-
 def _imported(module: str, needed_by: str, version: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        raise _missing(needed_by, module.partition(".")[0], version) from None
-
-
-def _missing(needed_by: str, package: str, version: str) -> ModuleNotFoundError:
-    command = shlex.join([sys.executable, "-m", "pip", "install", f"{package}>={version}"])
-    return ModuleNotFoundError(
-        f"{needed_by} needs the package {package} ({version} or newer): run {command}", name=package
-    )
+        package = module.partition(".")[0]
+        command = shlex.join([sys.executable, "-m", "pip", "install", f"{package}>={version}"])
+        raise ModuleNotFoundError(
+            f"{needed_by} needs the package {package} ({version} or newer): run {command}",
+            name=package,
+        ) from None
 
 
 def _address(url: str) -> "httpx.URL":
@@ -859,10 +820,7 @@ def _way_to(address: "httpx.URL") -> tuple[dict[str, Any], str]:
     httpx reads all variables of proxies and certificates, and one that it cannot read ends it, also
     where it is for other addresses. So they are read here, for this address alone.
     """
-    if address.scheme == "http":
-        certificates: Any = False  # nothing is encrypted
-    else:
-        certificates = _certificates()
+    certificates: Any = _certificates() if address.scheme == "https" else False
     variable, proxy = _proxy(address)
     if not proxy:
         return {"verify": certificates}, ""
@@ -976,21 +934,11 @@ def results_of(outcomes: Iterable[Outcome], texts: Any, model: ModelInfo | None)
     return results
 
 
-def _single(value: Any) -> Text:
-    text = _checked(value)
-    if isinstance(text, ItemError):
-        raise SentimentError(text.message, code=text.code)
-    return text
-
-
-def _to_send(batch: Batch) -> list[Text]:
-    return [one for one in batch if not isinstance(one, ItemError)]
-
-
-def _in_places(batch: Batch, outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The outcomes of what was sent, and the errors of the rest, in the order of the batch."""
-    left = iter(outcomes)
-    return [one if isinstance(one, ItemError) else next(left) for one in batch]
+def _or_raised(found: Any) -> Any:
+    """What was found, unless it is an error."""
+    if isinstance(found, ItemError):
+        raise SentimentError(found.message, code=found.code)
+    return found
 
 
 def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
@@ -1009,19 +957,14 @@ def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
         yield batch
 
 
-def _members(
-    model: Model | None = None,
-    overflow: Overflow = "truncate",
-    threshold: float | None = None,
-    language: str | None = None,
-    **unknown: Any,
-) -> dict[str, Any]:
+def _members(options: _Options) -> dict[str, Any]:
     """The options of a call as members of a request's body."""
-    if unknown:
-        options = "language, model, overflow, threshold"
-        raise TypeError(f"the options of classify are {options}: not {[*unknown]}")
+    known = sorted(_Options.__annotations__)
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"the options of classify are {', '.join(known)}: not {unknown}")
+    model = options.get("model")
     name = model.name if isinstance(model, ModelInfo) else model
-    members = {"model": name, "overflow": overflow, "threshold": threshold, "language": language}
+    members = {"overflow": "truncate", **options, "model": name}
     return {member: value for member, value in members.items() if value is not None}
 
 
@@ -1084,14 +1027,7 @@ def _retry_after_s(value: str) -> float | None:
     return max(0.0, seconds) if seconds <= LONGEST_S else None
 
 
-def _prediction(model: _OneModel, document: Any) -> Prediction:
-    (outcome,) = _outcomes(document, 1, model)
-    if isinstance(outcome, ItemError):
-        raise SentimentError(outcome.message, code=outcome.code)
-    return outcome
-
-
-def _outcomes(document: Any, expected: int, model: _OneModel) -> list[Outcome]:
+def _outcomes(expected: int, model: _OneModel, document: Any) -> list[Outcome]:
     try:
         outcomes = [outcome_of(item) for item in document["results"]]
         model.check(document)
@@ -1136,6 +1072,15 @@ def _models(document: Any) -> list[ModelInfo]:
         return [_model(item) for item in document["models"]]
     except (KeyError, TypeError):
         raise SentimentError(f"{NOT_THE_SERVICE}: it has no list of models") from None
+
+
+def _done(call: Coroutine[Any, Any, T]) -> T:
+    """What the coroutine returns, which waits for no event loop."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise RuntimeError("it waits for an event loop")
 
 
 def _in_thread(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
@@ -1183,31 +1128,25 @@ def _columns(results: Results) -> Columns:
 
 def _typed(library: Any, columns: Columns) -> dict[str, Any]:
     """Columns of pandas, polars, pyarrow or NumPy. Their types are the same for any results."""
-    items = [(name, kind, values) for name, (kind, values) in columns.items()]
-    if library.__name__ == "numpy":
-        return {
-            name: library.array(values, float)
-            if kind is float
-            else library.fromiter(values, object)
-            for name, kind, values in items
-        }
-    if library.__name__ == "pandas":
-        types: dict[type, Any] = {str: str, float: float, list: object}
-        return {
-            name: library.Series(values, dtype=types[kind]).array for name, kind, values in items
-        }
-    if library.__name__ == "polars":
-        text = library.String
-        types = {str: text, float: library.Float64, list: library.List(text)}
-        return {name: library.Series(name, values, types[kind]) for name, kind, values in items}
-    text = library.string()
-    types = {str: text, float: library.float32(), list: library.list_(text)}
-    return {name: library.array(values, types[kind]) for name, kind, values in items}
 
+    def column(name: str, kind: type, values: list[Any]) -> Any:
+        match library.__name__:
+            case "numpy" if kind is float:
+                return library.array(values, float)
+            case "numpy":
+                return library.fromiter(values, object)
+            case "pandas":
+                return library.Series(values, dtype=object if kind is list else kind).array
+            case "polars":
+                text = library.String
+                types = {str: text, float: library.Float64, list: library.List(text)}
+                return library.Series(name, values, types[kind])
+            case _:
+                text = library.string()
+                types = {str: text, float: library.float32(), list: library.list_(text)}
+                return library.array(values, types[kind])
 
-def _table_model(answered: ModelInfo | None, models: Sequence[ModelInfo]) -> ModelInfo | None:
-    """The model whose columns a table gets: if it still serves, as the list of models has it."""
-    return next((one for one in models if one == answered), answered)
+    return {name: column(name, kind, values) for name, (kind, values) in columns.items()}
 
 
 def whole_table(table: T) -> T:

@@ -251,7 +251,12 @@ def export_once(
     """
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked(bundle.with_name(".lock"), model, say)
+        path = bundle.with_name(".lock")
+        try:
+            lock = FileLock(path)
+        except BlockingIOError:
+            say(f"another process is exporting {model}; waiting for it")
+            lock = FileLock(path, wait=True)
     except OSError as error:
         raise UserError(
             f"{model} cannot be exported: {system_error(error)}; give another --cache-dir"
@@ -260,14 +265,6 @@ def export_once(
         if needed():
             say(f"exporting {model}; this is done once")
             _run([*COMMAND, *words], lock, model, say)
-
-
-def _locked(path: Path, model: str, say: Say) -> FileLock:
-    try:
-        return FileLock(path)
-    except BlockingIOError:
-        say(f"another process is exporting {model}; waiting for it")
-        return FileLock(path, wait=True)
 
 
 def _run(command: Sequence[str], lock: FileLock, model: str, say: Say) -> None:

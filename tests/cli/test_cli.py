@@ -253,7 +253,7 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
         default = "none" if field.default in ("", (), None) else field.default
         default = "off" if default is False else default
         assert "[default: " in (field.description or "") or f"[default: {default}]" in shown
-    order = [flag(name) for names in GROUPS.values() for name in names]
+    order = [flag(name) for names in GROUPS.values() for name in names.split()]
     options = shown[shown.index("options:") :]
     places = [options.find(f" {one} ") for one in order if f" {one} " in options]
     assert len(places) >= len(Settings.model_fields)

@@ -64,10 +64,9 @@ def test_a_bad_port_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_sagemaker_is_known_by_its_directory(mounts: list[Path]) -> None:
     """SageMaker sets no variable for its port 8080, so its directory or other variables decide."""
-    assert sources_module.platform_settings({"SAGEMAKER_BATCH": "true"})["port"].value == 8080
+    assert sources_module.platform_settings({"SAGEMAKER_BATCH": "true"})["port"][0] == 8080
     assert (
-        sources_module.platform_settings({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"].value
-        == "1"
+        sources_module.platform_settings({"SAGEMAKER_BATCH": "true", "PORT": "1"})["port"][0] == "1"
     )
     mounts[0].mkdir(parents=True)
     assert load_settings({}).port == 8080
@@ -123,7 +122,7 @@ def test_a_file_in_the_place_of_a_mount_is_not_ignored(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.touch()
     found = sources_module.platform_settings({sources_module.AZURE_MODEL_VARIABLE: str(file)})
-    assert found["model"].value == (file,)
+    assert found["model"][0] == (file,)
 
 
 def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:
@@ -133,7 +132,7 @@ def test_a_mount_may_hold_directories_of_bundles(tmp_path: Path) -> None:
     found = sources_module.platform_settings(
         {sources_module.AZURE_MODEL_VARIABLE: str(tmp_path / "azure")}
     )
-    assert found["model"].value == (tmp_path / "azure/a", tmp_path / "azure/b")
+    assert found["model"][0] == (tmp_path / "azure/a", tmp_path / "azure/b")
 
 
 def test_without_a_mount_the_embedded_model_is_served() -> None:

@@ -128,7 +128,7 @@ class Server:
 
 def _listening(server: Server) -> AbstractContextManager[str]:
     def answer(request: BaseHTTPRequestHandler, body: bytes) -> Answer:
-        server.seen.append((dict(request.headers), json.loads(body)))
+        server.seen.append((dict(request.headers), json.loads(body or b"null")))
         server.times.append(time.monotonic())
         return server.script.pop(0) if server.script else server.answer(json.loads(body))
 
@@ -651,14 +651,11 @@ def test_the_results_of_one_call_are_of_one_model(
 
 def test_a_table_of_a_model_that_has_changed_since() -> None:
     """The columns are those of the model that answered, not of the one that is listed later."""
-
-    class Later(Client):
-        def models(self) -> list[ModelInfo]:
-            return [PINNED]
-
     result = RESULT | {"scores": {"bad": 0.1, "good": 0.9}}
-    server = Server([_answer([result], MODEL | {"revision": None}, ["bad", "good"])])
-    with _listening(server) as url, Later(url) as client:
+    answer = _answer([result], MODEL | {"revision": None}, ["bad", "good"])
+    listed = json.dumps({"models": [asdict(PINNED)]}).encode()
+    server = Server([answer, (200, {"content-type": "application/json"}, listed)])
+    with _listening(server) as url, Client(url) as client:
         table = client.add_columns({"text": ["love"]})
         assert client.classify([]).model is None
     assert [name for name in table if name.startswith("score_")] == ["score_bad", "score_good"]

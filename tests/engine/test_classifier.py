@@ -4,17 +4,18 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sentiment_service.engine import model_registry
 from sentiment_service.engine.classifier import (
     INLINE_CHARS,
     Classification,
     Classifier,
-    Gauges,
+    Gauge,
 )
 from sentiment_service.engine.health import Lifecycle
 from sentiment_service.engine.host import NICE
@@ -44,7 +45,7 @@ LONG = "love " * (INLINE_CHARS // 5 + 1)
 class Nobody(Hooks):
     """An ``Observer`` that keeps nothing."""
 
-    def watch(self, gauges: Gauges) -> None: ...
+    def watch(self, gauges: Mapping[str, Gauge]) -> None: ...
 
     def tag(self) -> object: ...
 
@@ -56,12 +57,10 @@ class Nobody(Hooks):
 
 
 @asynccontextmanager
-async def _registry(
-    *bundles: Path, load: Callable[..., Any] = load_again, **changes: Any
-) -> AsyncIterator[ModelRegistry]:
+async def _registry(*bundles: Path, **changes: Any) -> AsyncIterator[ModelRegistry]:
     """A registry of these bundles' models, which answer. It ends with the test.
 
-    Reloads take the steps of ``load``; ``changes`` are settings.
+    ``changes`` are settings.
     """
     config = Settings(**{"model": bundles, **SET_BY_HAND, **changes}).engine_config()
     lifecycle, thread = Lifecycle(drain_s=30.0), StepThread("tokenizer")
@@ -72,7 +71,7 @@ async def _registry(
     def no_candidate(model: Model, digest: str) -> ShadowObserver:
         pytest.fail(f"a candidate is tried beside {model.name}")
 
-    models = ModelRegistry(config, lifecycle, 2, classifier_of, no_candidate, load)
+    models = ModelRegistry(config, lifecycle, 2, classifier_of, no_candidate)
     models.start(load_all(bundles, config, 2))
     lifecycle.started()
     try:
@@ -91,7 +90,9 @@ async def _ask(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
-async def test_a_reload_leaves_the_cpu_to_requests(bundle: Path) -> None:
+async def test_a_reload_leaves_the_cpu_to_requests(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its model is loaded on a thread that is nicer than the event loop."""
     nices: list[int] = []
 
@@ -100,7 +101,8 @@ async def test_a_reload_leaves_the_cpu_to_requests(bundle: Path) -> None:
         nices.append(os.getpriority(os.PRIO_PROCESS, 0))
         return loaded
 
-    async with _registry(bundle, load=noted) as models:
+    monkeypatch.setattr(model_registry, "load_again", noted)
+    async with _registry(bundle) as models:
         await models.reload("tiny")
     assert nices == [min(os.getpriority(os.PRIO_PROCESS, 0) + NICE, 19)]
 
@@ -175,10 +177,13 @@ async def test_a_dropped_model_never_answers_and_lets_the_next_reload_begin(tmp_
         assert (await _ask(models, "love")).model.revision == "fedcba9"
 
 
-async def test_no_model_is_loaded_for_a_service_that_stops(bundle: Path) -> None:
+async def test_no_model_is_loaded_for_a_service_that_stops(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reload that is asked for then is refused, and the models drain."""
     loads: list[object] = []
-    async with _registry(bundle, load=lambda *_: loads.append(_)) as models:
+    monkeypatch.setattr(model_registry, "load_again", lambda *_: loads.append(_))
+    async with _registry(bundle) as models:
         models._lifecycle.stop()
         with pytest.raises(ShuttingDown):
             await models.reload("tiny")

@@ -1,9 +1,11 @@
 """The CPU quota, read from directory trees in Linux's form."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sentiment_service.engine import host
 from sentiment_service.engine.host import available_cpus, cpu_flags, ways_to_share
 
 
@@ -12,12 +14,20 @@ def _eight_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
 
 
-def _write(root: Path, files: dict[str, str]) -> Path:
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What stands for the root of the file system."""
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    host._cpuinfo.cache_clear()
+    yield tmp_path
+    host._cpuinfo.cache_clear()
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return root
 
 
 @pytest.mark.parametrize(
@@ -65,9 +75,10 @@ def _write(root: Path, files: dict[str, str]) -> Path:
         ),
     ],
 )
-def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], cpus: float) -> None:
+def test_the_tightest_limit_counts(root: Path, files: dict[str, str], cpus: float) -> None:
     """Affinity and every cgroup above the process limit the CPUs; what is absent does not."""
-    assert available_cpus(_write(tmp_path, files)) == cpus
+    _write(root, files)
+    assert available_cpus() == cpus
 
 
 @pytest.mark.parametrize(
@@ -101,11 +112,12 @@ def test_runners_times_threads_fit_the_cpus(
     ],
     ids=["x86", "Arm", "the first processor's", "none"],
 )
-def test_the_flags_are_those_that_linux_lists(tmp_path: Path, listed: str, flags: set[str]) -> None:
+def test_the_flags_are_those_that_linux_lists(root: Path, listed: str, flags: set[str]) -> None:
     """CPU flags are read under the name that each architecture uses for them."""
-    assert cpu_flags(_write(tmp_path, {"proc/cpuinfo": listed})) == flags
+    _write(root, {"proc/cpuinfo": listed})
+    assert cpu_flags() == flags
 
 
-def test_where_linux_lists_nothing_there_are_no_flags(tmp_path: Path) -> None:
+def test_where_linux_lists_nothing_there_are_no_flags() -> None:
     """Without /proc/cpuinfo, as on macOS and Windows, there are no flags."""
-    assert cpu_flags(tmp_path) == frozenset()
+    assert cpu_flags() == frozenset()

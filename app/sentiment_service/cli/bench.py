@@ -258,57 +258,55 @@ def best(steps: Sequence[Step]) -> Step | None:
     return max((step for step in steps if not step.fault), key=lambda step: step.rate, default=None)
 
 
+@dataclass
 class Measurement:
     """Requests of ``texts`` texts each, to a service that shall answer within ``goal_ms``."""
 
-    def __init__(
-        self,
-        target: Target,
-        bodies: Sequence[str],
-        texts: int,
-        goal_ms: float,
-        seconds: float,
-        generator: Callable[[Load], Generator] = Generator,
-    ) -> None:
-        self._target, self._bodies, self._texts = target, bodies, texts
-        self._goal_ms, self._seconds = goal_ms, seconds
-        self._generator = generator
-        self._late_ms = max(LATE_MS, goal_ms * LATE_SHARE)
+    target: Target
+    bodies: Sequence[str]
+    texts: int
+    goal_ms: float
+    seconds: float
+    generator: Callable[[Load], Generator] = Generator
 
     def start(self) -> float:
         """A rate at which the service is half busy, from requests that are sent one by one."""
-        alone = run(self._target.load(self._bodies, LONE_S, None))
+        alone = run(self.target.load(self.bodies, LONE_S, None))
         if fault := _not_ok(alone):
             raise UserError(f"requests that are sent one by one fail: {fault}")
         lone_ms = alone.percentile_ms(50)
-        if not lone_ms <= self._goal_ms:
+        if not lone_ms <= self.goal_ms:
             raise UserError(
                 f"a request takes {lone_ms:.0f} ms (p50) without other load; give a longer --p99-ms"
             )
         return 500 / lone_ms
 
     def step(self, rate: float) -> Step:
-        load = self._target.load(self._bodies, self._seconds, rate)
-        before, waits = self._target.metrics(), []
-        with self._generator(load) as generator:
+        load = self.target.load(self.bodies, self.seconds, rate)
+        before, waits = self.target.metrics(), []
+        with self.generator(load) as generator:
             end = time.monotonic() + load.warm_up_seconds + load.seconds
             while before and time.monotonic() < end:
                 time.sleep(SAMPLE_S)
-                waits.append(self._target.metrics()["queue_wait_seconds"])
+                waits.append(self.target.metrics()["queue_wait_seconds"])
             outcome = generator.outcome()
-        after = self._target.metrics()
+        after = self.target.metrics()
         late_ms = float(np.percentile(outcome.delays, 99)) * 1000
         p50, p95, p99 = map(outcome.percentile_ms, (50, 95, 99))
-        fault = _not_ok(outcome) or ("" if p99 <= self._goal_ms else "too slow")
+        fault = _not_ok(outcome) or ("" if p99 <= self.goal_ms else "too slow")
         # Latencies begin when requests were due, so the client's part is in them. Without it, was
         # the service too slow? The p99 is NaN if nothing was 200.
-        late = bool(fault) and late_ms > self._late_ms and p99 - late_ms <= self._goal_ms
+        late = (
+            bool(fault)
+            and late_ms > max(LATE_MS, self.goal_ms * LATE_SHARE)
+            and p99 - late_ms <= self.goal_ms
+        )
         if late:
             fault = f"this client was late to send by {late_ms:.0f} ms"
         texts = after["texts_total"] - before["texts_total"]
         cpu_s = after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]
         # Metrics that count other texts, too, are those of one of several replicas.
-        sent = self._texts * rate * (load.warm_up_seconds + load.seconds)
+        sent = self.texts * rate * (load.warm_up_seconds + load.seconds)
         return Step(
             rate,
             outcome.ok_per_second(),

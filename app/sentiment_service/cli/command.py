@@ -251,10 +251,9 @@ def _serve(
     # OpenTelemetry, which FastAPI imports, would load these, and fail without their packages. Only
     # W3C's headers are read here.
     os.environ.pop("OTEL_PROPAGATORS", None)
-    if assignment is not None:
-        logs.configure(settings.log_level, settings.log_format, worker=assignment.number)
-    else:
-        logs.configure(settings.log_level, settings.log_format)
+    worker = None if assignment is None else assignment.number
+    logs.configure(settings.log_level, settings.log_format, worker=worker)
+    if assignment is None:
         logger.info("%s", sources(settings, flags))
         for reason in (*unknown_variables(os.environ), *credentials.doubts):
             logger.warning("%s", reason)

@@ -239,7 +239,6 @@ class _Driver:
         self._requests = prebuilt(load.url, load.bodies, load.headers)
         self._to = urlsplit(load.url)
         self._tls = ssl.create_default_context() if self._to.scheme == "https" else None
-        self._loop = asyncio.get_running_loop()
         self._free: list[Connection] = []
         self._waiting: deque[float] = deque()  # due times of arrivals that wait for a connection
         self._open = 0
@@ -297,7 +296,7 @@ class _Driver:
         self._open += 1
         try:
             port = self._to.port or (443 if self._tls else 80)
-            _, connection = await self._loop.create_connection(
+            _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(self), self._to.hostname or "", port, ssl=self._tls
             )
         except OSError:
@@ -353,10 +352,6 @@ def arrivals(rate: float, start: float, end: float, seed: int) -> Iterator[float
         start += gaps.expovariate(rate)
 
 
-async def _driven(load: Load) -> Outcome:
-    return await _Driver(load).run()  # which needs the running loop
-
-
 def main() -> int:
     """Read a load from standard input, run it, write the outcome to standard output."""
     load = Load(**json.load(sys.stdin))
@@ -365,7 +360,7 @@ def main() -> int:
         os.nice(HURRY)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            outcome = runner.run(_driven(load))
+            outcome = runner.run(_Driver(load).run())
         except ConnectionError:
             sys.exit(f"{load.url} cannot be reached")
     json.dump(asdict(outcome), sys.stdout)

@@ -7,7 +7,7 @@ import asyncio
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,27 +34,17 @@ STAGES = ("tokenize", "queue", "inference")
 Gauge = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What a classifier is asked whenever its values are needed. Metrics have the same names."""
-
-    queue_texts: Gauge
-    queue_tokens: Gauge
-    queue_wait_seconds: Gauge
-    runners_stuck: Gauge
-    device_lost: Gauge
-    cache_bytes: Gauge
-    model_ready: Gauge
-
-
 class Observer(BatchObserver, Protocol):
     """Gets the reports of a classifier, and of the requests that it answers.
 
     All methods are called on the event loop, except ``batch``.
     """
 
-    def watch(self, gauges: Gauges) -> None:
-        """The model answers from now on. Its gauges replace those of an earlier one."""
+    def watch(self, gauges: Mapping[str, Gauge]) -> None:
+        """The model answers from now on. Its gauges replace those of an earlier one.
+
+        They are asked whenever their values are needed. Metrics have the same names.
+        """
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""
@@ -69,7 +59,6 @@ class Observer(BatchObserver, Protocol):
         """A request was looked up in the cache. Windows and sentences count as texts."""
 
 
-DIGEST_BYTES = 16
 # What CPython takes for a result beside its numbers: of the OrderedDict at most 168 bytes in its
 # tables, which have up to six places per entry, and 32 in its list; 64 for the digest; up to 48 for
 # the object that holds the numbers.
@@ -109,7 +98,7 @@ class ResultCache:
         Computed results are kept, errors are not. If nothing is missing, ``compute`` is not called,
         and the answer has taken no time.
         """
-        digests = [blake2b(item.key, digest_size=DIGEST_BYTES).digest() for item in items]
+        digests = [blake2b(item.key, digest_size=16).digest() for item in items]
         known = [self._get(digest) for digest in digests]
         places = [place for place, result in enumerate(known) if result is None]
         self._on_lookup(len(known) - len(places), len(places))
@@ -231,15 +220,15 @@ class Classifier:
                 config.cache_mb * 2**20, labels=len(model.labels), on_lookup=observer.cache_lookup
             )
         observer.watch(
-            Gauges(
-                queue_texts=lambda: len(self._batcher.queue),
-                queue_tokens=lambda: self._batcher.queue.tokens,
-                queue_wait_seconds=lambda: self._batcher.queue_wait_s,
-                runners_stuck=lambda: self._batcher.runners.stuck,
-                device_lost=lambda: self._batcher.device_lost is not None,
-                cache_bytes=lambda: self._cache.size if self._cache is not None else 0,
-                model_ready=lambda: self.health.good and not self._lifecycle.stopping,
-            )
+            {
+                "queue_texts": lambda: len(self._batcher.queue),
+                "queue_tokens": lambda: self._batcher.queue.tokens,
+                "queue_wait_seconds": lambda: self._batcher.queue_wait_s,
+                "runners_stuck": lambda: self._batcher.runners.stuck,
+                "device_lost": lambda: self._batcher.device_lost is not None,
+                "cache_bytes": lambda: self._cache.size if self._cache is not None else 0,
+                "model_ready": lambda: self.health.good and not self._lifecycle.stopping,
+            }
         )
 
     @property

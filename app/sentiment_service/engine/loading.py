@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -49,7 +49,9 @@ def load_model(
 
     def load_on(place: Device) -> Model:
         place.check()
-        chosen = _preferred(bundle, place.provider) if precision == "auto" else precision
+        variants = VARIANTS[place.provider]
+        best = next((p for p in variants if p in bundle.manifest.variants), variants[-1])
+        chosen = best if precision == "auto" else precision
         return Model(bundle, chosen, place, threads=threads, gpu_memory_mb=gpu_memory_mb, name=name)
 
     if device != "auto":
@@ -61,11 +63,6 @@ def load_model(
         except UserError as error:
             logger.warning("serving on the CPU: %s", error)
     return load_on(Device.of("cpu"))
-
-
-def _preferred(bundle: Bundle, provider: str) -> Precision:
-    variants = VARIANTS[provider]
-    return next((p for p in variants if p in bundle.manifest.variants), variants[-1])
 
 
 WARM_UP_TEXT = "The first batch pays for memory that the next ones find ready."
@@ -120,34 +117,26 @@ def load(
     threads = plan.threads if plan is not None else 1
     model = load_as_set(path, config, threads=threads, name=name)
     encoding = model.tokenizer.encode(WARM_UP_TEXT)
-    with _computing(path):
+    try:
         # Each size once on each copy of the model, which take turns.
         sizes = [texts for texts in WARM_UP_BATCHES for _ in range(model.device.copies)]
         results = [result for texts in sizes for result in model.infer([encoding] * texts)]
-    if any(isinstance(result, ServiceError) for result in results):
-        raise UserError(f"{path}: the model gives no finite logits")
-    if plan is None:
-        with _computing(path):
+        if any(isinstance(result, ServiceError) for result in results):
+            raise UserError(f"{path}: the model gives no finite logits")
+        if plan is None:
             plan = tune(model, config, cpus)
-        logger.info("%s: %s (GET /models says why)", model.name, plan.sharing())
-    else:
-        plan = replace(plan, budget=plan.budget.copy())
+            logger.info("%s: %s (GET /models says why)", model.name, plan.sharing())
+        else:
+            plan = replace(plan, budget=copy(plan.budget))  # which its own batches lower
+    except UserError:  # it is one line for the operator
+        raise
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise loading_error(error, f"{path}: ONNX Runtime cannot compute the model") from error
     if model.provider == CUDA:
         # The runners and the event loop use the other CPUs. On the CPU provider, none is idle.
         idle = int(cpus) - plan.runners * plan.threads - 1
         model.tokenizer.texts.divides_lists = use_idle_cpus(idle)
     return model.with_threads(plan.threads), plan
-
-
-@contextmanager
-def _computing(path: Path) -> Iterator[None]:
-    """Turn what ONNX Runtime raises into one line for the operator."""
-    try:
-        yield
-    except UserError:  # it is one line
-        raise
-    except Exception as error:  # onnxruntime's exceptions share no base class
-        raise loading_error(error, f"{path}: ONNX Runtime cannot compute the model") from error
 
 
 def load_again(

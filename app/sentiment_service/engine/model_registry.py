@@ -20,7 +20,7 @@ from sentiment_service.engine.loading import Loaded, load_again
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.options import EngineConfig
 from sentiment_service.engine.shadow import Shadow, ShadowObserver
-from sentiment_service.engine.step_thread import Steps, StepThread
+from sentiment_service.engine.step_thread import StepThread
 from sentiment_service.engine.tuning import ServingPlan
 from sentiment_service.errors import (
     DeviceLost,
@@ -61,14 +61,12 @@ class ModelRegistry:
         cpus: float,
         classifier_of: Callable[[Model, ServingPlan], Classifier],
         shadow_observer_of: Callable[[Model, str], ShadowObserver],
-        load_again: Callable[..., Steps[Loaded]] = load_again,
     ) -> None:
         self._config = config
         self._lifecycle = lifecycle
         self._cpus = cpus
         self._classifier_of = classifier_of
         self._shadow_observer_of = shadow_observer_of
-        self._steps_of_load = load_again
         self._candidate = config.shadow  # until it is the model
         self.classifiers = Classifiers(lifecycle)
         self._reloading = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by model
@@ -229,7 +227,7 @@ class ModelRegistry:
         # Not on one of the event loop's own threads: the loop would wait for it when it ends.
         self._loader = loader = StepThread("loader", nice=True)
         try:
-            steps = self._steps_of_load(old.model, self._config, self._cpus, old.plan, candidate)
+            steps = load_again(old.model, self._config, self._cpus, old.plan, candidate)
             model, plan = await loader.run(steps, deadline=math.inf)
         finally:
             loader.close()

@@ -10,6 +10,7 @@ the event loop would wait with it. And if the memory runs out, the system ends t
 """
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -54,17 +55,6 @@ COMMAND = child_command(
 Skipped = Literal["busy", "unsuited", "failed"]
 
 logger = logging.getLogger(__name__)
-
-
-class Job(Struct, frozen=True):
-    """What the process is to load, and the digest that it must have; the names are settings'."""
-
-    path: str
-    digest: str
-    device: str
-    precision: str
-    gpu_memory_mb: int
-    gpu_workers: int
 
 
 class Loaded(Struct, frozen=True, tag=True):
@@ -280,16 +270,14 @@ class Shadow:
 def _started(
     channel: socket.socket, path: Path, digest: str, model: Model, config: EngineConfig
 ) -> "subprocess.Popen[bytes]":
-    job = Job(
-        str(path),
-        digest,
-        str(model.device),
-        config.precision,
-        config.gpu_memory_mb,
-        config.gpu_workers,
-    )
+    options = {
+        "device": str(model.device),
+        "precision": config.precision,
+        "gpu_memory_mb": config.gpu_memory_mb,
+        "gpu_workers": config.gpu_workers,
+    }
     return subprocess.Popen(  # noqa: S603 - this interpreter
-        [*COMMAND, str(channel.fileno()), msgspec.json.encode(job).decode()],
+        [*COMMAND, str(channel.fileno()), str(path), digest, json.dumps(options)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=[channel.fileno()],
@@ -301,8 +289,8 @@ def _started(
 
 
 def main() -> int:
-    """Load what the second argument says, then answer each text of the socket in the first."""
-    descriptor, job = sys.argv[1:]
+    """Load a bundle that has the digest as the options say, then answer each text of the socket."""
+    descriptor, path, digest, options = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as channel, channel.makefile("rwb") as lines:
 
         def send(report: Report) -> None:
@@ -311,7 +299,7 @@ def main() -> int:
 
         _yield_to_runners()
         try:
-            model = _load(msgspec.json.decode(job, type=Job))
+            model = _load(Path(path), digest, json.loads(options))
         except Exception as error:  # a wrong bundle, ONNX Runtime, too little memory
             send(Failed(first_line(error)))
             return 0
@@ -322,19 +310,11 @@ def main() -> int:
     return 0
 
 
-def _load(job: Job) -> Model:
-    bundle = Bundle.open(Path(job.path))
-    if bundle.digest != job.digest:
-        raise ValueError(f"{bundle.path} was changed while it was loaded")
-    precision: Any = job.precision
-    model = load_model(
-        bundle,
-        device=job.device,
-        precision=precision,
-        threads=1,
-        gpu_memory_mb=job.gpu_memory_mb,
-        gpu_workers=job.gpu_workers,
-    )
+def _load(path: Path, digest: str, options: dict[str, Any]) -> Model:
+    bundle = Bundle.open(path)
+    if bundle.digest != digest:
+        raise ValueError(f"{path} was changed while it was loaded")
+    model = load_model(bundle, threads=1, **options)
     model.compute([model.tokenizer.encode(WARM_UP_TEXT)])
     return model
 

@@ -277,13 +277,19 @@ def _costs(
     key = hashlib.sha256(_key(model, cpus, ways).encode()).hexdigest()[:16]
     file = config.cache_dir / f"tuning-{key}.json" if config.cache_dir else None
     with _one_at_a_time(file) if model.provider == CUDA else nullcontext():
-        if costs := _read(file):
-            return costs, "earlier"
+        with suppress(OSError, ValueError):  # it is damaged: measure again
+            if file and file.is_file() and (kept := _COSTS.validate_json(file.read_bytes())):
+                return kept, "earlier"
         started = time.perf_counter()
         costs = measure(model, ways)
         measured = f"in {time.perf_counter() - started:.1f} s"
-        if _write(file, costs):
-            logger.info("%s: measured %s, kept in %s", model.name, measured, file)
+        if file:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_text_atomically(file, _COSTS.dump_json(costs, indent=1).decode() + "\n")
+                logger.info("%s: measured %s, kept in %s", model.name, measured, file)
+            except OSError as error:  # a home directory may be read-only
+                logger.info("what was measured is not kept: %s", error)
     return costs, measured
 
 
@@ -305,23 +311,20 @@ def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
     batch can combine more of them. With a target latency, only batches that meet it count. If none
     does, the way that answers a single text soonest is chosen.
     """
-    within = {
-        index: [n for n in cost.seconds if not target_s or cost.latency(n) <= target_s]
-        for index, cost in enumerate(costs)
-    }
-    options = {
-        index: max(map(costs[index].texts_per_second, sizes))
-        for index, sizes in within.items()
-        if sizes
-    }
-    if not options:
+    within = [
+        [n for n in cost.seconds if not target_s or cost.latency(n) <= target_s] for cost in costs
+    ]
+    rates = [
+        max(map(cost.texts_per_second, sizes), default=0.0)
+        for cost, sizes in zip(costs, within, strict=True)
+    ]
+    if not any(rates):
         return min(costs, key=lambda cost: cost.alone), 1
-    best = max(options, key=options.__getitem__)
-    last = len(costs) - 1
+    best, last = rates.index(max(rates)), len(costs) - 1
     doubt = max(CLEARLY, costs[best].spread + costs[last].spread)
-    if last in options and options[best] < (1 + doubt) * options[last]:
+    if rates[best] < (1 + doubt) * rates[last]:
         best = last
-    cost, enough = costs[best], GOOD_ENOUGH * options[best]
+    cost, enough = costs[best], GOOD_ENOUGH * rates[best]
     return cost, max(n for n in within[best] if cost.texts_per_second(n) >= enough)
 
 
@@ -358,24 +361,3 @@ def _one_at_a_time(file: Path | None) -> Iterator[None]:
                 lock = FileLock(file.with_suffix(".lock"), wait=True)
                 stack.callback(lock.close)
         yield
-
-
-def _read(file: Path | None) -> list[Cost]:
-    """What an earlier start saved for the same model and machine; nothing if none did."""
-    try:
-        return _COSTS.validate_json(file.read_bytes()) if file and file.is_file() else []
-    except (OSError, ValueError):
-        return []  # the file is damaged: measure again
-
-
-def _write(file: Path | None, costs: list[Cost]) -> bool:
-    """Save it, if there is a place for it; whether it was saved."""
-    if file is None:
-        return False
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(file, _COSTS.dump_json(costs, indent=1).decode() + "\n")
-    except OSError as error:  # a home directory may be read-only
-        logger.info("what was measured is not kept: %s", error)
-        return False
-    return True

@@ -174,7 +174,8 @@ def fault(options: Namespace) -> str | None:
     return None
 
 
-# Chunks of standard input are smaller, so that the first results come soon.
+# Chunks of standard input are smaller, and none is read ahead: results must not wait for more
+# input, which a person may be typing.
 STREAM_CHUNK_ROWS = 1_000
 # For a smaller file, measuring the best plan would take longer than classifying the file.
 MEASURE_FROM_BYTES = 200_000
@@ -293,7 +294,7 @@ def _fill(
         for saved, chunk in zip(output.saved, chunks, strict=False):
             if len(chunk.texts) != saved.tally["rows"]:
                 raise CannotContinue("the input has other rows than before")
-        read_ahead = _read_ahead(source is not None)
+        read_ahead = READ_AHEAD_CHUNKS if source else 0
         results = classifier.classify(chunks, read_ahead=read_ahead, advance=advance)
         with closing(results):
             for chunk, items in results:
@@ -312,7 +313,9 @@ def _to_standard_output(table: Table, classifier: "Classifier", options: Namespa
         progress_bar(shown=shown) as advance,
         closing(_read(table, advance)) as chunks,
         closing(
-            classifier.classify(chunks, read_ahead=_read_ahead(is_file), advance=advance)
+            classifier.classify(
+                chunks, read_ahead=READ_AHEAD_CHUNKS if is_file else 0, advance=advance
+            )
         ) as results,
     ):
         for chunk, items in results:
@@ -337,11 +340,6 @@ def _read(
         if source:
             source.check_is_unchanged()
         yield chunk
-
-
-def _read_ahead(is_file: bool) -> int:
-    # Results of a stream must not wait for more input: a person may be typing it.
-    return READ_AHEAD_CHUNKS if is_file else 0
 
 
 def _classifier(options: Namespace, settings: Settings) -> "Classifier":

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.errors import InvalidRequest, UserError
-from sentiment_service.files.results import column_index
-from sentiment_service.files.table import Chunk, Table, TextOrError, check_names, split_into_chunks
+from sentiment_service.files.table import Chunk, Table, TextOrError, split_into_chunks, text_index
 from sentiment_service.files.text_files import (
     MAX_FIELD_CHARS,
     PLAIN,
@@ -137,9 +136,8 @@ class CsvTable(Table):
         if header.fault and self._separator not in MAYBE_UNQUOTED:
             raise UserError(f"{path}: the names of the columns {_advice(header)}")
         self._first = len(self._file.start) - len(lines) + header.number - 1 + header.lines
-        check_names(header.cells, path)
+        self._text_index = text_index(column, header.cells, path)
         super().__init__(header.cells, dict.fromkeys(header.cells, str))
-        self._text_index = column_index(column, header.cells, path)
         self._quotes = _uses_quotes(
             self._file.start[self._first :],
             self._separator,

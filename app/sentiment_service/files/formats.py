@@ -9,6 +9,7 @@ import json
 from abc import abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -178,21 +179,16 @@ class LinesTable(TextColumn):
 
 def output_format(suffix: str, table: Table, columns: ResultColumns) -> Output:
     """The format of a file with this ending, for the rows of ``table`` with their results."""
-    suffix = suffix.lower()
-    if suffix == ".txt":
-        return LinesOutput()
-    if table.grows:
-        return GrowingOutput(table, lambda: _output(suffix, table, columns))
-    return _output(suffix, table, columns)
-
-
-def _output(suffix: str, table: Table, columns: ResultColumns) -> Output:
+    make: Callable[[], Output]
     match suffix:
+        case ".txt":
+            return LinesOutput()
         case ".csv" | ".tsv":
-            return CsvOutput(table, columns, SEPARATORS[suffix])
+            make = partial(CsvOutput, table, columns, SEPARATORS[suffix])
         case ".parquet":
             from sentiment_service.files.parquet import ParquetOutput
 
-            return ParquetOutput(table, columns)
+            make = partial(ParquetOutput, table, columns)
         case _:
-            return JsonlOutput(table, columns)
+            make = partial(JsonlOutput, table, columns)
+    return GrowingOutput(table, make) if table.grows else make()

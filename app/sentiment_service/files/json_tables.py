@@ -21,14 +21,14 @@ from sentiment_service.errors import (
     UserError,
     first_line,
 )
-from sentiment_service.files.results import column_index, free_names
+from sentiment_service.files.results import free_names
 from sentiment_service.files.table import (
     Chunk,
     Table,
     TextOrError,
-    check_names,
     json_text,
     split_into_chunks,
+    text_index,
 )
 from sentiment_service.files.text_files import PLAIN, FileOptions, TextFile, check_expansion
 
@@ -80,8 +80,7 @@ class JsonlTable(Table):
         if line.lstrip().startswith("[") or (record is None and not self._names):
             raise UserError(f"{path} {self.not_this}")
         if self._names:
-            check_names(self._names, path)
-            column_index(column, self._names, path)
+            text_index(column, self._names, path)
 
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
         """Each row's number and its JSON."""
@@ -184,8 +183,7 @@ class XlsxTable(JsonlTable):
             which = repr(self._options.sheet) if self._options.sheet else "first"
             raise UserError(f"{path} has no cell in its {which} sheet; --sheet NAME reads another")
         names = [*header.values()]
-        check_names(names, path)
-        column_index(self._column, names, path)
+        text_index(self._column, names, path)
         self._names += names
         self._types |= dict.fromkeys(names, NoneType)
         last, blank, any_text = begin, json_text(dict.fromkeys(names)), False
@@ -277,10 +275,6 @@ def _json_line(item: msgspec.Raw) -> str:
     return line if line.startswith("{") else f'{{"text": {line}}}'
 
 
-def _null(_constant: str) -> None:
-    """What NaN and infinity are in JSON."""
-
-
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
@@ -289,8 +283,10 @@ def _whole_number(digits: str) -> int | Decimal:
     return int(digits) if len(digits) < INT_DIGITS else Decimal(digits)
 
 
-def parsed(line: str, parse_constant: Callable[[str], object] = _null) -> dict[str, Any] | None:
-    """The JSON object in a line; None if there is none."""
+def parsed(
+    line: str, parse_constant: Callable[[str], object] = lambda _: None
+) -> dict[str, Any] | None:
+    """The JSON object in a line, with None for NaN and infinity; None if there is none."""
     try:
         value = json.loads(line, parse_constant=parse_constant)
     except ValueError:

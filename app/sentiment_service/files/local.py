@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -22,13 +21,13 @@ from sentiment_service.engine.model.device import CUDA
 from sentiment_service.engine.model.model import Scored, outcomes_of
 from sentiment_service.engine.options import DEFAULTS, TextOptions
 from sentiment_service.engine.step_thread import finish
-from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
+from sentiment_service.engine.text.input_tokenizer import encodings
 from sentiment_service.engine.text.steps import encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.engine.tuning import RUNNERS_PER_GPU, tune
 from sentiment_service.errors import ServiceError, UserError, first_line
 from sentiment_service.files.results import Advance, ResultColumns, with_reason
-from sentiment_service.files.table import READ_AHEAD_CHUNKS, Chunk, ClassifiedChunk
+from sentiment_service.files.table import READ_AHEAD_CHUNKS, Chunk, ClassifiedChunk, TextOrError
 from sentiment_service.results import Outcome, item
 from sentiment_service.settings.settings import Settings
 
@@ -39,18 +38,6 @@ MIN_BATCH_TOKENS = 512
 
 T = TypeVar("T")
 BatchResults = list[Scored | ServiceError]
-
-
-@dataclass(frozen=True, slots=True)
-class _TokenizedChunk:
-    """A chunk's texts and their batches, which the runners compute.
-
-    The batches have the encodings sorted by length; ``order`` maps this order to the encodings'.
-    """
-
-    encoded: list[EncodedText | ServiceError]
-    order: list[int]
-    batches: list[Callable[[], BatchResults]]
 
 
 class LocalClassifier:
@@ -125,34 +112,52 @@ class LocalClassifier:
         """As ``classify``, for programs: in the place of a text that fails is its exception."""
         self._model.check(options)
         tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
-        waiting: deque[tuple[Chunk, Callable[[], _TokenizedChunk]]] = deque()
+        read: deque[Chunk] = deque()
+        # Each waits until its chunk is tokenised; what it returns waits for the outcomes.
+        waiting: deque[Callable[[], Callable[[Advance], list[Outcome]]]] = deque()
         try:
             for chunk in chunks:
-                tokenized = _submit(tokenizer, self._tokenize, chunk, options, runners)
-                waiting.append((chunk, tokenized))
+                read.append(chunk)
+                waiting.append(_submit(tokenizer, self._begin, chunk.texts, options, runners))
                 if len(waiting) > read_ahead:
-                    yield self._results(*waiting.popleft(), advance)
+                    yield read.popleft(), waiting.popleft()()(advance)
             while waiting:
-                yield self._results(*waiting.popleft(), advance)
+                yield read.popleft(), waiting.popleft()()(advance)
         finally:
             tokenizer.shutdown(wait=False, cancel_futures=True)
             runners.shutdown(wait=False, cancel_futures=True)
 
-    def _tokenize(self, chunk: Chunk, options: TextOptions, runners: Executor) -> _TokenizedChunk:
-        """Tokenise the chunk's texts and hand their batches to the runners."""
-        texts = chunk.texts
+    def _begin(
+        self, texts: Sequence[TextOrError], options: TextOptions, runners: Executor
+    ) -> Callable[[Advance], list[Outcome]]:
+        """Tokenise the texts and hand their batches to the runners.
+
+        What is returned waits for the outcomes, and gives them in the order of the texts.
+        """
         tokenizer, max_chars = self._model.tokenizer, self._max_chars
         if options.split:
             encoded = finish(encode_steps(tokenizer, texts, options, max_chars=max_chars))
         else:
             encoded = tokenizer.encode_texts(texts, options, max_chars=max_chars)
         to_infer = encodings(encoded)
+        # The batches have the encodings sorted by length.
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
             _submit(runners, self._infer, batch)
             for batch in sorted_batches([to_infer[index] for index in order], self._budget.tokens)
         ]
-        return _TokenizedChunk(encoded, order, batches)
+
+        def outcomes(advance: Advance) -> list[Outcome]:
+            results: BatchResults = []
+            for batch in batches:
+                computed = batch()
+                results += computed
+                advance(len(computed))
+            advance(len(texts) - len(results))  # the texts that failed before
+            numbered = sorted(zip(order, results, strict=True), key=itemgetter(0))
+            return outcomes_of(self._model, encoded, [result for _, result in numbered])
+
+        return outcomes
 
     def _infer(self, batch: Sequence[Encoding]) -> BatchResults:
         with self._free:
@@ -167,21 +172,6 @@ class LocalClassifier:
             self._model.compute([self._model.tokenizer.encode("a")])
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise UserError(f"the model fails on every text: {first_line(error)}") from error
-
-    def _results(
-        self, chunk: Chunk, tokenized_chunk: Callable[[], _TokenizedChunk], advance: Advance
-    ) -> tuple[Chunk, list[Outcome]]:
-        """Wait for the chunk's batches, and put their results in the order of the texts."""
-        tokenized = tokenized_chunk()
-        sorted_results: BatchResults = []
-        for batch in tokenized.batches:
-            computed = batch()
-            sorted_results += computed
-            advance(len(computed))
-        advance(len(chunk.texts) - len(sorted_results))  # the texts that failed before
-        numbered = sorted(zip(tokenized.order, sorted_results, strict=True), key=itemgetter(0))
-        results = [result for _, result in numbered]
-        return chunk, outcomes_of(self._model, tokenized.encoded, results)
 
 
 def _submit(pool: Executor, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:

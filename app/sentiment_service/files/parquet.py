@@ -8,15 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sentiment_service.errors import CannotContinue, EmptyText, ServiceError, UserError, first_line
-from sentiment_service.files.results import ResultColumns, ResultItem, column_index, free_names
+from sentiment_service.files.results import ResultColumns, ResultItem, free_names
 from sentiment_service.files.table import (
     CHUNK_ROWS,
     Chunk,
     ClassifiedChunk,
     Output,
     Table,
-    check_names,
     json_text,
+    text_index,
 )
 from sentiment_service.files.text_files import well_formed
 
@@ -75,9 +75,8 @@ class ParquetTable(Table):
                 raise  # of the system; pyarrow's own errors do not name the file
             raise UserError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
         super().__init__(self.schema.names, dict.fromkeys(self.schema.names, object))
-        check_names(self.columns, path)
         self._path = path
-        self._text_index = column_index(column, self.columns, path)
+        self._text_index = text_index(column, self.columns, path)
         kind = self.schema.field(self._text_index).type
         if not is_text(kind):
             raise UserError(f"{path}: column {column!r} has the type {kind}, not text")

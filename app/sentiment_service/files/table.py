@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
-from sentiment_service.files.results import ResultItem
+from sentiment_service.files.results import ResultItem, column_index
 from sentiment_service.files.text_files import well_formed
 
 # The kinds of files that are written, and those that are read.
@@ -122,8 +122,11 @@ def _json_value(value: Any) -> Any:
             return value
 
 
-def check_names(columns: Sequence[str], path: Path) -> None:
-    """Refuse two columns of the same name: the output could hold only one of them."""
+def text_index(column: str, columns: Sequence[str], path: Path) -> int:
+    """The place of the column with the texts.
+
+    Two columns of the same name are refused: the output could hold only one of them.
+    """
     counts = Counter(map(well_formed, columns))
     twice = [repr(name) for name, count in counts.items() if count > 1]
     if twice:
@@ -131,6 +134,7 @@ def check_names(columns: Sequence[str], path: Path) -> None:
             f"{path} has several columns with the same name: {', '.join(twice)}; "
             "give each column its own name"
         )
+    return column_index(column, columns, path)
 
 
 def check_is_file(path: Path) -> None:

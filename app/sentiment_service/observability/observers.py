@@ -9,7 +9,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from itertools import product
 from typing import get_args
 
@@ -17,7 +16,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sentiment_service.engine.batching.fair_queue import BatchReport
-from sentiment_service.engine.classifier import STAGES, Classification, Gauges
+from sentiment_service.engine.classifier import STAGES, Classification, Gauge
 from sentiment_service.engine.model.model import Model
 from sentiment_service.engine.shadow import Skipped
 from sentiment_service.errors import (
@@ -185,7 +184,7 @@ class ModelObserver:
         self._cache_hits = metrics.cache_hits.labels(name)
         self._cache_misses = metrics.cache_misses.labels(name)
 
-    def watch(self, gauges: Gauges) -> None:
+    def watch(self, gauges: Mapping[str, Gauge]) -> None:
         metrics, name, model = self._metrics, self._name, self._model
         facts = (model.revision or "", model.precision, model.digest, model.provider, self._version)
         metrics.model_info.show(name, {facts: 1})
@@ -196,8 +195,8 @@ class ModelObserver:
         metrics.reference_share.show(name, shares)
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
-        for gauge in fields(gauges):  # metrics have the same names
-            getattr(metrics, gauge.name).watch(getattr(gauges, gauge.name), name)
+        for gauge, value in gauges.items():
+            getattr(metrics, gauge).watch(value, name)
 
     def answered(self, done: Classification, texts: int) -> None:
         stages, (tokenize, queue, inference) = done.stages, STAGES

@@ -12,12 +12,7 @@ from typing import Any, Literal
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sentiment_service.engine.options import EngineConfig, Preprocessing
 from sentiment_service.errors import UserError
@@ -302,19 +297,14 @@ class Settings(CheckpointOptions, BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        *_: PydanticBaseSettingsSource,
-        **__: PydanticBaseSettingsSource,
+        cls, *_: Any, **sources: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """What is given, then the environment, without what ``service_links`` names."""
-        if isinstance(env_settings, EnvSettingsSource):
-            links = set(map(str.lower, service_links(os.environ)))
-            found = env_settings.env_vars.items()
-            env_settings.env_vars = {name: value for name, value in found if name not in links}
-        return init_settings, env_settings
+        given, environment = sources["init_settings"], sources["env_settings"]
+        links = set(map(str.lower, service_links(os.environ)))
+        found = environment.env_vars.items()
+        environment.env_vars = {name: value for name, value in found if name not in links}
+        return given, environment
 
     @field_validator("precision")
     @classmethod

@@ -14,7 +14,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -45,33 +44,25 @@ BATCH_DEADLINE_MS = 600_000
 BATCH_TEXTS = 100_000
 
 
-@dataclass(frozen=True)
-class PlatformValue:
-    """The value that a platform gives a setting, and the variable or directory that says so."""
-
-    value: Any
-    source: str
+# The value that a platform gives a setting, and the variable or directory that says so.
+PlatformValue = tuple[Any, str]
 
 
 def platform_settings(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     """What the platform says, by the name of the setting. The values are not validated."""
     proxies = environment.get("FORWARDED_ALLOW_IPS")  # uvicorn's own
-    trusted = {"trusted_proxies": PlatformValue(proxies, "FORWARDED_ALLOW_IPS")} if proxies else {}
+    trusted = {"trusted_proxies": (proxies, "FORWARDED_ALLOW_IPS")} if proxies else {}
     return _port(environment) | _model(environment) | _sagemaker(environment) | trusted
 
 
 def _port(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     for name in PORT_VARIABLES:
         if environment.get(name):
-            return {"port": PlatformValue(environment[name], name)}
+            return {"port": (environment[name], name)}
     theirs = (name for name in environment if name.startswith("SAGEMAKER_") and environment[name])
     variable = next(theirs, None)
     if variable or SAGEMAKER_MOUNT.is_dir():
-        return {
-            "port": PlatformValue(
-                SAGEMAKER_PORT, variable or f"SageMaker's {SAGEMAKER_MOUNT} exists"
-            )
-        }
+        return {"port": (SAGEMAKER_PORT, variable or f"SageMaker's {SAGEMAKER_MOUNT} exists")}
     return {}
 
 
@@ -80,24 +71,24 @@ def _model(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
     mounts = [*MODEL_MOUNTS, *([Path(azure)] if azure else [])]
     for mount in mounts:
         if bundles := _directories_with(MANIFEST, mount):
-            return {"model": PlatformValue(bundles, f"{mount} has {MANIFEST}")}
+            return {"model": (bundles, f"{mount} has {MANIFEST}")}
     for mount in mounts:
         # Whoever mounts a model wants that one. A checkpoint is exported; otherwise the start ends.
         if _has_files(mount):
             models = _directories_with(CONFIG, mount) or (mount,)
-            return {"model": PlatformValue(models, f"{mount} has files")}
+            return {"model": (models, f"{mount} has files")}
     return {}
 
 
 def _sagemaker(environment: Mapping[str, str]) -> dict[str, PlatformValue]:
-    settings = {}
+    settings: dict[str, PlatformValue] = {}
     megabytes = environment.get("SAGEMAKER_MAX_PAYLOAD_IN_MB", "")
     if megabytes not in ("", "0"):  # 0 means: no limit, in chunks; then our own limit stays
         value = int(megabytes) * 2**20 if megabytes.isdecimal() else megabytes
-        settings["max_body_bytes"] = PlatformValue(value, "SAGEMAKER_MAX_PAYLOAD_IN_MB")
+        settings["max_body_bytes"] = value, "SAGEMAKER_MAX_PAYLOAD_IN_MB"
     if environment.get("SAGEMAKER_BATCH", "").lower() == "true":
-        settings["deadline_ms"] = PlatformValue(BATCH_DEADLINE_MS, "SAGEMAKER_BATCH")
-        settings["max_texts"] = PlatformValue(BATCH_TEXTS, "SAGEMAKER_BATCH")
+        settings["deadline_ms"] = BATCH_DEADLINE_MS, "SAGEMAKER_BATCH"
+        settings["max_texts"] = BATCH_TEXTS, "SAGEMAKER_BATCH"
     return settings
 
 
@@ -133,7 +124,7 @@ def load_settings(flags: dict[str, Any]) -> Settings:
     """
     platform = _from_platform(flags)
     try:
-        return Settings(**{name: given.value for name, given in platform.items()} | flags)
+        return Settings(**{name: value for name, (value, _) in platform.items()} | flags)
     except ValidationError as error:
         raise _named(error, lambda name: _source(name, flags, platform)) from None
 
@@ -242,7 +233,7 @@ def _source(name: str, flags: Mapping[str, Any], platform: Mapping[str, Platform
     if name in flags:
         return flag(name)
     if name in platform:
-        return platform[name].source
+        return platform[name][1]
     return _variable(name) if _is_set(name) else "default"
 
 
@@ -262,26 +253,15 @@ def _shown(value: Any) -> Any:
 
 # What `serve --help` shows, in this order. Each setting is in one of the groups.
 GROUPS = {
-    "set first": (
-        *("model", "host", "port", "device", "workers", "api_keys", "rate_limit", "deadline_ms"),
-    ),
-    "models": (
-        *("served_name", "shadow", "shadow_share", "precision", "gpu_memory_mb"),
-        *("cache_mb", "cache_dir"),
-    ),
-    "checkpoints and hub ids": (*CheckpointOptions.model_fields, "refresh"),
-    "limits": (
-        *("max_texts", "max_text_chars", "max_body_bytes", "max_inflight_bytes"),
-        *("max_header_bytes", "max_queue_tokens", "drain_ms"),
-    ),
-    "access and other ports": (
-        *("api_keys_file", "admin_keys", "admin_keys_file", "cors_origins", "trusted_proxies"),
-        *("root_path", "tls_cert", "tls_key", "docs", "grpc_port", "metrics_port"),
-    ),
-    "logs and traces": ("log_format", "log_level", "access_log", "otlp_endpoint"),
-    "measured at start, if not set": (
-        *("runners", "threads", "max_batch_tokens", "target_latency_ms"),
-    ),
+    "set first": "model host port device workers api_keys rate_limit deadline_ms",
+    "models": "served_name shadow shadow_share precision gpu_memory_mb cache_mb cache_dir",
+    "checkpoints and hub ids": " ".join([*CheckpointOptions.model_fields, "refresh"]),
+    "limits": "max_texts max_text_chars max_body_bytes max_inflight_bytes max_header_bytes "
+    "max_queue_tokens drain_ms",
+    "access and other ports": "api_keys_file admin_keys admin_keys_file cors_origins "
+    "trusted_proxies root_path tls_cert tls_key docs grpc_port metrics_port",
+    "logs and traces": "log_format log_level access_log otlp_endpoint",
+    "measured at start, if not set": "runners threads max_batch_tokens target_latency_ms",
 }
 # The words for values in help, where the setting's name does not end with one.
 METAVARS = {
@@ -332,7 +312,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def add_settings_in_groups(parser: argparse.ArgumentParser) -> None:
     for title, names in GROUPS.items():
-        add_settings(parser.add_argument_group(title), names)
+        add_settings(parser.add_argument_group(title), names.split())
 
 
 def add_settings(

@@ -14,7 +14,7 @@ from checks.gpu.setup import Setup
 def run(setup: Setup) -> Iterator[Row]:
     """One row for each fact; first of all what decides whether the other steps run."""
     state = cuda_state()
-    yield {"what": CUDA, "value": state.refusal or WORKS}
+    yield {"what": CUDA, "value": state.problem or WORKS}
     yield {
         "what": "NVIDIA driver",
         "value": f"{state.driver or 'none'}, CUDA {state.driver_cuda or 'unknown'}; "

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
+from copy import copy
 
 import pytest
 from sentiment_service.engine.batching.batcher import infer_each
@@ -131,7 +132,7 @@ def test_memory_that_ran_out_lowers_the_budget_for_good(caplog: pytest.LogCaptur
     assert line.endswith(": CUDA failure 2: out of memory")
     budget.lower([65, 65], NO_MEMORY)
     assert budget.tokens == 128
-    reloaded = budget.copy()
+    reloaded = copy(budget)
     assert (reloaded.tokens, reloaded.start) == (128, 512)
     reloaded.lower([1, 1], NO_MEMORY)
     assert (reloaded.tokens, budget.tokens) == (1, 128)

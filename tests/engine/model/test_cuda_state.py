@@ -3,19 +3,20 @@
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 import pytest
+from sentiment_service.engine.model import device
 from sentiment_service.engine.model.device import (
     CPU,
     CUDA,
     MACHINE_CODE,
     CudaGpu,
     CudaState,
-    cuda_state,
 )
 
 SOURCE = Path(__file__).parents[2] / "support/machines/fake_libcuda.c"
@@ -40,6 +41,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Runtime:
     """Stands in for the package onnxruntime-gpu for CUDA 13, with all libraries of CUDA."""
 
+    __version__ = ort.__version__
+
     def __init__(
         self,
         cuda_version: str = "13.0",
@@ -51,9 +54,15 @@ class Runtime:
         self.get_available_providers = lambda: providers
 
 
-def state_of(driver: str, root: Path = Path("/"), **runtime: Any) -> CudaState:
-    """The state without NVIDIA's packages, which PyTorch may have brought."""
-    return cuda_state(driver, root, Runtime(**runtime), path=[])
+def state_of(driver: str, root: Path = Path("/"), *path: Path, **runtime: Any) -> CudaState:
+    """The state with NVIDIA's packages in ``path``; without those that PyTorch may have brought."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_missing_libraries", device._missing_libraries.__wrapped__)
+        patch.setattr(device, "LIBCUDA", driver)
+        patch.setattr(device, "ROOT", root)
+        patch.setattr(device, "ort", Runtime(**runtime))
+        patch.setattr(sys, "path", [*map(str, path)])
+        return device.cuda_state()
 
 
 def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +82,7 @@ def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.Mon
         CudaGpu("Fake GPU 1", 16 << 30, (8, 6)),
     )
     assert (state.driver, state.driver_cuda, state.runtime_cuda) == ("580.82.07", "13.1", "13.2")
-    assert state.refusal == ""
+    assert state.problem == ""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +113,7 @@ def test_driver_that_cannot_be_used(
     state = state_of(driver)
     assert problem in state.problem
     assert cure in state.cure
-    assert "\n" not in state.refusal
+    assert "\n" not in state.problem + state.cure
 
 
 @version_known
@@ -134,7 +143,7 @@ def test_gpu_with_machine_code(
 ) -> None:
     """T4, A100, L4, H100, RTX 50 and later minor versions of these are supported."""
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", capability)
-    assert state_of(driver).refusal == ""
+    assert state_of(driver).problem == ""
 
 
 @version_known
@@ -143,7 +152,7 @@ def test_another_gpu_may_be_supported(driver: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
     monkeypatch.setenv("FAKE_CUDA_CAPABILITY_0", "70")
     state = state_of(driver)
-    assert state.refusal == ""
+    assert state.problem == ""
     assert [bool(one.problem) for one in state.gpus] == [True, False]
 
 
@@ -168,8 +177,8 @@ def test_libraries_beside_other_packages_are_found(driver: str, tmp_path: Path) 
         if str(lib) not in loaded:
             print("Failed to load libcublas.so.13: cannot open shared object file")
 
-    runtime = Runtime(preload_dlls=preload_dlls)
-    assert cuda_state(driver, runtime=runtime, path=[str(tmp_path)]).refusal == ""
+    state = state_of(driver, Path("/"), tmp_path, preload_dlls=preload_dlls)
+    assert state.problem == ""
     assert loaded == [str(lib), None]
 
 

@@ -50,12 +50,6 @@ class TokenBudget:
         self.max_padding = max_padding
         self._lock = threading.Lock()  # several runners may lower it at the same time
 
-    def copy(self) -> "TokenBudget":
-        """A copy of this budget for another model, whose batches then change only the copy."""
-        other = TokenBudget(self.start, max_padding=self.max_padding)
-        other.tokens = self.tokens
-        return other
-
     def taken_by(self, lengths: Sequence[int]) -> int:
         """The tokens that items of these lengths take of the budget, as one batch."""
         return sum(lengths) if self.max_padding is None else len(lengths) * max(lengths)

@@ -95,10 +95,9 @@ class Runners:
         serve: Callable[[Runner], None],
         on_failure: Callable[[Batch], None],
         observer: BatchObserver,
-        watch: Watch | None = None,
     ) -> None:
         self._serve = serve
-        self.watch = watch or WATCH
+        self.watch = WATCH
         self._on_failure = on_failure
         self._observer = observer
         self._loop = asyncio.get_running_loop()

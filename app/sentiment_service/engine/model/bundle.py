@@ -337,12 +337,9 @@ def _check_digest(bundle: Path, name: str, expected: str) -> Path:
     return path
 
 
-POLES = frozenset({"negative", "positive"})
-
-
 def is_sentiment(labels: Iterable[str]) -> bool:
     """Whether the labels are negative and positive, with or without neutral: results have polarity.
 
     Export gives these names to every checkpoint that is known to be one of sentiment.
     """
-    return {*labels} - {"neutral"} == POLES
+    return {*labels} - {"neutral"} == {"negative", "positive"}

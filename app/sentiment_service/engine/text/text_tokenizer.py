@@ -177,12 +177,9 @@ class WordCache:
     May be used from several threads.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, max_tokens: int, max_words: int = MAX_WORDS
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, max_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
-        self._max_words = max_words
         self._cut = _pattern(tokenizer, max_tokens)
         self._ids: dict[str, bytes] = {}  # packed
         self._dependent: set[str] = set()  # words whose ids depend on the words beside them
@@ -229,7 +226,7 @@ class WordCache:
         return ids if special < len(ids) <= self._max_tokens * ID_BYTES else None
 
     def _learn(self, words: Sequence[str]) -> None:
-        if len(self._ids) + len(self._dependent) + len(words) > self._max_words:
+        if len(self._ids) + len(self._dependent) + len(words) > MAX_WORDS:
             self._ids.clear()
             self._dependent.clear()
         learnt = dict(zip(words, self._tokenised(words), strict=True))
@@ -274,9 +271,8 @@ def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:
         normalised
         or max_tokens < 4 * MAX_WORD_CHARS + 4
         or getattr(tokenizer.model, "dropout", None)
+        or tokenizer.pre_tokenizer is None
     ):
-        return None
-    if tokenizer.pre_tokenizer is None:
         return None
     step = json.loads(tokenizer.pre_tokenizer.__getstate__())
     if step["type"] == "Sequence":
@@ -284,13 +280,11 @@ def _pattern(tokenizer: Tokenizer, max_tokens: int) -> re.Pattern[str] | None:
     match step:
         case {"type": "BertPreTokenizer"}:
             return _BERT
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return _SPACED
-        case {"type": "WhitespaceSplit"} | {
-            "type": "Metaspace",
-            "prepend_scheme": "always",
-            "split": True,
-        }:
+        case (
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+            | {"type": "WhitespaceSplit"}
+            | {"type": "Metaspace", "prepend_scheme": "always", "split": True}
+        ):
             return _SPACED
         case {"type": "Split", "pattern": {"Regex": pattern}} if pattern == BERTWEET_WORD:
             return _SPACED
