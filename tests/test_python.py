@@ -448,6 +448,34 @@ def test_the_progress_bar(
     assert ("/4000" in stderr.getvalue()) is shown
 
 
+def _closed() -> io.StringIO:
+    with io.StringIO() as file:
+        return file
+
+
+@pytest.mark.parametrize("stderr", [None, _closed(), object()], ids=["none", "closed", "odd"])
+def test_standard_error_may_be_anything(
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stderr: object,
+) -> None:
+    """A program may have none, a closed one, or an object without its methods: lines are left out.
+
+    They are not written to standard output either.
+    """
+
+    def exported(settings: Settings, say: Callable[[str], None]) -> Settings:
+        say("exporting ORG/NAME; this is done once")
+        return settings
+
+    monkeypatch.setattr("sentiment_service.python.with_bundles", exported)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with Classifier(bundle, **WAYS) as classifier:
+        assert classifier.classify(["love"]).labels == ["positive"]
+    assert capsys.readouterr().out == ""
+
+
 def test_without_onnx_runtime() -> None:
     """The import says what to install."""
     code = "import sys; sys.modules['onnxruntime'] = None; from sentiment_service import Classifier"

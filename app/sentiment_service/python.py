@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
@@ -41,6 +41,8 @@ from sentiment_service.results import item
 from sentiment_service.settings.sources import load_settings
 
 BAR_AFTER_S = 2.0
+# What standard error raises that is None, closed, or an object that a program has put there.
+UNUSABLE = (AttributeError, OSError, ValueError)
 FLAG = re.compile("--([a-z]+(?:-[a-z]+)*)")
 Frame = TypeVar("Frame")
 
@@ -246,7 +248,7 @@ class Classifier:
     def _outcomes(
         self, texts: Sequence[str | TextPair | ServiceError], options: TextOptions
     ) -> list[AnsweredOutcome]:
-        shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+        shown = "ipykernel" in sys.modules or _on_terminal()
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
             return [*chain.from_iterable(self._computed(texts, options, advance))]
 
@@ -304,8 +306,16 @@ def _values(column: Any) -> Iterable[Any]:
     return values
 
 
+def _on_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except UNUSABLE:
+        return False
+
+
 def _say(words: str) -> None:
-    print(_without_flags(words), file=sys.stderr)
+    with suppress(*UNUSABLE):
+        sys.stderr.write(f"{_without_flags(words)}\n")
 
 
 def _without_flags(words: str) -> str:
