@@ -551,7 +551,7 @@ def test_it_cannot_be_sent_to_another_process(classifier: Classifier) -> None:
 
 
 def test_after_a_fork(bundle: Path) -> None:
-    """The child, which has none of the threads, gets an error and does not hang."""
+    """The child, which has none of the threads, gets an error that says where to make another."""
     code = """
 import multiprocessing
 print(classifier.classify("love").label, flush=True)
@@ -563,6 +563,7 @@ print(child.exitcode)
     done = run_program(sys.executable, "-c", f"{SLOW}\n{code}", str(bundle))
     assert (done.returncode, done.stdout) == (0, "positive\n1\n")
     assert "RuntimeError: a Classifier is of one process" in done.stderr
+    assert "a function with functools.cache, which you call with os.getpid()" in done.stderr
 
 
 def test_the_end_of_a_program_without_close(bundle: Path) -> None:

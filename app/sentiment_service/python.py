@@ -225,8 +225,9 @@ class Classifier:
 
         So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
         ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
-        datasets, for its cache, and Dask pickle what they call, and a Classifier refuses that: give
-        them a function that gets its Classifier from one with ``functools.cache``.
+        datasets, Dask and joblib pickle what they call, which a Classifier refuses, and may fork:
+        give them a function, of a module that you import, that gets its Classifier from one with
+        ``functools.cache``, called with ``os.getpid()``. docs/python.md has it.
 
         Raises:
             TypeError: it is not such a table.
@@ -275,7 +276,9 @@ class Classifier:
         if self._process != os.getpid():
             raise RuntimeError(
                 "a Classifier is of one process, and this one was forked from it: make another "
-                "one here, for example in the initializer of a pool"
+                "one here, in a pool's initializer, gunicorn's post_fork or Celery's "
+                "worker_process_init, or in a function with functools.cache, which you call with "
+                "os.getpid()"
             )
         inputs: Iterable[Any] = texts  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
