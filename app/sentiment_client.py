@@ -809,8 +809,8 @@ def _address(url: str) -> "httpx.URL":
         address = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ValueError(f"the URL is not valid: {error}") from None
-    if address.scheme not in ("http", "https") or not address.host:
-        raise ValueError("the URL must begin with http:// or https:// and contain a host")
+    if address.scheme not in ("http", "https") or not address.host or b"?" in address.raw_path:
+        raise ValueError("the URL must begin with http:// or https://, name a host, and have no ?")
     return address
 
 

@@ -448,6 +448,34 @@ def test_the_progress_bar(
     assert ("/4000" in stderr.getvalue()) is shown
 
 
+def _closed() -> io.StringIO:
+    with io.StringIO() as file:
+        return file
+
+
+@pytest.mark.parametrize("stderr", [None, _closed(), object()], ids=["none", "closed", "odd"])
+def test_standard_error_may_be_anything(
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stderr: object,
+) -> None:
+    """A program may have none, a closed one, or an object without its methods: lines are left out.
+
+    They are not written to standard output either.
+    """
+
+    def exported(settings: Settings, say: Callable[[str], None]) -> Settings:
+        say("exporting ORG/NAME; this is done once")
+        return settings
+
+    monkeypatch.setattr("sentiment_service.python.with_bundles", exported)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with Classifier(bundle, **WAYS) as classifier:
+        assert classifier.classify(["love"]).labels == ["positive"]
+    assert capsys.readouterr().out == ""
+
+
 def test_without_onnx_runtime() -> None:
     """The import says what to install."""
     code = "import sys; sys.modules['onnxruntime'] = None; from sentiment_service import Classifier"
@@ -523,7 +551,7 @@ def test_it_cannot_be_sent_to_another_process(classifier: Classifier) -> None:
 
 
 def test_after_a_fork(bundle: Path) -> None:
-    """The child, which has none of the threads, gets an error and does not hang."""
+    """The child, which has none of the threads, gets an error that says where to make another."""
     code = """
 import multiprocessing
 print(classifier.classify("love").label, flush=True)
@@ -535,6 +563,7 @@ print(child.exitcode)
     done = run_program(sys.executable, "-c", f"{SLOW}\n{code}", str(bundle))
     assert (done.returncode, done.stdout) == (0, "positive\n1\n")
     assert "RuntimeError: a Classifier is of one process" in done.stderr
+    assert "a function with functools.cache, which you call with os.getpid()" in done.stderr
 
 
 def test_the_end_of_a_program_without_close(bundle: Path) -> None:

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
@@ -41,6 +41,8 @@ from sentiment_service.results import item
 from sentiment_service.settings.sources import load_settings
 
 BAR_AFTER_S = 2.0
+# What standard error raises that is None, closed, or an object that a program has put there.
+UNUSABLE = (AttributeError, OSError, ValueError)
 FLAG = re.compile("--([a-z]+(?:-[a-z]+)*)")
 Frame = TypeVar("Frame")
 
@@ -223,8 +225,9 @@ class Classifier:
 
         So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
         ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
-        datasets, for its cache, and Dask pickle what they call, and a Classifier refuses that: give
-        them a function that gets its Classifier from one with ``functools.cache``.
+        datasets, Dask and joblib pickle what they call, which a Classifier refuses, and may fork:
+        give them a function, of a module that you import, that gets its Classifier from one with
+        ``functools.cache``, called with ``os.getpid()``. docs/python.md has it.
 
         Raises:
             TypeError: it is not such a table.
@@ -246,7 +249,7 @@ class Classifier:
     def _outcomes(
         self, texts: Sequence[str | TextPair | ServiceError], options: TextOptions
     ) -> list[AnsweredOutcome]:
-        shown = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+        shown = "ipykernel" in sys.modules or _on_terminal()
         with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
             return [*chain.from_iterable(self._computed(texts, options, advance))]
 
@@ -273,7 +276,9 @@ class Classifier:
         if self._process != os.getpid():
             raise RuntimeError(
                 "a Classifier is of one process, and this one was forked from it: make another "
-                "one here, for example in the initializer of a pool"
+                "one here, in a pool's initializer, gunicorn's post_fork or Celery's "
+                "worker_process_init, or in a function with functools.cache, which you call with "
+                "os.getpid()"
             )
         inputs: Iterable[Any] = texts  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
@@ -304,8 +309,16 @@ def _values(column: Any) -> Iterable[Any]:
     return values
 
 
+def _on_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except UNUSABLE:
+        return False
+
+
 def _say(words: str) -> None:
-    print(_without_flags(words), file=sys.stderr)
+    with suppress(*UNUSABLE):
+        sys.stderr.write(f"{_without_flags(words)}\n")
 
 
 def _without_flags(words: str) -> str:

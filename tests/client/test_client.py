@@ -471,7 +471,13 @@ def test_a_key_that_cannot_be_sent_is_not_shown(key: str) -> None:
     assert "cr" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", "http://[::1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8000", "ftp://localhost", "http://", "http://[::1"),
+        *("http://localhost?model=x", "http://localhost/sentiment?"),
+    ],
+)
 def test_an_invalid_url(url: str) -> None:
     """It is refused when the client is made."""
     with pytest.raises(ValueError, match="URL"):

@@ -182,7 +182,8 @@ def test_the_lines_for_who_comes_from_other_packages_work() -> None:
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `.*` \| `(.*)` \|$", page, re.MULTILINE)
     assert len(rows) == 4
-    lines = ['text, texts, NAME = "I love it", ["I love it", "bad"], None']
+    lines = re.findall(r"^\| before \| here, after `(.*)` \|$", page, re.MULTILINE)
+    lines += ['text, texts, NAME = "I love it", ["I love it", "bad"], None']
     for row in rows:
         *before, last = re.sub(r'Classifier\(".*?"\)', "Classifier()", row).split("`<br>`")
         lines += [*before, f"print({last})"]
@@ -191,6 +192,26 @@ def test_the_lines_for_who_comes_from_other_packages_work() -> None:
     label, labels, scores, polarity = done.stdout.splitlines()
     assert (label, labels, scores[:13]) == ("positive", "['positive', 'negative']", "{'negative': ")
     assert float(polarity) > 0.5
+
+
+def test_the_function_for_other_processes_works(tmp_path: Path) -> None:
+    """That of docs/python.md: pickled, in forks of a process that has used it, and in new ones."""
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    program = """
+import multiprocessing
+from mine import add_columns
+rows = {"text": ["I love it"]}
+print(*add_columns(rows)["label"])
+for way in ("fork", "spawn"):
+    with multiprocessing.get_context(way).Pool(1) as pool:
+        print(*pool.apply(add_columns, [rows])["label"])
+"""
+    done = run_program(
+        sys.executable, "-c", program, cwd=tmp_path, SENTIMENT_MAX_BATCH_TOKENS="512"
+    )
+    assert done.stdout.split() == ["positive"] * 3, done.stderr
 
 
 def test_the_export_section_works_word_by_word(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
         if keys:
             operation["security"] = [{"HTTPBearer": []}]
         answers = operation["responses"]
+        if [*answers] == ["200"]:  # of another server's protocol, which describes its errors
+            answers["default"] = {"description": "an error, in the form of the protocol"}
         for body in (operation.get("requestBody", {}), *answers.values()):
             for media_type, content in body.get("content", {}).items():
                 content["schema"] = _moved(content["schema"], schemas)

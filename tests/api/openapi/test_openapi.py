@@ -152,7 +152,7 @@ def test_examples_of_errors_fit(
     document = client.get("/openapi.json").json()
     answers = (one for each in operations.values() for one in each["responses"].items())
     for status, answer in answers:
-        for content in answer["content"].values() if status != "200" else ():
+        for content in answer.get("content", {}).values() if status != "200" else ():
             for code, value in examples(content).items():
                 assert (value["code"], value["status"]) == (code, int(status))
                 assert fits(document, content["schema"], value)
