@@ -19,7 +19,13 @@ from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
-from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_config, read_config
+from sentiment_export.checkpoint.config import (
+    MULTI_LABEL,
+    SENTIMENTS,
+    check_task,
+    model_config,
+    read_config,
+)
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import Encoder, Shape, is_known_unused
 from sentiment_export.checkpoint.graph_file import GraphFile
@@ -80,8 +86,6 @@ class Checkpoint:
         model = empty_classifier(self.path, self.config)
         files = self.weights
         fitted = fit(shapes(model), model.base_model_prefix, files.tensors)
-        if fitted.missing:
-            raise UserError(f"{self.path / files.where} lacks {', '.join(fitted.missing)}")
         # Copies, because what is mapped from a file cannot be written.
         named = replace(files, names=fitted.names)
         state = {name: torch.from_numpy(np.array(values)) for name, values in named.items()}
@@ -296,18 +300,13 @@ def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
 
     ``entries`` are those of config.json, checked. A pooler belongs to the head.
     """
-    import torch
-
     _, weights = choose_local_files(path)
-    with torch.device("meta"):
-        model = empty_classifier(path, entries)
-    expected, prefix = shapes(model), model.base_model_prefix
-    encoder = {
-        n: s for n, s in expected.items() if n.startswith(f"{prefix}.") and "pooler" not in n
-    }
+    described = Described.of(path, entries, len(SENTIMENTS))
+    expected, prefix = described.weights, f"{described.prefix}."
+    encoder = {n: s for n, s in expected.items() if n.startswith(prefix) and "pooler" not in n}
     try:
         tensors = read_tensors(path / weights)
-        fitted = fit(expected, prefix, tensors)
+        fitted = fit(expected, described.prefix, tensors)
         names = {name: key for name, key in fitted.names.items() if name in encoder}
         missing = [name for name in fitted.missing if name in encoder]
         check_fit(Fit(names, missing, fitted.unused), encoder, tensors, weights)

@@ -19,7 +19,7 @@ from sentiment_export.checkpoint.family import FAMILY, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, names_in, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
-from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
+from sentiment_export.checkpoint.tokenizer import load_tokenizer
 from sentiment_export.checkpoint.weights import Fit, fit
 
 LISTED = 10  # names that one line or section of the text shows
@@ -62,20 +62,6 @@ class Description:
         return "\n\n".join("\n  ".join([title, *of]) for title, of in sections.items() if of)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What the files hold to compute with: the weights of a known module, or a graph with its own.
-
-    ``expected`` are the weights that config.json asks for, none of a graph. ``rows`` is how many
-    tokens have an embedding, if that is known.
-    """
-
-    weights: Mapping[str, tuple[Shape, str]]  # shape and type, by the name in the files
-    expected: Mapping[str, Shape]
-    rows: int | None
-    changes: list[str]
-
-
 def describe(path: Path) -> Description:
     """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
 
@@ -104,52 +90,41 @@ def describe(path: Path) -> Description:
     decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
     limit = tried(lambda: max_tokens(entries))
     tried(lambda: check_task(entries, str(path)))
+    expected: Mapping[str, Shape] = {}
+    changed: list[str] = []
     if graph:
-        held = _Held(graph.weights, {}, graph.rows, [])
+        held, rows = graph.weights, graph.rows
     else:
-        held = _of_weights(path, weights, entries, len(labels), tried)
-    loaded = tried(lambda: load_tokenizer(path, entries, held.rows))
+        described = Described.of(path, entries, len(labels))
+        tensors = dict(sorted(read_tensors(path / weights).items()))
+        fitted = tried(lambda: described.fit(tensors, weights))
+        expected = described.weights
+        changed += _changed_weights(fit(expected, described.prefix, tensors), tensors)
+        held = {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
+        # vocab_size is that of the weights, if these are whole.
+        rows = described.rows if fitted else None
+    loaded = tried(lambda: load_tokenizer(path, entries, rows))
     changes = [f"the graph: {passes(entries['model_type'], graph)}"]
     if decided is not None:
         changes += [*decided.notes, *(loaded.notes if loaded else ())]
         if decided.preprocessing != "none":
             changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
-    changes += held.changes
+    changes += changed
     if loaded and loaded.files and "tokenizer.json" not in names:
         changes.append(f"tokenizer.json is made from {' and '.join(loaded.files.names)}")
-    shapes = [*held.expected.values()] or [shape for shape, _ in held.weights.values()]
+    shapes = [*expected.values()] or [shape for shape, _ in held.values()]
     return Description(
         architecture=ARCHITECTURES[entries["model_type"]].class_name,
         parameters=sum(map(prod, shapes)),
         labels=labels,
-        tokenizer=_kind(loaded) if loaded else None,
+        tokenizer=loaded and loaded.kind,
         max_tokens=limit,
-        layers=_layers(held.expected),
-        weights=[{"name": n, "shape": [*s], "dtype": t} for n, (s, t) in held.weights.items()],
+        layers=_layers(expected),
+        weights=[{"name": n, "shape": [*s], "dtype": t} for n, (s, t) in held.items()],
         files={name: (path / name).stat().st_size for name in sorted(names)},
         changes=changes,
         problems=problems,
     )
-
-
-def _of_weights(
-    path: Path,
-    name: str,
-    entries: Mapping[str, Any],
-    labels: int,
-    tried: Callable[[Callable[[], Any]], Any],
-) -> _Held:
-    described = Described.of(path, entries, labels)
-    tensors = dict(sorted(read_tensors(path / name).items()))
-    fitted = tried(lambda: described.fit(tensors, name))
-    changes = _changed_weights(fit(described.weights, described.prefix, tensors), tensors)
-    weights = {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
-    # vocab_size is that of the weights, if these are whole.
-    return _Held(weights, described.weights, described.rows if fitted else None, [*changes])
-
-
-def _kind(tokenizer: CheckpointTokenizer) -> str:
-    return tokenizer.files.kind if tokenizer.files else type(tokenizer.tokenizer.model).__name__
 
 
 def passes(model_type: str, graph: GraphFile | None = None) -> str:

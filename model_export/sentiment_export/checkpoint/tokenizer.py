@@ -98,6 +98,10 @@ class CheckpointTokenizer:
     loses_types: bool
 
     @property
+    def kind(self) -> str:
+        return self.files.kind if self.files else type(self.tokenizer.model).__name__
+
+    @property
     def unknown_id(self) -> int:
         return cast(int, self.tokenizer.token_to_id(self.settings["unk_token"]))
 
