@@ -181,11 +181,7 @@ PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
 
 
 def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()) -> list[str]:
-    """The label of each output as config.json spells it, or as ``named`` (``--labels``) says.
-
-    ``config`` has the entries of config.json. A config without ``id2label`` means ``LABEL_0``,
-    ``LABEL_1`` and so on, as in transformers.
-    """
+    """The label of each output as config.json spells it, or as ``named`` (``--labels``) says."""
     names = output_names(config, where)
     _check_head(config.get("problem_type"), len(names), where)
     numbered = sorted(names) == list(range(len(names)))
@@ -206,11 +202,7 @@ def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()
 
 
 def canonical_labels(labels: list[str]) -> list[str]:
-    """Spell sentiment labels as ``negative``, ``neutral`` and ``positive``.
-
-    This applies to sets of negative and positive, with or without neutral, in any known spelling.
-    Other label sets are returned unchanged.
-    """
+    """Sentiments as ``negative``, ``neutral`` and ``positive``; other labels as they are."""
     sentiments = [
         next((name for name in SENTIMENTS if label.lower() in SPELLINGS[name]), "")
         for label in labels
@@ -243,7 +235,7 @@ def known_spellings(labels: Sequence[str]) -> dict[str, str]:
 
 
 def output_names(config: Mapping[str, Any], where: str) -> dict[int, Any]:
-    """What config.json calls each output, by id. The names may be anything."""
+    """What config.json calls each output, by id: anything; ``LABEL_0`` and so on by default."""
     entry, count = config.get("id2label"), config.get("num_labels")
     # Up to version 2.5, transformers named two outputs of models that have more.
     more = isinstance(entry, dict) and isinstance(count, int) and count > len(entry)

@@ -12,15 +12,15 @@ from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import AS_IT_SAYS
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
-from sentiment_export.checkpoint.checkpoint import Described, max_tokens
-from sentiment_export.checkpoint.config import check_task, output_names, read_config
+from sentiment_export.checkpoint.checkpoint import Described, max_tokens, opened
+from sentiment_export.checkpoint.config import check_task, output_names
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import FAMILY, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
-from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, names_in, weight_files
+from sentiment_export.checkpoint.layout import names_in, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
-from sentiment_export.checkpoint.weights import Fit, fit
+from sentiment_export.checkpoint.weights import fit, unread
 
 LISTED = 10  # names that one line or section of the text shows
 NUMBERED_LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
@@ -63,16 +63,9 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
-
-    An ONNX graph in the place of weights says itself what is computed.
-    """
-    _, weights = choose_local_files(path, "")
-    graph = GraphFile.read(path / weights) if weights.endswith(GRAPH) else None
+    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer."""
+    _, weights, graph, entries = opened(path, "")
     names = {*names_in(path), *(weight_files(path, weights) if graph else ())}
-    entries = read_config(path, str(path), of_graph=graph is not None)
-    if graph and graph.labels and not entries.get("id2label"):
-        entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
     problems: list[str] = []
 
     def tried(step: Callable[[], Any]) -> Any:
@@ -97,12 +90,12 @@ def describe(path: Path) -> Description:
     else:
         described = Described.of(path, entries, len(labels))
         tensors = dict(sorted(read_tensors(path / weights).items()))
-        fitted = tried(lambda: described.fit(tensors, weights))
+        fits = tried(lambda: described.fit(tensors, weights))
         expected = described.weights
         changed += _changed_weights(fit(expected, described.prefix, tensors), tensors)
         held = {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
         # vocab_size is that of the weights, if these are whole.
-        rows = described.rows if fitted else None
+        rows = described.rows if fits else None
     loaded = tried(lambda: load_tokenizer(path, entries, rows))
     changes = [f"the graph: {passes(entries['model_type'], graph)}"]
     if decided is not None:
@@ -138,12 +131,12 @@ def passes(model_type: str, graph: GraphFile | None = None) -> str:
     return f"padding left out, {last}, int8 with a scale per token{unless}"
 
 
-def _changed_weights(fitted: Fit, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    if renamed := [(key, name) for name, key in fitted.names.items() if key != name]:
+def _changed_weights(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    if renamed := [(key, name) for name, key in names.items() if key != name]:
         yield f"{len(renamed)} weights are renamed, such as {' to '.join(renamed[0])}"
-    if fitted.unused:
-        yield f"{len(fitted.unused)} weights are not read: {_few(fitted.unused)}"
-    dtypes = Counter(tensors[key].dtype for key in fitted.names.values())
+    if unused := unread(names, tensors):
+        yield f"{len(unused)} weights are not read: {_few(unused)}"
+    dtypes = Counter(tensors[key].dtype for key in names.values())
     del dtypes["float32"]
     yield from (f"{count} weights in {dtype} become float32" for dtype, count in dtypes.items())
 

@@ -63,19 +63,14 @@ ALBERTS_LAYER = LayerNames(
 
 @dataclass(frozen=True, slots=True)
 class HeadLayer:
-    """A linear layer between the first token's hidden state and the logits.
-
-    ``activation`` is one of ``ACTIVATIONS``, ``OF_CONFIG`` or empty; ``place`` is its module in
-    PyTorch.
-    """
+    """A linear layer between the first token's hidden state and the logits."""
 
     module: str
-    activation: str = ""
-    place: str = ""
+    activation: str  # one of ``ACTIVATIONS``, or ``OF_CONFIG``
+    place: str = ""  # the activation's module in PyTorch
 
 
 BERTS_HEAD = (HeadLayer("bert.pooler.dense", "tanh", "bert.pooler.activation"),)
-ROBERTAS_HEAD = (HeadLayer("classifier.dense", "tanh", "classifier"),)
 OF_CONFIG = "hidden_act"  # an activation that config.json names
 
 
@@ -105,7 +100,7 @@ class Family:
 def _roberta(prefix: str, vocabulary: int = 30522) -> Family:
     return Family(
         prefix,
-        ROBERTAS_HEAD,
+        (HeadLayer("classifier.dense", "tanh", "classifier"),),
         "classifier.out_proj",
         after_padding=True,
         defaults={"vocab_size": vocabulary, "pad_token_id": 1},
@@ -260,12 +255,16 @@ class Encoder:
         depth, layers = number("num_hidden_layers", 0), f"{family.prefix}.{family.layers}"
         if depth == 0:
             raise NotRecognised("num_hidden_layers in config.json is 0")
-        if kind == "albert":
-            places = _alberts_layers(
-                layers, depth, number("num_hidden_groups"), number("inner_group_num")
-            )
-        else:
-            places = tuple(f"{layers}.{index}" for index in range(depth))
+        places = [f"{layers}.{index}" for index in range(depth)]
+        if kind == "albert":  # layers that follow each other share a group's weights
+            groups, inner = number("num_hidden_groups"), number("inner_group_num")
+            if groups > depth:
+                raise UserError(
+                    f"num_hidden_groups in config.json is {groups}; it must be at most its {depth} "
+                    "layers"
+                )
+            groups_of = [f"{layers}.{int(layer / (depth / groups))}" for layer in range(depth)]
+            places = [f"{of}.albert_layers.{index}" for of in groups_of for index in range(inner)]
         return cls(
             family=family,
             labels=labels,
@@ -279,7 +278,7 @@ class Encoder:
             padding_id=number("pad_token_id", least=0),
             epsilon=float(epsilon),
             activation=activation,
-            layers=places,
+            layers=tuple(places),
         )
 
     @property
@@ -337,16 +336,3 @@ class Encoder:
 def is_known_unused(name: str) -> bool:
     """Whether a tensor of this name may lie in a checkpoint although no classifier reads it."""
     return _KNOWN_UNUSED.fullmatch(name) is not None
-
-
-def _alberts_layers(name: str, depth: int, groups: int, inner: int) -> tuple[str, ...]:
-    """Layers that follow each other share a group's weights."""
-    if groups > depth:
-        raise UserError(
-            f"num_hidden_groups in config.json is {groups}; it must be at most its {depth} layers"
-        )
-    return tuple(
-        f"{name}.{int(layer / (depth / groups))}.albert_layers.{index}"
-        for layer in range(depth)
-        for index in range(inner)
-    )
