@@ -8,6 +8,7 @@ and how weights become int8 and float16.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +58,7 @@ class Graph:
         self.metadata: dict[str, str] = {}
         self._inputs: dict[Value, tuple[int, list[str]]] = {}
         self._weights: dict[Value, _Weight] = {}
-        self._names: dict[str, int] = {}  # how many nodes have a name that begins like this
+        self._names = Counter[str]()  # how many nodes have a name that begins like this
 
     def at(self, module: str) -> Operator:
         """Adds operators that are named after a module, such as ``bert.encoder.layer.0.output``.
@@ -74,11 +75,10 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> Value:
-        name = first = f"{scope}/{op_type}"
-        number = self._names.get(first, 0)
-        self._names[first] = number + 1
-        if number:
-            name = f"{first}_{number}"
+        first = f"{scope}/{op_type}"
+        self._names[first] += 1
+        number = self._names[first] - 1
+        name = f"{first}_{number}" if number else first
         output = f"{name}_output_0"
         named = [value or "" for value in inputs]
         self.nodes.append(
@@ -110,20 +110,14 @@ class Graph:
         return name
 
     def write(self, target: Path, logits: Value, labels: int) -> None:
-        """Write the graph whose output are the ``logits``.
-
-        Weights go into a second file beside it if one cannot hold them.
-        """
+        """Write the graph; weights go into a second file beside it if one cannot hold them."""
         last = next(node for node in reversed(self.nodes) if node.output[0] == logits)
         last.output[0] = "logits"
         outside = sum(weight.nbytes for weight in self._weights.values()) > LARGEST_FILE
         tensors, end = [], 0
         for name, weight in self._weights.items():
-            tensor = TensorProto(
-                name=name,
-                dims=weight.shape,
-                data_type=helper.np_dtype_to_tensor_dtype(weight.dtype),
-            )
+            kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+            tensor = TensorProto(name=name, dims=weight.shape, data_type=kind)
             if outside and weight.nbytes >= LEAST_OUTSIDE:
                 place = {"location": external_data(target).name, "offset": str(end)}
                 place["length"] = str(weight.nbytes)
@@ -226,21 +220,9 @@ def _gelu_fast(x: Value, op: Operator, number: Number) -> Value:
     return op("Mul", op("Mul", x, number(0.5)), op("Add", op("Tanh", inner), number(1)))
 
 
-def _quick_gelu(x: Value, op: Operator, number: Number) -> Value:
-    return op("Mul", x, op("Sigmoid", op("Mul", x, number(1.702))))
-
-
-def _silu(x: Value, op: Operator, number: Number) -> Value:
-    return op("Mul", x, op("Sigmoid", x))
-
-
 def _squared_relu(x: Value, op: Operator, number: Number) -> Value:
     positive = op("Relu", x)
     return op("Mul", positive, positive)
-
-
-def _mish(x: Value, op: Operator, number: Number) -> Value:
-    return op("Mul", x, op("Tanh", op("Softplus", x)))
 
 
 def _single(op_type: str) -> Callable[[Value, Operator, Number], Value]:
@@ -249,20 +231,16 @@ def _single(op_type: str) -> Callable[[Value, Operator, Number], Value]:
 
 # By their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Value, Operator, Number], Value]] = {
-    "gelu": _gelu,
-    "gelu_python": _gelu,
-    "gelu_new": _gelu_by_tanh,
-    "gelu_pytorch_tanh": _gelu_by_tanh,
-    "gelu_accurate": _gelu_by_tanh,
+    **dict.fromkeys(("gelu", "gelu_python"), _gelu),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_accurate"), _gelu_by_tanh),
     "gelu_fast": _gelu_fast,
-    "quick_gelu": _quick_gelu,
-    "silu": _silu,
-    "swish": _silu,
+    "quick_gelu": lambda x, op, number: op("Mul", x, op("Sigmoid", op("Mul", x, number(1.702)))),
+    **dict.fromkeys(("silu", "swish"), lambda x, op, number: op("Mul", x, op("Sigmoid", x))),
     "relu": _single("Relu"),
     "relu2": _squared_relu,
     "tanh": _single("Tanh"),
     "sigmoid": _single("Sigmoid"),
-    "mish": _mish,
+    "mish": lambda x, op, number: op("Mul", x, op("Tanh", op("Softplus", x))),
 }
 EXACT_GELU = ("gelu", "gelu_python")
 GELU_BY_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast")
@@ -272,21 +250,18 @@ GELU_BY_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast")
 # bits, where larger weights saturate (ONNX Runtime's documentation: "Quantize ONNX Models", S8S8
 # and U8S8). These cannot: 2 * 255 * 64 < 2**15.
 LARGEST_WEIGHT = 64
-# The levels of uint8 are 0...255; those above the zero point are for positive values.
-ZERO_POINT, GELU_ZERO_POINT = 128, 16
-SMALLEST_SCALE = 1e-14  # so that a row of zeros has a scale
-SMALLEST_GELU_SCALE = 0.17 / GELU_ZERO_POINT  # GELU is never below -0.17
+# Zero point and smallest scale of activations. The levels of uint8 are 0...255; those above the
+# zero point are for positive values. A row of zeros has a scale, too; GELU is never below -0.17.
+LEVELS, GELU_LEVELS = (128, 1e-14), (16, 0.17 / 16)
 LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 def quantize_matrix(
     weight: np.ndarray, axis: int, largest: int = 127
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize a matrix to symmetric int8; the values along ``axis`` share one scale.
+    """The matrix as symmetric int8 of -``largest`` to ``largest``, and its float32 scales.
 
-    Returns:
-        The int8 matrix of the same shape, with values of -``largest`` to ``largest``, and one
-        float32 scale per index of the other axis.
+    The values along ``axis`` share one; there is one per index of the other axis.
     """
     scale = np.maximum(weight.max(axis), -weight.min(axis)) / np.float32(largest)
     scale[scale == 0] = 1

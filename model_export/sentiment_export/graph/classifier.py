@@ -18,7 +18,6 @@ Everything is added and multiplied in the order in which PyTorch does it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
@@ -30,11 +29,9 @@ from sentiment_export.graph.builder import (
     ACTIVATIONS,
     CONTRIB,
     EXACT_GELU,
-    GELU_ZERO_POINT,
+    GELU_LEVELS,
     LARGEST_WEIGHT,
-    SMALLEST_GELU_SCALE,
-    SMALLEST_SCALE,
-    ZERO_POINT,
+    LEVELS,
     Graph,
     Operator,
     Value,
@@ -45,19 +42,6 @@ Weights = Mapping[str, np.ndarray]
 AXES = ("batch_size", "sequence_length")
 QUERIES_KEPT = 2
 LOWEST = float(np.finfo(np.float32).min)
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Row numbers that map tokens to padded positions and back; computed once per batch."""
-
-    tokens: Value  # [tokens], rows of [batch * sequence]
-    position: Value  # [tokens], each token's position in its text
-    spread: Value  # [batch, heads, sequence], rows of [tokens * heads]
-    join: Value  # [tokens, heads], rows of [batch * heads * sequence]
-    kept: Value  # [batch * QUERIES_KEPT], rows of [tokens]
-    first: Value  # [batch], rows of [tokens]
-    mask: Value  # [batch, 1, 1, sequence], added to the scores: 0 or the lowest number
 
 
 class Classifier:
@@ -91,18 +75,18 @@ class Classifier:
         graph, encoder = self.graph, self.encoder
         ids = graph.input("input_ids", TensorProto.INT64, AXES)
         mask = graph.input("attention_mask", TensorProto.INT64, AXES)
-        self._places = places = self._find_places(mask)
+        self._find_places(mask)
         embeddings = f"{encoder.family.prefix}.embeddings"
         op, flat = graph.at(embeddings), graph.integers([-1])
-        total = self.look_up_words(op("Gather", op("Reshape", ids, flat), places.tokens))
+        total = self.look_up_words(op("Gather", op("Reshape", ids, flat), self._tokens))
         if encoder.has_types:
             types = graph.input("token_type_ids", TensorProto.INT64, AXES)
-            types = op("Gather", op("Reshape", types, flat), places.tokens)
+            types = op("Gather", op("Reshape", types, flat), self._tokens)
             table = self.parameter(f"{embeddings}.token_type_embeddings.weight")
             total = op("Add", total, op("Gather", table, types))
         elif encoder.types:
             total = op("Add", total, self.first_type())
-        position = places.position
+        position = self._position
         if encoder.family.after_padding:  # RoBERTa counts no position for a padding id
             counted = op(
                 "Cast",
@@ -111,7 +95,7 @@ class Classifier:
             )
             count = op("Mul", op("CumSum", counted, graph.integers(1)), counted)
             count = op("Add", count, graph.integers(encoder.padding_id))
-            position = op("Gather", op("Reshape", count, flat), places.tokens)
+            position = op("Gather", op("Reshape", count, flat), self._tokens)
         table = self.parameter(f"{embeddings}.position_embeddings.weight")
         total = op("Add", total, op("Gather", table, position))
         return self.project(self.normalise(f"{embeddings}.LayerNorm", total))
@@ -140,14 +124,14 @@ class Classifier:
         by_head = self._attention(layer, query, key, hidden)
         op = self.at(self._self_attention(layer))
         heads = op("Reshape", by_head, self.graph.integers([-1, self.encoder.width]))
-        heads = op("Gather", heads, self._places.join)
+        heads = op("Gather", heads, self._join)
         return op("Reshape", heads, self.graph.integers([-1, self.encoder.hidden_size]))
 
     def attend_from_first(self, layer: str, hidden: Value) -> tuple[Value, Value]:
         """Context and hidden state of the first tokens, both [batch, hidden]."""
         encoder, op = self.encoder, self.at(self._self_attention(layer))
-        queries = op("Gather", hidden, self._places.kept)
-        residual = op("Gather", hidden, self._places.first)
+        queries = op("Gather", hidden, self._kept)
+        residual = op("Gather", hidden, self._first)
         key = self._spread(layer, self.names.key, hidden)
         query = self.linear(f"{layer}.{self.names.query}", queries)
         shape = [-1, QUERIES_KEPT, encoder.heads, encoder.width]
@@ -244,7 +228,7 @@ class Classifier:
         op = self.at(self._self_attention(layer))
         products = op("MatMul", query, op("Transpose", key, perm=[0, 1, 3, 2]))
         scores = op("Div", products, self.number(sqrt(self.encoder.width)))
-        weights = op("Softmax", op("Add", scores, self._places.mask), axis=-1)
+        weights = op("Softmax", op("Add", scores, self._mask), axis=-1)
         return op("MatMul", weights, self._spread(layer, self.names.value, hidden))
 
     def _spread(self, layer: str, name: str, hidden: Value) -> Value:
@@ -252,14 +236,17 @@ class Classifier:
         op = self.at(self._self_attention(layer))
         result = self.linear(f"{layer}.{name}", hidden)
         heads = op("Reshape", result, self.graph.integers([-1, self.encoder.width]))
-        return op("Gather", heads, self._places.spread)
+        return op("Gather", heads, self._spread_rows)
 
-    def _find_places(self, mask: Value) -> _Places:
+    def _find_places(self, mask: Value) -> None:
+        """Compute row numbers that map tokens to padded positions and back, once per batch."""
         op, integers, heads = self.graph.at("padding"), self.graph.integers, self.encoder.heads
         sequence = op("Shape", mask, start=1, end=2)
         real = op("NonZero", mask)
         text, position = (op("Gather", real, integers(axis), axis=0) for axis in (0, 1))
-        tokens = op("Add", op("Mul", text, sequence), position)
+        self._position = position  # [tokens], each token's position in its text
+        # [tokens], rows of [batch * sequence]
+        self._tokens = op("Add", op("Mul", text, sequence), position)
         # Padding is masked, so its values only have to be finite. It gets those of the token
         # before it, or of the last row.
         count = op("CumSum", op("Reshape", mask, integers([-1])), integers(0))
@@ -267,17 +254,21 @@ class Classifier:
 
         head = op("Mul", op("Unsqueeze", text, integers([1])), integers(heads))
         head = op("Add", head, integers([list(range(heads))]))
+        # [tokens, heads], rows of [batch * heads * sequence]
         join = op("Mul", head, sequence)
-        join = op("Add", join, op("Unsqueeze", position, integers([1])))
+        self._join = op("Add", join, op("Unsqueeze", position, integers([1])))
+        # [batch, heads, sequence], rows of [tokens * heads]
         spread = op("Mul", op("Unsqueeze", token, integers([1])), integers(heads))
-        spread = op("Add", spread, integers([[[number] for number in range(heads)]]))
-        kept, first = (
+        numbers = integers([[[number] for number in range(heads)]])
+        self._spread_rows = op("Add", spread, numbers)
+        # [batch * QUERIES_KEPT] and [batch], rows of [tokens]
+        self._kept, self._first = (
             op("Reshape", op("Gather", token, integers(chosen), axis=1), integers([-1]))
             for chosen in (list(range(QUERIES_KEPT)), [0])
         )
+        # [batch, 1, 1, sequence], added to the scores: 0 or the lowest number
         real = op("Cast", op("Unsqueeze", mask, integers([1, 2])), to=TensorProto.FLOAT)
-        hidden = op("Mul", op("Sub", self.number(1), real), self.number(LOWEST))
-        return _Places(tokens, position, spread, join, kept, first, hidden)
+        self._mask = op("Mul", op("Sub", self.number(1), real), self.number(LOWEST))
 
 
 class Int8Classifier(Classifier):
@@ -344,9 +335,7 @@ class Int8Classifier(Classifier):
         """``x`` as uint8, its scales [rows, 1] and its zero point."""
         if x not in self._quantized:
             op, graph, gelu = self.at(module), self.graph, x in self._after_gelu
-            zero, smallest = (
-                (GELU_ZERO_POINT, SMALLEST_GELU_SCALE) if gelu else (ZERO_POINT, SMALLEST_SCALE)
-            )
+            zero, smallest = GELU_LEVELS if gelu else LEVELS
             zero_point = graph.constant(f"zero point {zero}", np.uint8(zero))
             largest = op("ReduceMax", x if gelu else op("Abs", x), graph.integers([1]), keepdims=1)
             scale = op("Mul", largest, self.number(1 / (255 - zero)))

@@ -44,11 +44,9 @@ from onnx_ir.tape import Tape
 from sentiment_service.errors import UserError
 
 from sentiment_export.graph.builder import (
-    GELU_ZERO_POINT,
+    GELU_LEVELS,
     LARGEST_WEIGHT,
-    SMALLEST_GELU_SCALE,
-    SMALLEST_SCALE,
-    ZERO_POINT,
+    LEVELS,
     halved,
     quantize_matrix,
 )
@@ -117,9 +115,7 @@ class _Int8Pass:
         x, edit = linear.input, self._edit
         if x not in self._activations:
             gelu = is_exact_gelu(x)
-            zero, smallest = (
-                (GELU_ZERO_POINT, SMALLEST_GELU_SCALE) if gelu else (ZERO_POINT, SMALLEST_SCALE)
-            )
+            zero, smallest = GELU_LEVELS if gelu else LEVELS
             zero_point = edit.constant(f"zero_point_{zero}", np.uint8(zero))
             step = edit.constant(f"step_{zero}", np.float32(1 / (255 - zero)))
             least = edit.constant(f"smallest_scale_{zero}", np.float32(smallest))

@@ -32,9 +32,8 @@ ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Tanh", "Sigmoi
 def compute_on_rows(model: ir.Model) -> tuple[list[Linear], bool]:
     """Leave padding out between the attentions, in place.
 
-    Returns:
-        The linear layers that compute on rows, in the order of the graph; and whether those after
-        the last attention compute the first token only.
+    The linear layers that compute on rows, in the order of the graph; and whether those after the
+    last attention compute the first token only.
     """
     rows = _RowsPass(model)
     for node in tuple(model.graph):
