@@ -74,7 +74,6 @@ def export(
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
     graphs_of: Callable[[Checkpoint, Path], Write] = graphs_of,
-    say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
 
@@ -96,23 +95,26 @@ def export(
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
         with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
-            say("writing the graphs")
+            print("writing the graphs")
             if checkpoint.graph is None:
                 source, write = None, graphs_of(checkpoint, Path(work))
             else:
                 source = SourceGraphs(checkpoint, checkpoint.graph, Path(work))
                 write = source.write
-                made = dict.fromkeys(source.possible((*made,)))
-                precisions = source.possible(precisions)
                 if source.kept:
-                    say(f"{checkpoint.graph.path.name}: {source.kept}")
+                    print(f"{checkpoint.graph.path.name}: {source.kept}")
+                    precisions = (checkpoint.graph.precision,)
+                    made = dict.fromkeys(precisions)
             passes = {p: write(p, directory / ONNX_FILES[p]) for p in made}
         checkpoint.weights.release()
         manifest = _manifest(checkpoint, directory, output.name, passes, kind)
-        checks = _Checks(checkpoint, directory, gate, say, kind, source)
+        checks = _Checks(checkpoint, directory, gate, kind, source)
         for precision in made:
             if debug_parity:
-                say(_layers(checkpoint, directory, precision))
+                file = directory / ONNX_FILES[precision]
+                ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
+                report = layer_parity(checkpoint, file, precision, ids)
+                print(f"{precision}, layer by layer:\n{report.table()}")
             manifest = checks.passed(manifest, precision)
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
@@ -164,22 +166,18 @@ class _Checks:
     checkpoint: Checkpoint
     directory: Path
     gate: AccuracyGate
-    say: Callable[[str], None]
     kind: ReferenceKind
     source: SourceGraphs | None
     reference: Reference | None = None  # known once the first variant is open
 
     def passed(self, manifest: Manifest, precision: Precision) -> Manifest:
-        """Verify and score the variant; returns the manifest with its parity and accuracy.
-
-        The gate refuses an int8 that differs from the reference by more than its tolerance.
-        """
+        """The manifest with the variant's parity and accuracy, unless the gate refuses it."""
         variant = manifest.variants[precision]
         bundle = _Written(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         parity = invariant = None
         if self.kind == "fp32" and precision == "fp32":
-            self.say("computing the reference with fp32")
+            print("computing the reference with fp32")
             self.reference = Reference.of_graph(model)
         else:
             try:
@@ -191,19 +189,19 @@ class _Checks:
                     raise
                 self.gate.refused[precision] = str(error)
                 return manifest
-            self.say(
+            print(
                 f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
                 f"{parity.max_abs_logit_diff:.2g} of {NAMES[self.kind]}, labels agree on "
                 f"{parity.label_agreement:.1%} of {parity.samples} texts"
             )
-        accuracy = self.gate.scored(model, self.say)
+        accuracy = self.gate.scored(model)
         filled = variant.model_copy(
             update={"parity": parity, "accuracy": accuracy, "batch_invariant": invariant}
         )
         return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
 
     def _compared(self, model: Model) -> tuple[Parity, bool]:
-        self.say(f"comparing {model.precision} with {NAMES[self.kind]}")
+        print(f"comparing {model.precision} with {NAMES[self.kind]}")
         if self.reference is None and self.source is not None:
             self.reference = Reference.of_source(self.source.session, model)
         elif self.reference is None:
@@ -222,12 +220,6 @@ class _Checks:
                 "the graph takes no attention_mask, and padding changes its logits: export it "
                 f"again with one ({error})"
             ) from error
-
-
-def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
-    ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
-    report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
-    return f"{precision}, layer by layer:\n{report.table()}"
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
@@ -305,7 +297,6 @@ def calibrated(
     examples: Sequence[Example],
     digest: str,
     loss: CalibrationLoss = "log",
-    say: Callable[[str], None] = print,
     *,
     teachers: NDArray[Any] | None = None,
     needed: bool = False,
@@ -327,9 +318,9 @@ def calibrated(
         except UserError as error:
             if needed:
                 raise
-            say(f"{precision} is not calibrated: {error}")
+            print(f"{precision} is not calibrated: {error}")
             continue
-        say(f"{precision}: {calibration.line()}")
+        print(f"{precision}: {calibration.line()}")
         variants[precision] = variant.model_copy(update={"calibration": calibration})
     return bundle.manifest.model_copy(update={"variants": variants})
 

@@ -54,8 +54,8 @@ class DiffersTooMuch(UserError):
 class Reference:
     """What the variants of a checkpoint are compared with: texts of all lengths and their logits.
 
-    ``kind`` says whose logits they are: PyTorch's, those of the bundle's own fp32 graph, or those
-    of the ONNX graph that is the source.
+    They have from one token to more than ``max_tokens``. ``model`` is any variant, whose tokenizer
+    is used.
     """
 
     kind: ReferenceKind
@@ -64,7 +64,6 @@ class Reference:
 
     @classmethod
     def of_pytorch(cls, checkpoint: Checkpoint, model: Model) -> "Reference":
-        """The checkpoint's logits in PyTorch. ``model`` is any variant; its tokenizer is used."""
         encodings, pairs = _encodings(model), _pairs(model)
         logits = [checkpoint.logits(encoding.ids) for encoding in encodings]
         logits += [checkpoint.pair_logits(pair) for pair in pairs]
@@ -80,7 +79,7 @@ class Reference:
 
     @classmethod
     def of_source(cls, session: ort.InferenceSession, model: Model) -> "Reference":
-        """The logits of a source's own graph, a text at a time. ``model`` is any variant of it."""
+        """The logits of a source's own graph, a text at a time."""
         encodings = [*_encodings(model), *map(model.tokenizer.encode, _pairs(model))]
         rows = []
         for encoding in encodings:
@@ -104,11 +103,8 @@ class Reference:
 def verify(model: Model, reference: Reference, *, coarse: bool = False) -> tuple[Parity, bool]:
     """Check a loaded variant against a reference, with each text alone and in padded batches.
 
-    The texts have from one token to more than ``max_tokens``. If the model takes pairs of texts,
-    pairs are compared as well. A ``coarse`` variant may differ in batches as its own source does.
-
-    Returns:
-        The parity, and whether each text had the same bits alone and in its batch.
+    Says also whether each text had the same bits alone and in its batch. A ``coarse`` variant may
+    differ in batches as its own source does.
     """
     encodings = reference.encodings
     alone = [_logits(result) for one in encodings for result in model.infer([one])]

@@ -30,7 +30,7 @@ from sentiment_service.engine.model.sessions import open_session
 from sentiment_service.engine.text.text_tokenizer import Encoding
 from sentiment_service.settings.settings import CheckpointOptions
 
-from tests.support.checkpoints import assert_like_transformers, random_model, save_model, silent
+from tests.support.checkpoints import assert_like_transformers, random_model, save_model
 from tests.support.model_export.graphs import (
     ExactFlatClassifier,
     name_of,
@@ -108,7 +108,7 @@ def test_the_service_answers_like_transformers(graphs: Graphs, tmp_path: Path) -
     path = graphs.checkpoint.path
     checkpoint = load_checkpoint(path, CheckpointOptions(text_pairs=True))
     made = tmp_path / "bundle"
-    export(checkpoint, made, precisions=["fp32"], graphs_of=lambda *_: graphs.write, say=silent)
+    export(checkpoint, made, precisions=["fp32"], graphs_of=lambda *_: graphs.write)
     assert_like_transformers(load(made), path)
 
 
