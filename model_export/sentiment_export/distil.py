@@ -98,20 +98,20 @@ def distil(recipe: Distillation, output: Path) -> Manifest:
     examples = _examples(recipe, teacher.checkpoint)
     texts = _texts(recipe, teacher, examples)
     with resumable(output, recipe.identity(teacher, layers)) as work:
-        own, data, held_out = _lesson(teacher, texts, work)
+        teachers, data, held_out = _lesson(teacher, texts, work)
         learnt, rest = len(data.ids), len(held_out.examples)
         print(f"{learnt} texts to learn from, {rest} held out; layers {_listed(layers)}")
         path = work / "student" / "checkpoint"  # a name from which nothing is guessed
         steps, seconds = _train(recipe, teacher.checkpoint, layers, data, work, path)
-        student = load_checkpoint(path, options_of(own))
+        student = load_checkpoint(path, options_of(teachers))
         record = {"teacher": teacher.described, "layers": layers, "texts": learnt, "steps": steps}
         record |= {"held_out": rest, "epochs": round(steps * recipe.batch_size / learnt, 2)}
         measured = ""
 
         def judge(bundle: Bundle) -> Manifest:
             nonlocal measured
-            manifest = _calibrated(bundle, own.manifest, held_out)
-            both = own, Bundle(bundle.path, manifest, dict(student.config))
+            manifest = _calibrated(bundle, teachers.manifest, held_out)
+            both = teachers, Bundle(bundle.path, manifest, dict(student.config))
             old, new = (load_model(b, device="cpu", precision="auto", threads=0) for b in both)
             found = {**record, **compared(old, new, held_out, examples)}
             measured = f"{speed(old, new, held_out)} The training took {seconds / 60:.1f} minutes."
@@ -195,11 +195,7 @@ def _listed(layers: Sequence[int]) -> str:
     return ",".join(map(str, layers))
 
 
-def _texts(
-    recipe: Distillation,
-    teacher: Teacher,
-    labelled: Sequence[Example],
-) -> list[str]:
+def _texts(recipe: Distillation, teacher: Teacher, labelled: Sequence[Example]) -> list[str]:
     """The texts in a random order, each once, whatever its spelling; none is labelled."""
     found: dict[str, str] = {}
     count = 0

@@ -266,7 +266,6 @@ class Described:
 
     @property
     def rows(self) -> int:
-        """How many tokens have an embedding."""
         return self.weights[self.word_embedding][0]
 
     def fit(self, tensors: Mapping[str, Tensor], where: str) -> dict[str, str]:

@@ -219,7 +219,6 @@ class Encoder:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], labels: int) -> "Encoder":
-        """The classifier that the entries of a config.json describe."""
         kind = config.get("model_type")
         family = FAMILY.get(str(kind))
         if family is None:

@@ -46,7 +46,6 @@ class GraphFile:
 
     @classmethod
     def read(cls, path: Path) -> "GraphFile":
-        """Read the file and check the graph."""
         model = read_model(path)
         if model.producer_name == PRODUCER:
             raise UserError(

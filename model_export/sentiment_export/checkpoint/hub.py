@@ -59,7 +59,6 @@ T = TypeVar("T")
 
 
 def _download(repo_id: str, name: str, revision: str | None) -> Path:
-    """A file of the hub, in its cache."""
     path = with_retries(
         lambda: hf_hub_download(repo_id, name, revision=revision), waits=not CLIENT_WAITS
     )

@@ -102,7 +102,6 @@ class CheckpointTokenizer:
         return str(self.settings.get("truncation_side", "right"))
 
     def cut_to(self, max_tokens: int) -> None:
-        """Cut longer texts."""
         self.tokenizer.enable_truncation(max_tokens, direction=self.truncation_side)
 
     def write(self, directory: Path, max_tokens: int) -> None:

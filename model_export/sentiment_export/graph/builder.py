@@ -49,7 +49,20 @@ class _Weight:
         return array.reshape(-1).view(np.uint8).data
 
 
-class Graph:
+class Constants:
+    """A graph's constants; equal ones are one."""
+
+    constant: Callable[..., Any]  # of a name and an array; what has the name already is kept
+
+    def integers(self, values: object) -> Any:
+        """An int64 constant, from a number or nested lists."""
+        return self.constant(f"integers {values}", np.array(values, np.int64))
+
+    def number(self, value: float) -> Any:
+        return self.constant(f"number {value:.9g}", np.float32(value))
+
+
+class Graph(Constants):
     """A graph under construction, with one output: the logits."""
 
     def __init__(self) -> None:
@@ -91,13 +104,8 @@ class Graph:
         return name
 
     def constant(self, name: str, array: np.ndarray | np.generic) -> Value:
-        """A constant of this name; what has it already is kept."""
         array = np.asarray(array)
         return self.weight(name, array.shape, array.dtype, lambda: array)
-
-    def integers(self, values: object) -> Value:
-        """An int64 constant, from a number or nested lists; equal ones are one."""
-        return self.constant(f"integers {values}", np.array(values, np.int64))
 
     def __contains__(self, name: str) -> bool:
         return name in self._weights
@@ -250,9 +258,6 @@ GELU_BY_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast")
 # bits, where larger weights saturate (ONNX Runtime's documentation: "Quantize ONNX Models", S8S8
 # and U8S8). These cannot: 2 * 255 * 64 < 2**15.
 LARGEST_WEIGHT = 64
-# Zero point and smallest scale of activations. The levels of uint8 are 0...255; those above the
-# zero point are for positive values. A row of zeros has a scale, too; GELU is never below -0.17.
-LEVELS, GELU_LEVELS = (128, 1e-14), (16, 0.17 / 16)
 LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
@@ -269,6 +274,42 @@ def quantize_matrix(
     values = weight / np.expand_dims(scale, axis)
     np.rint(values, out=values)
     return values.clip(-largest, largest, out=values).astype(np.int8), scale.astype(np.float32)
+
+
+def quantize_rows(op: Callable[..., Any], graph: Constants, x: Any, *, gelu: bool) -> Any:
+    """``x`` [rows, inputs], which may be all ``gelu``, as uint8; its scales; and the zero point."""
+    # Of the levels 0...255, those above the zero point are for positive values. GELU is never below
+    # -0.17. A row of zeros has a scale, too.
+    zero, smallest = (16, 0.17 / 16) if gelu else (128, 1e-14)
+    zero_point = graph.constant(f"zero point {zero}", np.uint8(zero))
+    largest = op("ReduceMax", x if gelu else op("Abs", x), graph.integers([1]), keepdims=1)
+    scale = op("Mul", largest, graph.number(1 / (255 - zero)))
+    scale = op("Max", scale, graph.number(smallest))
+    per_row = op("Reshape", scale, graph.integers([-1]))
+    zero_points = op("Expand", zero_point, op("Shape", per_row))
+    return op("QuantizeLinear", x, per_row, zero_points, axis=0), scale, zero_point
+
+
+def multiply(op: Callable[..., Any], graph: Constants, x: Any, weight: Any, scales: Any) -> Any:
+    """The product of ``x``, as ``quantize_rows`` gives it, and an int8 weight [inputs, outputs]."""
+    values, scale, zero_point = x
+    inputs = (values, weight, graph.number(1), scales, zero_point)
+    return op("Mul", op("MatMulIntegerToFloat", *inputs, domain=CONTRIB), scale)
+
+
+def find_tokens(op: Callable[..., Any], graph: Constants, mask: Any) -> tuple[Any, ...]:
+    """The length of the padded texts, and where the real tokens of a mask [batch, sequence] are."""
+    sequence = op("Shape", mask, start=1, end=2)
+    # Of the mask itself: on a GPU, the session computes NonZero on the CPU, where the input is.
+    real = op("NonZero", mask)
+    # Of the [tokens]: their texts, their positions there, and their rows of [batch * sequence].
+    text, position = (op("Gather", real, graph.integers(axis), axis=0) for axis in (0, 1))
+    row = op("Add", op("Mul", text, sequence), position)
+    # The rows of [tokens] for padded positions, [batch, sequence]. Padding is masked, so its values
+    # only have to be finite. It gets those of the token before it, or of the last row.
+    count = op("CumSum", op("Reshape", mask, graph.integers([-1])), graph.integers(0))
+    token = op("Reshape", op("Sub", count, graph.integers(1)), op("Shape", mask))
+    return sequence, text, position, row, token
 
 
 def halved(weight: np.ndarray) -> np.ndarray:

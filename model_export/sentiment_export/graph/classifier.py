@@ -20,6 +20,7 @@ Everything is added and multiplied in the order in which PyTorch does it.
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -27,15 +28,15 @@ from onnx import TensorProto
 from sentiment_export.checkpoint.family import OF_CONFIG, Encoder
 from sentiment_export.graph.builder import (
     ACTIVATIONS,
-    CONTRIB,
     EXACT_GELU,
-    GELU_LEVELS,
     LARGEST_WEIGHT,
-    LEVELS,
     Graph,
     Operator,
     Value,
+    find_tokens,
+    multiply,
     quantize_matrix,
+    quantize_rows,
 )
 
 Weights = Mapping[str, np.ndarray]
@@ -61,12 +62,14 @@ class Classifier:
 
     def write(self, target: Path) -> None:
         hidden, layers = self.embed(), self.encoder.layers
-        for number, layer in enumerate(layers[:-1]):
-            self._call = _call(layers, number)
-            hidden = self.finish(layer, self.attend(layer, hidden), hidden)
-        self._call = _call(layers, len(layers) - 1)
-        context, residual = self.attend_from_first(layers[-1], hidden)
-        hidden = self.finish(layers[-1], context, residual)
+        for number, layer in enumerate(layers):
+            again = layers[:number].count(layer)
+            self._call = f".call_{again}" if again else ""
+            if number < len(layers) - 1:
+                context, residual = self.attend(layer, hidden), hidden
+            else:
+                context, residual = self.attend_from_first(layer, hidden)
+            hidden = self.finish(layer, context, residual)
         self._call = ""
         self.graph.write(target, self.classify(hidden), self.encoder.labels)
 
@@ -113,7 +116,6 @@ class Classifier:
         return self.at(module)("Gather", self.parameter(f"{module}.weight"), ids)
 
     def first_type(self) -> Value:
-        """The embedding of the token type 0."""
         name = f"{self.encoder.family.prefix}.embeddings.token_type_embeddings.weight"
         return self.made(f"{name}.0", self._shapes[name][1:], lambda: self._weights[name][0])
 
@@ -216,7 +218,7 @@ class Classifier:
 
     def number(self, value: float) -> Value:
         """A constant of the type in which the graph computes."""
-        return self.graph.constant(f"number {value:.9g}", np.float32(value))
+        return self.graph.number(value)  # type: ignore[no-any-return]
 
     # Attention
 
@@ -241,17 +243,8 @@ class Classifier:
     def _find_places(self, mask: Value) -> None:
         """Compute row numbers that map tokens to padded positions and back, once per batch."""
         op, integers, heads = self.graph.at("padding"), self.graph.integers, self.encoder.heads
-        sequence = op("Shape", mask, start=1, end=2)
-        real = op("NonZero", mask)
-        text, position = (op("Gather", real, integers(axis), axis=0) for axis in (0, 1))
-        self._position = position  # [tokens], each token's position in its text
-        # [tokens], rows of [batch * sequence]
-        self._tokens = op("Add", op("Mul", text, sequence), position)
-        # Padding is masked, so its values only have to be finite. It gets those of the token
-        # before it, or of the last row.
-        count = op("CumSum", op("Reshape", mask, integers([-1])), integers(0))
-        token = op("Reshape", op("Sub", count, integers(1)), op("Shape", mask))
-
+        sequence, text, position, self._tokens, token = find_tokens(op, self.graph, mask)
+        self._position = position
         head = op("Mul", op("Unsqueeze", text, integers([1])), integers(heads))
         head = op("Add", head, integers([list(range(heads))]))
         # [tokens, heads], rows of [batch * heads * sequence]
@@ -284,7 +277,7 @@ class Int8Classifier(Classifier):
     def __init__(self, encoder: Encoder, weights: Weights) -> None:
         super().__init__(encoder, weights)
         self._after_gelu: set[Value] = set()
-        self._quantized: dict[Value, tuple[Value, Value, Value]] = {}  # values, scale, zero point
+        self._quantized: dict[Value, Any] = {}  # see ``quantize_rows``
 
     def look_up_words(self, ids: Value) -> Value:
         """Rows of int8 times their scales."""
@@ -304,12 +297,11 @@ class Int8Classifier(Classifier):
         return value
 
     def linear(self, module: str, x: Value) -> Value:
-        values, scale, zero_point = self._levels(x, f"{parent(module)}.quantize")
-        weight, weight_scale = self._int8_matrix(module)
-        op = self.at(module)
-        one = self.number(1)
-        inputs = (values, weight, one, weight_scale, zero_point)
-        result = op("Mul", op("MatMulIntegerToFloat", *inputs, domain=CONTRIB), scale)
+        if x not in self._quantized:
+            quantize, gelu = self.at(f"{parent(module)}.quantize"), x in self._after_gelu
+            self._quantized[x] = quantize_rows(quantize, self.graph, x, gelu=gelu)
+        op, matrix = self.at(module), self._int8_matrix(module)
+        result: Value = multiply(op, self.graph, self._quantized[x], *matrix)
         if module.endswith((self.names.key, self.names.value)):
             return result
         if module.endswith(self.names.attention_output):
@@ -331,28 +323,6 @@ class Int8Classifier(Classifier):
         bias = self._weights[f"{module}.bias"] + self._weights[f"{value}.bias"] @ weight
         return self.graph.constant(f"{module}.bias_folded", bias)
 
-    def _levels(self, x: Value, module: str) -> tuple[Value, Value, Value]:
-        """``x`` as uint8, its scales [rows, 1] and its zero point."""
-        if x not in self._quantized:
-            op, graph, gelu = self.at(module), self.graph, x in self._after_gelu
-            zero, smallest = GELU_LEVELS if gelu else LEVELS
-            zero_point = graph.constant(f"zero point {zero}", np.uint8(zero))
-            largest = op("ReduceMax", x if gelu else op("Abs", x), graph.integers([1]), keepdims=1)
-            scale = op("Mul", largest, self.number(1 / (255 - zero)))
-            scale = op("Max", scale, self.number(smallest))
-            per_row = op("Reshape", scale, graph.integers([-1]))
-            zero_points = op("Expand", zero_point, op("Shape", per_row))
-            values = op("QuantizeLinear", x, per_row, zero_points, axis=0)
-            self._quantized[x] = values, scale, zero_point
-        return self._quantized[x]
-
 
 def parent(module: str) -> str:
-    """The module that holds the module."""
     return module.rpartition(".")[0]
-
-
-def _call(layers: Sequence[str], number: int) -> str:
-    """What is added to a layer's names if it was called before."""
-    again = layers[:number].count(layers[number])
-    return f".call_{again}" if again else ""

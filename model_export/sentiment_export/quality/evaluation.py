@@ -305,7 +305,6 @@ def compared(
 
 
 def speed(teacher: Model, student: Model, held_out: HeldOut) -> str:
-    """How fast the two are here, in turns."""
     encodings = held_out.encodings[:TIMED_TEXTS]
     spent: list[list[float]] = [[], []]
     for _ in range(ROUNDS):

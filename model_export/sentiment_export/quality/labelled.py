@@ -43,7 +43,6 @@ class Example:
 
     @property
     def label(self) -> str:
-        """The label of a text that has exactly one."""
         (label,) = self.labels
         return label
 

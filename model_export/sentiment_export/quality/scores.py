@@ -78,7 +78,6 @@ class Scores(Figures):
         )
 
     def table(self) -> str:
-        """The figures and the confusion matrix as text for a terminal."""
         low, high = interval(self.accuracy, self.samples)
         *_, name = self.named()
         certain = f"{name} on all texts like these, with 95 % confidence: {low:.3f} to {high:.3f}"

@@ -152,7 +152,6 @@ def _encodings(model: Model) -> list[Encoding]:
 
 
 def _pairs(model: Model) -> list[TextPair]:
-    """Real pairs and a long one, if the model takes pairs."""
     if not model.text_pairs:
         return []
     return [*starmap(TextPair, pairwise(TEXTS)), TextPair(" ".join(TEXTS * 30), TEXTS[-1])]
