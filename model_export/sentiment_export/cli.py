@@ -88,10 +88,8 @@ def _in_one_line(error: Exception) -> str:
 def _describe(words: list[str]) -> None:
     parser = CommandParser(
         "sentiment-export describe",
-        description=(
-            "Show architecture, labels, tokenizer, layers with their shapes, weight names and "
-            "files of a checkpoint, and what an export would change. The weights are not loaded."
-        ),
+        description="Show architecture, labels, tokenizer, layers with their shapes, weight names "
+        "and files of a checkpoint, and what an export would change. The weights are not loaded.",
     )
     parser.add_argument("source", type=source, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
@@ -180,11 +178,8 @@ def _calibrate(words: list[str]) -> None:
         "--loss",
         choices=get_args(CalibrationLoss),
         default="log",
-        help=(
-            "what the temperature minimises: the log loss, as in Guo et al. 2017 (for a "
-            "multi-label model, the binary cross-entropy), or the Brier score "
-            "(default: %(default)s)"
-        ),
+        help="what the temperature minimises: the log loss, as in Guo et al. 2017 (for a "
+        "multi-label model, the binary cross-entropy), or the Brier score (default: %(default)s)",
     )
     options = parser.parse_args(words)
 
