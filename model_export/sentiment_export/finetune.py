@@ -261,12 +261,13 @@ def tokenise(
 
 def load_base(base: Path) -> Any:
     """The pretrained encoder with a classifier for ``SENTIMENTS``."""
-    entries = read_config(base, str(base))
-    held = pretrained_weights(base, entries)
-    config = model_config(entries)
-    config.problem_type = SINGLE_LABEL
-    config.id2label = dict(enumerate(SENTIMENTS))
-    config.label2id = {label: index for index, label in enumerate(SENTIMENTS)}
+    entries = read_config(base, str(base)) | {
+        "problem_type": SINGLE_LABEL,
+        "num_labels": len(SENTIMENTS),
+        "id2label": dict(enumerate(SENTIMENTS)),
+        "label2id": {label: index for index, label in enumerate(SENTIMENTS)},
+    }
+    held, config = pretrained_weights(base, entries), model_config(entries)
     classifier = getattr(transformers, ARCHITECTURES[config.model_type].class_name)
     return classifier.from_pretrained(
         None,

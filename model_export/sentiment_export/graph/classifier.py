@@ -276,7 +276,6 @@ class Int8Classifier(Classifier):
 
     def __init__(self, encoder: Encoder, weights: Weights) -> None:
         super().__init__(encoder, weights)
-        self._after_gelu: set[Value] = set()
         self._quantized: dict[Value, Any] = {}  # see ``quantize_rows``
 
     def look_up_words(self, ids: Value) -> Value:
@@ -289,22 +288,18 @@ class Int8Classifier(Classifier):
         values = op("Cast", values, to=TensorProto.FLOAT)
         return op("Mul", values, op("Gather", scales, ids))
 
-    def activate(self, module: str, x: Value, activation: str) -> Value:
-        """The same, and a note where all values are those of GELU."""
-        value = super().activate(module, x, activation)
-        if self.encoder.activation in EXACT_GELU:
-            self._after_gelu.add(value)
-        return value
-
     def linear(self, module: str, x: Value) -> Value:
+        from_attention = module.endswith(self.names.attention_output)
         if x not in self._quantized:
-            quantize, gelu = self.at(f"{parent(module)}.quantize"), x in self._after_gelu
-            self._quantized[x] = quantize_rows(quantize, self.graph, x, gelu=gelu)
+            activated = module.endswith(self.names.output) and not from_attention
+            gelu = activated and self.encoder.activation in EXACT_GELU
+            op = self.at(f"{parent(module)}.quantize")
+            self._quantized[x] = quantize_rows(op, self.graph, x, gelu=gelu)
         op, matrix = self.at(module), self._int8_matrix(module)
         result: Value = multiply(op, self.graph, self._quantized[x], *matrix)
         if module.endswith((self.names.key, self.names.value)):
             return result
-        if module.endswith(self.names.attention_output):
+        if from_attention:
             return op("Add", result, self._folded_bias(module))
         return op("Add", result, self.vector(module))
 

@@ -70,49 +70,34 @@ def quantize_linears(model: ir.Model, linears: Sequence[Linear]) -> None:
     A layer comes after those that it reads from.
     """
     model.opset_imports["com.microsoft"] = 1
-    int8 = _Int8Pass(model.graph)
+    graph, edit = model.graph, Editor(model.graph, "int8")
+    activations: dict[ir.Value, Any] = {}  # see ``quantize_rows``
+    matrices: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}  # as ``multiply`` reads them
     for linear in linears:
-        int8.replace(linear)
-    RemoveUnusedNodesPass()(model)
-
-
-class _Int8Pass:
-    def __init__(self, graph: ir.Graph) -> None:
-        self._graph = graph
-        self._edit = Editor(graph, "int8")
-        # The int8 values and their scales, by the fp32 value that they stand for.
-        self._matrices: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        self._activations: dict[ir.Value, Any] = {}  # see ``quantize_rows``
-
-    def replace(self, linear: Linear) -> None:
-        x, edit, tape = linear.input, self._edit, Tape()
-        if x not in self._activations:
-            before = Tape()
-            self._activations[x] = quantize_rows(operator(before), edit, x, gelu=is_exact_gelu(x))
+        x, scope = linear.input, scope_of(linear.output)
+        if x not in activations:
+            tape = Tape()
+            activations[x] = quantize_rows(operator(tape), edit, x, gelu=is_exact_gelu(x))
             # Named after the parent of the layer, whose other layers may read it, too.
-            parent = scope_of(linear.output).rpartition("/")[0]
-            edit.insert_after(x, before, f"{parent}/quantize")
-        matrix = self._matrix(linear)
-        result = multiply(operator(tape), edit, self._activations[x], *matrix)
+            edit.insert_after(x, tape, f"{scope.rpartition('/')[0]}/quantize")
+        if linear.weight not in matrices:
+            weight, scale = quantize_matrix(array_of(linear.weight), 0, LARGEST_WEIGHT)
+            name = scope.strip("/").replace("/", ".")
+            matrices[linear.weight] = (
+                edit.constant(f"{name}.weight_int8", weight),
+                edit.constant(f"{name}.weight_scale", scale),
+            )
+        tape = Tape()
+        result = multiply(operator(tape), edit, activations[x], *matrices[linear.weight])
         if linear.bias is not None:
             result = tape.op("Add", [result, linear.bias])
         replaced = linear.add or linear.matmul
-        edit.insert_before(replaced, tape, scope_of(linear.output))
+        edit.insert_before(replaced, tape, scope)
         result.name = linear.output.name  # other code finds it by this name
         edit.replace(replaced, result)
         if linear.add is not None:
-            self._graph.remove(linear.matmul, safe=True)
-
-    def _matrix(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
-        """The layer's weights as int8 [inputs, outputs], and their scales, float [outputs]."""
-        if linear.weight not in self._matrices:
-            name = scope_of(linear.output).strip("/").replace("/", ".")
-            weight, scale = quantize_matrix(array_of(linear.weight), 0, LARGEST_WEIGHT)
-            self._matrices[linear.weight] = (
-                self._edit.constant(f"{name}.weight_int8", weight),
-                self._edit.constant(f"{name}.weight_scale", scale),
-            )
-        return self._matrices[linear.weight]
+            graph.remove(linear.matmul, safe=True)
+    RemoveUnusedNodesPass()(model)
 
 
 def quantize_word_embedding(model: ir.Model) -> None:

@@ -203,7 +203,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-NO_ONNX_IR = "it is kept as it is: int8 and fp16 need onnx-ir, which the extra `onnx` installs"
 OTHER_OPERATORS = "it is kept as it is: other variants need a graph in ONNX's plain operators"
 
 
@@ -246,7 +245,9 @@ class SourceGraphs:
         if not self._file.is_plain:
             return OTHER_OPERATORS
         if not find_spec("onnx_ir"):
-            return NO_ONNX_IR
+            return (
+                "it is kept as it is: int8 and fp16 need onnx-ir, which the extra `onnx` installs"
+            )
         import onnx_ir as ir
 
         from sentiment_export.graph.rows import compute_on_rows
