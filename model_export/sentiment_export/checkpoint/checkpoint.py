@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
 from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.family import Encoder, Shape, is_known_unused
+from sentiment_export.checkpoint.family import KNOWN_UNUSED, Encoder, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.checkpoint.layout import (
     CACHED,
@@ -33,7 +33,7 @@ from sentiment_export.checkpoint.layout import (
 )
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
-from sentiment_export.checkpoint.weights import Weights, check_fit, fit
+from sentiment_export.checkpoint.weights import ANYTHING, Weights, check_fit, fit
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
@@ -264,8 +264,8 @@ class Described:
 
     def fit(self, tensors: Mapping[str, Tensor], where: str) -> dict[str, str]:
         names = fit(self.weights, self.prefix, tensors)
-        known_unused = is_known_unused if self.encoder else lambda _: True
-        check_fit(names, self.weights, tensors, where, known_unused)
+        unused = KNOWN_UNUSED if self.encoder else ANYTHING
+        check_fit(names, self.weights, tensors, where, unused)
         return names
 
 

@@ -1,6 +1,6 @@
 """BERT's family as a table: what each architecture calls its weights, and what config.json says.
 
-``Encoder.weights`` has every weight that the graph reads, with its shape. ``is_known_unused`` knows
+``Encoder.weights`` has every weight that the graph reads, with its shape. ``KNOWN_UNUSED`` names
 what else lies in files: buffers, poolers and the heads of pre-training. ``check_fit`` of
 ``weights.py`` refuses whatever is neither, so a wrong name never passes.
 """
@@ -192,7 +192,7 @@ FAMILY: Mapping[str, Family] = {
 _OTHERWISE = {"position_embedding_type": "absolute", "rescale_embeddings": False, "use_bias": True}
 # What files hold besides a classifier: buffers, a pooler that the head does not read, the heads of
 # pre-training and of other tasks, and the weights of a loss.
-_KNOWN_UNUSED = re.compile(
+KNOWN_UNUSED = re.compile(
     r"(.*\.)?(position_ids|token_type_ids|pooler(_activation)?|lm_head|cls|predictions|"
     r"sop_classifier|discriminator_predictions|generator_predictions|generator_lm_head|qa_outputs|"
     r"vocab_transform|vocab_layer_norm|vocab_projector|loss(_fct|_fn)?|criterion)(\..*|)"
@@ -330,8 +330,3 @@ class Encoder:
             linear(layer.module, hidden, hidden)
         linear(self.family.logits, hidden, self.labels)
         return shapes
-
-
-def is_known_unused(name: str) -> bool:
-    """Whether a tensor of this name may lie in a checkpoint although no classifier reads it."""
-    return _KNOWN_UNUSED.fullmatch(name) is not None

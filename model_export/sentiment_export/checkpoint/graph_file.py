@@ -64,7 +64,7 @@ class GraphFile:
         inputs = [one for one in model.graph.input if one.name not in constants]
         _check_inputs(path, inputs)
         output = _logits(path, model.graph)
-        for name in _locations(model, path):
+        for name in data_files(model, path):
             _data_file(path, name)
         nodes = [node for graph in _graphs(model) for node in graph.node]
         axes = output.type.tensor_type.shape.dim
@@ -122,12 +122,8 @@ def read_model(path: Path) -> ModelProto:
     return model
 
 
-def data_files(path: Path) -> list[str]:
-    """The names of the files beside an ONNX file in which weights of it lie."""
-    return _locations(read_model(path), path)
-
-
-def _locations(model: ModelProto, graph: Path) -> list[str]:
+def data_files(model: ModelProto, graph: Path) -> list[str]:
+    """The names of the files beside the file of a model in which weights of it lie."""
     return sorted({_location(tensor, graph) for tensor in _tensors(model)} - {""})
 
 

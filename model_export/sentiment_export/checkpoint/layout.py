@@ -113,10 +113,10 @@ def weight_files(path: Path, weights: str) -> list[str]:
     """The names of all files in ``path`` that hold weights: ``weights``, its shards or its data."""
     if not weights.endswith(GRAPH):
         return list(dict.fromkeys([weights, *shards(path / weights)]))
-    from sentiment_export.checkpoint.graph_file import data_files  # needs onnx
+    from sentiment_export.checkpoint.graph_file import data_files, read_model  # needs onnx
 
-    folder = PurePosixPath(weights).parent
-    return [weights, *(str(folder / name) for name in data_files(path / weights))]
+    folder, graph = PurePosixPath(weights).parent, path / weights
+    return [weights, *(str(folder / name) for name in data_files(read_model(graph), graph))]
 
 
 def choose_local_files(path: Path, onnx: str | None = None) -> tuple[list[str], str]:

@@ -14,7 +14,7 @@ import json
 import mmap
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ ADAPTER = ("lora_", ".base_layer.", "base_model.model.")
 # their scales, which lie elsewhere, they would be taken for other weights.
 READ_DTYPES = ("float32", "float16", "bfloat16", "float64")
 OF_A_LAYER = re.compile(r"layers?\.\d")
+ANYTHING = re.compile("(?s).*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def check_fit(
     expected: Mapping[str, Shape],
     tensors: Mapping[str, Tensor],
     where: str,
-    known_unused: Callable[[str], bool] = lambda _: True,
+    known_unused: re.Pattern[str] = ANYTHING,
 ) -> None:
     """Check that the tensors, as ``fit`` has named them, make up what config.json describes."""
     unused = unread(names, tensors)
@@ -128,7 +129,7 @@ def check_fit(
             f"{where} holds {extra[0]}, which the model that config.json describes does not "
             "have: the number of layers in config.json is probably from another checkpoint"
         )
-    if unknown := [key for key in unused if not known_unused(key)]:
+    if unknown := [key for key in unused if not known_unused.fullmatch(key)]:
         raise UserError(
             f"{where} holds {unknown[0]}, which is not a weight of the classifier that config.json "
             "describes; if no logit depends on it, load the checkpoint in "

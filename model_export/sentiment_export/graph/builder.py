@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from sentiment_export.checkpoint.graph_file import PRODUCER
 
@@ -66,10 +66,10 @@ class Graph(Constants):
     """A graph under construction, with one output: the logits."""
 
     def __init__(self) -> None:
-        self.nodes: list[NodeProto] = []
-        self.functions: list[FunctionProto] = []
-        self.metadata: dict[str, str] = {}
-        self._inputs: dict[Value, tuple[int, list[str]]] = {}
+        # Without the graph, and that without its weights.
+        self.model = ModelProto(ir_version=IR_VERSION, producer_name=PRODUCER)
+        self.model.opset_import.add(domain="", version=OPSET)
+        self._proto = GraphProto(name="classifier")
         self._weights: dict[Value, _Weight] = {}
         self._names = Counter[str]()  # how many nodes have a name that begins like this
 
@@ -94,13 +94,13 @@ class Graph(Constants):
         name = f"{first}_{number}" if number else first
         output = f"{name}_output_0"
         named = [value or "" for value in inputs]
-        self.nodes.append(
+        self._proto.node.append(
             helper.make_node(op_type, named, [output], name, domain=domain, **attributes)
         )
         return output
 
     def input(self, name: str, dtype: int, axes: Sequence[str]) -> Value:
-        self._inputs[name] = dtype, list(axes)
+        self._proto.input.append(helper.make_tensor_value_info(name, dtype, list(axes)))
         return name
 
     def constant(self, name: str, array: np.ndarray | np.generic) -> Value:
@@ -119,7 +119,7 @@ class Graph(Constants):
 
     def write(self, target: Path, logits: Value, labels: int) -> None:
         """Write the graph; weights go into a second file beside it if one cannot hold them."""
-        last = next(node for node in reversed(self.nodes) if node.output[0] == logits)
+        last = next(node for node in reversed(self._proto.node) if node.output[0] == logits)
         last.output[0] = "logits"
         outside = sum(weight.nbytes for weight in self._weights.values()) > LARGEST_FILE
         tensors, end = [], 0
@@ -135,28 +135,17 @@ class Graph(Constants):
                 end += -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
             tensors.append((tensor, weight))
         output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", labels])
-        inputs = [
-            helper.make_tensor_value_info(name, dtype, axes)
-            for name, (dtype, axes) in self._inputs.items()
-        ]
-        graph = helper.make_graph(self.nodes, "classifier", inputs, [output])
+        self._proto.output.append(output)
+        if any(node.domain == CONTRIB for node in self._proto.node):
+            self.model.opset_import.add(domain=CONTRIB, version=1)
         with target.open("wb") as file:
-            _write_model(file, self._model(), graph, tensors)
+            _write_model(file, self.model, self._proto, tensors)
         if outside:
             with external_data(target).open("wb") as file:
                 for tensor, weight in tensors:
                     if tensor.external_data:
                         file.write(weight.data())
                         file.write(bytes(-file.tell() % ALIGNMENT))
-
-    def _model(self) -> ModelProto:
-        model = ModelProto(ir_version=IR_VERSION, producer_name=PRODUCER)
-        model.functions.extend(self.functions)
-        model.opset_import.add(domain="", version=OPSET)
-        if any(node.domain == CONTRIB for node in self.nodes):
-            model.opset_import.add(domain=CONTRIB, version=1)
-        helper.set_model_props(model, self.metadata)
-        return model
 
 
 def external_data(target: Path) -> Path:

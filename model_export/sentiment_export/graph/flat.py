@@ -38,7 +38,8 @@ class FlatClassifier(Classifier):
         self.graph.input("cumulative_lengths", TensorProto.INT32, ["ends"])
         self.graph.input("first_token", TensorProto.INT32, ["texts"])
         if encoder.family.after_padding:
-            self.graph.metadata[POSITION_PADDING] = str(encoder.padding_id)
+            padding = str(encoder.padding_id)
+            self.graph.model.metadata_props.add(key=POSITION_PADDING, value=padding)
         op, total = self.graph.at(embeddings), self.look_up_words("input_ids")
         if encoder.has_types:
             types = self.parameter(f"{embeddings}.token_type_embeddings.weight")
@@ -89,7 +90,7 @@ class FlatClassifier(Classifier):
 
     def write(self, target: Path) -> None:
         """Write the graph, with the function that takes attention's place on CPUs."""
-        self.graph.functions.append(onnx.parser.parse_function(FUNCTION))
+        self.graph.model.functions.append(onnx.parser.parse_function(FUNCTION))
         super().write(target)
 
     def made(self, name: str, shape: Sequence[int], make: Callable[[], np.ndarray]) -> Value:
