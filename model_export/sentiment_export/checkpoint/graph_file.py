@@ -164,10 +164,10 @@ def _external(tensor: TensorProto, graph: Path) -> bytes:
     size = file.stat().st_size
     try:
         offset = int(said.get("offset") or 0)
-        length = int(said.get("length") or _bytes_of(tensor) or size - offset)
+        length = int(said.get("length") or bytes_of(tensor) or size - offset)
     except (ValueError, TypeError, KeyError):
         offset = length = -1
-    if offset < 0 or length < 0 or length != (_bytes_of(tensor) or length):
+    if offset < 0 or length < 0 or length != (bytes_of(tensor) or length):
         raise UserError(
             f"{graph} is damaged: the place of {tensor.name} in {location} does not fit its shape"
         )
@@ -180,7 +180,7 @@ def _external(tensor: TensorProto, graph: Path) -> bytes:
         return opened.read(length)
 
 
-def _bytes_of(tensor: TensorProto) -> int:
+def bytes_of(tensor: TensorProto) -> int:
     """The size of a weight by its shape; 0 where a value is no whole number of bytes."""
     if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
         return 0

@@ -10,16 +10,15 @@ and how weights become int8 and float16.
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import pi, prod, sqrt
+from math import pi, sqrt
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
-from sentiment_export.checkpoint.graph_file import PRODUCER
+from sentiment_export.checkpoint.graph_file import PRODUCER, bytes_of
 
 OPSET = 18
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
@@ -34,19 +33,8 @@ Value = str
 Operator = Callable[..., Value]
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    make: Callable[[], np.ndarray]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-    def data(self) -> bytes | memoryview:
-        array = np.asarray(self.make(), self.dtype, order="C")
-        return array.reshape(-1).view(np.uint8).data
+# A tensor without its values, and what makes them.
+_Weight = tuple[TensorProto, Callable[[], np.ndarray]]
 
 
 class Constants:
@@ -114,37 +102,35 @@ class Graph(Constants):
         self, name: str, shape: Sequence[int], dtype: Any, make: Callable[[], np.ndarray]
     ) -> Value:
         """A constant that ``make`` makes when the graph is written; its name is known once."""
-        self._weights.setdefault(name, _Weight(tuple(shape), np.dtype(dtype), make))
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        self._weights.setdefault(name, (TensorProto(name=name, dims=shape, data_type=kind), make))
         return name
 
     def write(self, target: Path, logits: Value, labels: int) -> None:
         """Write the graph; weights go into a second file beside it if one cannot hold them."""
-        last = next(node for node in reversed(self._proto.node) if node.output[0] == logits)
+        graph, weights = self._proto, [*self._weights.values()]
+        last = next(node for node in reversed(graph.node) if node.output[0] == logits)
         last.output[0] = "logits"
-        outside = sum(weight.nbytes for weight in self._weights.values()) > LARGEST_FILE
-        tensors, end = [], 0
-        for name, weight in self._weights.items():
-            kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
-            tensor = TensorProto(name=name, dims=weight.shape, data_type=kind)
-            if outside and weight.nbytes >= LEAST_OUTSIDE:
-                place = {"location": external_data(target).name, "offset": str(end)}
-                place["length"] = str(weight.nbytes)
-                for key, value in place.items():
-                    tensor.external_data.add(key=key, value=value)
-                tensor.data_location = TensorProto.EXTERNAL
-                end += -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
-            tensors.append((tensor, weight))
         output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", labels])
-        self._proto.output.append(output)
-        if any(node.domain == CONTRIB for node in self._proto.node):
+        graph.output.append(output)
+        if any(node.domain == CONTRIB for node in graph.node):
             self.model.opset_import.add(domain=CONTRIB, version=1)
+        end, outside = 0, sum(bytes_of(tensor) for tensor, _ in weights) > LARGEST_FILE
+        for tensor, _ in weights:
+            size = bytes_of(tensor)
+            if outside and size >= LEAST_OUTSIDE:
+                place = {"location": external_data(target).name, "offset": end, "length": size}
+                for key, value in place.items():
+                    tensor.external_data.add(key=key, value=str(value))
+                tensor.data_location = TensorProto.EXTERNAL
+                end += -(-size // ALIGNMENT) * ALIGNMENT
         with target.open("wb") as file:
-            _write_model(file, self.model, self._proto, tensors)
+            _write_model(file, self.model, graph, weights)
         if outside:
             with external_data(target).open("wb") as file:
-                for tensor, weight in tensors:
+                for tensor, make in weights:
                     if tensor.external_data:
-                        file.write(weight.data())
+                        file.write(_values(tensor, make))
                         file.write(bytes(-file.tell() % ALIGNMENT))
 
 
@@ -161,26 +147,28 @@ _RAW_DATA_IN_TENSOR = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 
 
 def _write_model(
-    file: BinaryIO,
-    model: ModelProto,
-    graph: GraphProto,
-    tensors: Sequence[tuple[TensorProto, _Weight]],
+    file: BinaryIO, model: ModelProto, graph: GraphProto, weights: Sequence[_Weight]
 ) -> None:
     nodes = graph.SerializeToString()
     heads = []
-    for tensor, weight in tensors:
+    for tensor, _ in weights:
         head = tensor.SerializeToString()
-        size = 0 if tensor.external_data else weight.nbytes
+        size = 0 if tensor.external_data else bytes_of(tensor)
         if size:
             head += _field(_RAW_DATA_IN_TENSOR, size)
         heads.append((_field(_INITIALIZER_IN_GRAPH, len(head) + size) + head, size))
     file.write(model.SerializeToString())
     file.write(_field(_GRAPH_IN_MODEL, len(nodes) + sum(len(h) + size for h, size in heads)))
     file.write(nodes)
-    for (head, size), (_, weight) in zip(heads, tensors, strict=True):
+    for (head, size), weight in zip(heads, weights, strict=True):
         file.write(head)
         if size:
-            file.write(weight.data())
+            file.write(_values(*weight))
+
+
+def _values(tensor: TensorProto, make: Callable[[], np.ndarray]) -> memoryview:
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return np.asarray(make(), dtype, order="C").reshape(-1).view(np.uint8).data
 
 
 def _field(number: int, size: int) -> bytes:
