@@ -143,9 +143,7 @@ def finetune(recipe: Recipe, output: Path) -> Scores:
 
 
 def training_preprocessing(
-    recipe: Recipe,
-    entries: Mapping[str, Any],
-    side_files: Sequence[str],
+    recipe: Recipe, entries: Mapping[str, Any], side_files: Sequence[str]
 ) -> Preprocessing:
     """The normalisation of texts: as an export of the base decides, or of any BERTweet.
 
@@ -184,10 +182,7 @@ def _labelled_texts(recipe: Recipe) -> tuple[list[Example], list[Example]]:
 
 
 def _train_every_seed(
-    recipe: Recipe,
-    learnt: Tokenised,
-    validation: Tokenised,
-    work: Path,
+    recipe: Recipe, learnt: Tokenised, validation: Tokenised, work: Path
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """The weights averaged over the seeds, and the validation scores of every epoch."""
     steps = ceil(len(learnt.ids) / recipe.batch_size) * recipe.epochs

@@ -69,12 +69,7 @@ class Graph(Constants):
         return partial(self._op, "/" + re.sub(r"\.(?!\d)", "/", module))
 
     def _op(
-        self,
-        scope: str,
-        op_type: str,
-        *inputs: Value | None,
-        domain: str = "",
-        **attributes: Any,
+        self, scope: str, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any
     ) -> Value:
         first = f"{scope}/{op_type}"
         self._names[first] += 1
