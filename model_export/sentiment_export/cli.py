@@ -99,8 +99,7 @@ def _describe(words: list[str]) -> None:
     from sentiment_export.checkpoint.checkpoint import find_checkpoint
     from sentiment_export.checkpoint.describe import describe
 
-    path = find_checkpoint(options.source, options.revision, onnx="")
-    description = describe(path)
+    description = describe(find_checkpoint(options.source, options.revision, onnx=""))
     print(json.dumps(asdict(description), indent=2) if options.json else description.text())
 
 
@@ -137,10 +136,7 @@ def _evaluate(words: list[str]) -> None:
     from sentiment_service.engine.loading import load_model
 
     from sentiment_export.quality.evaluation import evaluate
-    from sentiment_export.quality.scores import changes, comparison
-
-    if options.picture:
-        from sentiment_export.quality.scores import svg
+    from sentiment_export.quality.scores import changes, comparison, svg
 
     scored, labels, documents = [], [], []
     for (name, bundle), precision in product(zip(names, bundles, strict=True), precisions):

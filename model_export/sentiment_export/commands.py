@@ -277,9 +277,7 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
         columns=Columns.of(options),
         multi_label=checkpoint.multi_label,
     )
-    examples, judge = [], None
-    if options.evaluate:
-        examples = read(options.evaluate)
+    examples, judge = read(options.evaluate) if options.evaluate else [], None
     if file := options.calibrate:
         texts = read(file, least=LEAST_TEXTS)
         judge = partial(calibrated, examples=texts, digest=sha256(file))
