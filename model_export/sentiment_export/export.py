@@ -33,7 +33,7 @@ from sentiment_service.errors import UserError
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.layout import commit_date, origin
 from sentiment_export.graph.builder import external_data
-from sentiment_export.graph.variants import SourceGraphs, Write, graphs_of
+from sentiment_export.graph.variants import SourceGraphs, graphs_of
 from sentiment_export.output import ONNX_FILES, calibration_section, check_bundle_output, model_card
 from sentiment_export.quality.evaluation import (
     AccuracyGate,
@@ -73,7 +73,6 @@ def export(
     judge: Callable[[Bundle], Manifest] | None = None,
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
-    graphs_of: Callable[[Checkpoint, Path], Write] = graphs_of,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
 

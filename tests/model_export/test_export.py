@@ -383,7 +383,9 @@ def _export_damaged(
 
         return write
 
-    export(load_checkpoint(roberta.source), output, graphs_of=graphs, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export_module, "graphs_of", graphs)
+        export(load_checkpoint(roberta.source), output, **options)
 
 
 def test_fp32_with_a_wrong_weight_is_refused(roberta: Exported, tmp_path: Path) -> None:
@@ -529,13 +531,16 @@ def _padded(checkpoint: Checkpoint, work: Path) -> Write:
     return write
 
 
-def test_an_fp16_variant_with_padding_is_served(roberta: Exported, tmp_path: Path) -> None:
+def test_an_fp16_variant_with_padding_is_served(
+    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Earlier exports wrote it for BERT's family, too. Its logits are those of the flat graph."""
     kinds = {"flat": graphs_of, "padded": _padded}
     found = {}
     for kind, graphs in kinds.items():
         output, checkpoint = tmp_path / kind, load_checkpoint(roberta.source)
-        export(checkpoint, output, precisions=["fp16"], graphs_of=graphs)
+        monkeypatch.setattr(export_module, "graphs_of", graphs)
+        export(checkpoint, output, precisions=["fp16"])
         model = load(output, "fp16")
         encodings = [model.tokenizer.encode(text) for text in CORPUS]
         assert ("attention_mask" in model.feeds(encodings)) == (kind == "padded")

@@ -15,11 +15,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto
+from sentiment_export import export as export_module
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.checkpoint.describe import passes
 from sentiment_export.checkpoint.family import FAMILY
-from sentiment_export.export import export
 from sentiment_export.graph.editor import as_linear
 from sentiment_export.graph.variants import Write, graphs_of
 from sentiment_export.quality.verification import layer_parity
@@ -100,7 +100,9 @@ def graphs(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
     return _graphs(tmp_path_factory.getbasetemp(), model_type)
 
 
-def test_the_service_answers_like_transformers(graphs: Graphs, tmp_path: Path) -> None:
+def test_the_service_answers_like_transformers(
+    graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bundle's ids and fp32 logits are those of the checkpoint, alone and in one batch.
 
     The export itself compares pairs of texts.
@@ -108,7 +110,8 @@ def test_the_service_answers_like_transformers(graphs: Graphs, tmp_path: Path) -
     path = graphs.checkpoint.path
     checkpoint = load_checkpoint(path, CheckpointOptions(text_pairs=True))
     made = tmp_path / "bundle"
-    export(checkpoint, made, precisions=["fp32"], graphs_of=lambda *_: graphs.write)
+    monkeypatch.setattr(export_module, "graphs_of", lambda *_: graphs.write)
+    export_module.export(checkpoint, made, precisions=["fp32"])
     assert_like_transformers(load(made), path)
 
 
