@@ -87,8 +87,7 @@ class Distillation:
 def distil(recipe: Distillation, output: Path) -> Manifest:
     """Train a student of the teacher's layers, and write its bundle to ``output``.
 
-    After an interruption, the same call goes on, and gives the same bundle as an uninterrupted run.
-    What it needs for that is in ``<output>.training`` until then.
+    After an interruption, the same call goes on, and gives the same bundle; see ``resumable``.
     """
     output = check_bundle_output(output)
     if (source := Path(recipe.source)).exists() and source.resolve() == output:

@@ -55,6 +55,7 @@ from sentiment_export.quality.verification import (
     DiffersTooMuch,
     Reference,
     layer_parity,
+    layer_table,
     verify,
 )
 
@@ -112,8 +113,8 @@ def export(
             if debug_parity:
                 file = directory / ONNX_FILES[precision]
                 ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
-                report = layer_parity(checkpoint, file, precision, ids)
-                print(f"{precision}, layer by layer:\n{report.table()}")
+                found = layer_parity(checkpoint, file, precision, ids)
+                print(f"{precision}, layer by layer:\n{layer_table(precision, found)}")
             manifest = checks.passed(manifest, precision)
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
@@ -205,13 +206,11 @@ class _Checks:
             self.reference = Reference.of_source(self.source.session, model)
         elif self.reference is None:
             self.reference = Reference.of_pytorch(self.checkpoint, model)
-        if self.source is None:
-            return verify(model, self.reference)
-        masked = self.source.is_masked
+        masked = self.source is None or self.source.is_masked
+        # Whoever quantized the graph has chosen how coarse it is.
+        kept = self.source is not None and masked and bool(self.source.kept)
         try:
-            # Whoever quantized the graph has chosen how coarse it is.
-            kept = bool(self.source.kept) and masked and model.precision == "int8"
-            return verify(model, self.reference, coarse=kept)
+            return verify(model, self.reference, coarse=kept and model.precision == "int8")
         except DiffersTooMuch as error:
             if masked:
                 raise

@@ -95,9 +95,8 @@ class Recipe:
 def finetune(recipe: Recipe, output: Path) -> Scores:
     """Train with every seed, average the weights and write a checkpoint to ``output``.
 
-    After an interruption, the same call goes on, and gives the same weights as an uninterrupted
-    run; see ``resumable``. The scores are those of the averaged model on the validation texts that
-    are not in the training data.
+    After an interruption, the same call goes on, and gives the same weights; see ``resumable``. The
+    scores are the averaged model's on the validation texts that are not in the training data.
     """
     output = check_new_output(output)
     side_files, _ = choose_local_files(recipe.base)

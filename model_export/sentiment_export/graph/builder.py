@@ -205,10 +205,6 @@ def _squared_relu(x: Value, op: Operator, number: Number) -> Value:
     return op("Mul", positive, positive)
 
 
-def _single(op_type: str) -> Callable[[Value, Operator, Number], Value]:
-    return lambda x, op, number: op(op_type, x)
-
-
 # By their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Value, Operator, Number], Value]] = {
     **dict.fromkeys(("gelu", "gelu_python"), _gelu),
@@ -216,10 +212,10 @@ ACTIVATIONS: dict[str, Callable[[Value, Operator, Number], Value]] = {
     "gelu_fast": _gelu_fast,
     "quick_gelu": lambda x, op, number: op("Mul", x, op("Sigmoid", op("Mul", x, number(1.702)))),
     **dict.fromkeys(("silu", "swish"), lambda x, op, number: op("Mul", x, op("Sigmoid", x))),
-    "relu": _single("Relu"),
+    "relu": lambda x, op, number: op("Relu", x),
     "relu2": _squared_relu,
-    "tanh": _single("Tanh"),
-    "sigmoid": _single("Sigmoid"),
+    "tanh": lambda x, op, number: op("Tanh", x),
+    "sigmoid": lambda x, op, number: op("Sigmoid", x),
     "mish": lambda x, op, number: op("Mul", x, op("Tanh", op("Softplus", x))),
 }
 EXACT_GELU = ("gelu", "gelu_python")

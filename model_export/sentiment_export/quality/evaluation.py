@@ -223,12 +223,7 @@ ROUNDING = 1e-9  # a loss of 0.55 - 0.54 is 0.01, but not for floating-point num
 
 @dataclass(slots=True)
 class AccuracyGate:
-    """Scores variants on labelled ``examples`` and refuses those that score too low.
-
-    Score fp32 first. A variant's accuracy (of a multi-label model, its micro F1) and macro recall
-    may be lower than those of fp32 by ``max_loss``, and at least 98 % of its labels must be those
-    of fp32.
-    """
+    """Scores variants on labelled ``examples``, fp32 first, and refuses those far below fp32."""
 
     examples: Sequence[Example]
     max_loss: float
