@@ -327,7 +327,7 @@ def test_an_empty_directory_is_filled(
 
 
 def _fail(error: BaseException) -> Callable[..., None]:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise error
 
     return fail

@@ -18,8 +18,6 @@ from sentiment_export.checkpoint.layout import CONFIG_FILE, read_json
 # What changes the computation in a way that the export does not follow, and the one value that
 # does not: causal attention, layers with fewer heads than the others.
 _FIXED: dict[str, object] = {"is_decoder": False, "add_cross_attention": False, "pruned_heads": {}}
-# What says nothing of a graph.
-_OF_WEIGHTS = ("auto_map", "quantization_config")
 # The entries that the architectures compute with, and those that change no logit: of training, of
 # other tasks, of files, of text generation.
 _KNOWN = """
@@ -75,8 +73,9 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
     """
     config = read_json(directory / CONFIG_FILE)
     find_architecture(config.get("model_type"), where, of_graph=of_graph)
-    if of_graph:
-        config = {n: v for n, v in config.items() if n not in {*_FIXED, *_OF_WEIGHTS}}
+    if of_graph:  # of which these say nothing
+        unsaid = {*_FIXED, "auto_map", "quantization_config"}
+        config = {name: value for name, value in config.items() if name not in unsaid}
     _check_entries(config, where)
     if not of_graph:
         _check_unknown(config, where)
