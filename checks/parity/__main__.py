@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,8 @@ def main() -> int:
         said = [None, *sources]
         for source, bundle in zip(sources, bundles[1:], strict=True):
             checkpoint = load_checkpoint(source)
-            export(checkpoint, bundle, precisions=("fp32",), reference="fp32", say=lambda _: None)
+            with redirect_stdout(None):
+                export(checkpoint, bundle, precisions=("fp32",), reference="fp32")
         by_optimum = json.loads(_run(str(older), "load", *bundles))
         checked = [*map(_check, bundles, said, by_optimum)]
     return int(not all(checked))

@@ -88,10 +88,8 @@ def _in_one_line(error: Exception) -> str:
 def _describe(words: list[str]) -> None:
     parser = CommandParser(
         "sentiment-export describe",
-        description=(
-            "Show architecture, labels, tokenizer, layers with their shapes, weight names and "
-            "files of a checkpoint, and what an export would change. The weights are not loaded."
-        ),
+        description="Show architecture, labels, tokenizer, layers with their shapes, weight names "
+        "and files of a checkpoint, and what an export would change. The weights are not loaded.",
     )
     parser.add_argument("source", type=source, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
@@ -101,8 +99,7 @@ def _describe(words: list[str]) -> None:
     from sentiment_export.checkpoint.checkpoint import find_checkpoint
     from sentiment_export.checkpoint.describe import describe
 
-    path = find_checkpoint(options.source, options.revision, onnx="")
-    description = describe(path)
+    description = describe(find_checkpoint(options.source, options.revision, onnx=""))
     print(json.dumps(asdict(description), indent=2) if options.json else description.text())
 
 
@@ -139,10 +136,7 @@ def _evaluate(words: list[str]) -> None:
     from sentiment_service.engine.loading import load_model
 
     from sentiment_export.quality.evaluation import evaluate
-    from sentiment_export.quality.scores import changes, comparison
-
-    if options.picture:
-        from sentiment_export.quality.scores import svg
+    from sentiment_export.quality.scores import changes, comparison, svg
 
     scored, labels, documents = [], [], []
     for (name, bundle), precision in product(zip(names, bundles, strict=True), precisions):
@@ -180,11 +174,8 @@ def _calibrate(words: list[str]) -> None:
         "--loss",
         choices=get_args(CalibrationLoss),
         default="log",
-        help=(
-            "what the temperature minimises: the log loss, as in Guo et al. 2017 (for a "
-            "multi-label model, the binary cross-entropy), or the Brier score "
-            "(default: %(default)s)"
-        ),
+        help="what the temperature minimises: the log loss, as in Guo et al. 2017 (for a "
+        "multi-label model, the binary cross-entropy), or the Brier score (default: %(default)s)",
     )
     options = parser.parse_args(words)
 

@@ -79,11 +79,9 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         type=_precisions,
         default=DEFAULT,
         metavar="LIST",
-        help=(
-            f"comma-separated variants to write, from {','.join(EXPORTED)}; int8 is for the "
-            f"CPU, fp16 for CUDA; an ONNX graph that is quantized or fp16 stays what it is "
-            f"(default: {','.join(DEFAULT)})"
-        ),
+        help=f"comma-separated variants to write, from {','.join(EXPORTED)}; int8 is for the CPU, "
+        "fp16 for CUDA; an ONNX graph that is quantized or fp16 stays what it is (default: "
+        f"{','.join(DEFAULT)})",
     )
     add_settings(parser, CheckpointOptions.model_fields)
     parser.add_argument(
@@ -97,28 +95,22 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         type=SHARE,
         default=MAX_ACCURACY_LOSS,
         metavar="LOSS",
-        help=(
-            "leave out a variant if its accuracy or macro recall on the labelled texts is lower "
-            "than that of fp32 by more than this, from 0 to 1 (default: %(default)s)"
-        ),
+        help="leave out a variant if its accuracy or macro recall on the labelled texts is lower "
+        "than that of fp32 by more than this, from 0 to 1 (default: %(default)s)",
     )
     parser.add_argument(
         "--calibrate",
         type=local_path,
         metavar="FILE",
-        help=(
-            "fit every variant's temperature, so that scores match how often they are right, on "
-            f"{LABELLED}; use texts that the checkpoint was not trained on"
-        ),
+        help="fit every variant's temperature, so that scores match how often they are right, on "
+        f"{LABELLED}; use texts that the checkpoint was not trained on",
     )
     Columns.add_arguments(parser)
     parser.add_argument(
         "--reference",
         choices=get_args(ReferenceKind)[:2],
-        help=(
-            "what the variants are compared with: the checkpoint in PyTorch, or the fp32 graph "
-            "(default: pytorch where it is installed)"
-        ),
+        help="what the variants are compared with: the checkpoint in PyTorch, or the fp32 graph "
+        "(default: pytorch where it is installed)",
     )
     parser.add_argument(
         "--debug-parity",
@@ -145,11 +137,9 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
 def finetune_command(words: list[str]) -> None:
     parser = CommandParser(
         "sentiment-export finetune",
-        description=(
-            "Fine-tune an encoder for the labels negative, neutral and positive. The seeds are "
-            f"trained one after another, and their weights are averaged. Files have {LABELLED}. "
-            f"A text is cut to {MAX_TRAINED_TOKENS} tokens. {RESUMED}"
-        ),
+        description="Fine-tune an encoder for the labels negative, neutral and positive. The seeds "
+        f"are trained one after another, and their weights are averaged. Files have {LABELLED}. "
+        f"A text is cut to {MAX_TRAINED_TOKENS} tokens. {RESUMED}",
     )
     parser.add_argument("base", type=local_path, help="local checkpoint directory of the encoder")
     parser.add_argument(
@@ -195,11 +185,9 @@ def finetune_command(words: list[str]) -> None:
 def distil_command(words: list[str]) -> None:
     parser = CommandParser(
         "sentiment-export distil",
-        description=(
-            "Make a faster model of your own one: a student with fewer layers learns its answers "
-            "to texts without labels, of which a tenth is held out to compare the two. "
-            f"{RESUMED}"
-        ),
+        description="Make a faster model of your own one: a student with fewer layers learns its "
+        "answers to texts without labels, of which a tenth is held out to compare the two. "
+        f"{RESUMED}",
     )
     parser.add_argument("source", type=source, help=f"the teacher: a bundle, {SOURCE}")
     parser.add_argument(
@@ -289,9 +277,7 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
         columns=Columns.of(options),
         multi_label=checkpoint.multi_label,
     )
-    examples, judge = [], None
-    if options.evaluate:
-        examples = read(options.evaluate)
+    examples, judge = read(options.evaluate) if options.evaluate else [], None
     if file := options.calibrate:
         texts = read(file, least=LEAST_TEXTS)
         judge = partial(calibrated, examples=texts, digest=sha256(file))

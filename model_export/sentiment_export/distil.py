@@ -9,7 +9,7 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -84,11 +84,10 @@ class Distillation:
         }
 
 
-def distil(recipe: Distillation, output: Path, say: Callable[[str], None] = print) -> Manifest:
+def distil(recipe: Distillation, output: Path) -> Manifest:
     """Train a student of the teacher's layers, and write its bundle to ``output``.
 
-    After an interruption, the same call goes on, and gives the same bundle as an uninterrupted run.
-    What it needs for that is in ``<output>.training`` until then.
+    After an interruption, the same call goes on, and gives the same bundle; see ``resumable``.
     """
     output = check_bundle_output(output)
     if (source := Path(recipe.source)).exists() and source.resolve() == output:
@@ -96,32 +95,34 @@ def distil(recipe: Distillation, output: Path, say: Callable[[str], None] = prin
     teacher = Teacher.find(recipe)
     layers = chosen_layers(recipe.layers, teacher)
     examples = _examples(recipe, teacher.checkpoint)
-    texts = _texts(recipe, teacher, examples, say)
+    texts = _texts(recipe, teacher, examples)
     with resumable(output, recipe.identity(teacher, layers)) as work:
-        lesson = Lesson.of(teacher, texts, work, say)
-        learnt, held_out = len(lesson.learnt.ids), len(lesson.held_out.examples)
-        say(f"{learnt} texts to learn from, {held_out} held out; layers {_listed(layers)}")
+        teachers, data, held_out = _lesson(teacher, texts, work)
+        learnt, rest = len(data.ids), len(held_out.examples)
+        print(f"{learnt} texts to learn from, {rest} held out; layers {_listed(layers)}")
         path = work / "student" / "checkpoint"  # a name from which nothing is guessed
-        steps, seconds = _train(recipe, teacher.checkpoint, layers, lesson.learnt, work, path, say)
-        student = load_checkpoint(path, options_of(lesson.bundle))
+        steps, seconds = _train(recipe, teacher.checkpoint, layers, data, work, path)
+        student = load_checkpoint(path, options_of(teachers))
         record = {"teacher": teacher.described, "layers": layers, "texts": learnt, "steps": steps}
-        record |= {"held_out": held_out, "epochs": round(steps * recipe.batch_size / learnt, 2)}
+        record |= {"held_out": rest, "epochs": round(steps * recipe.batch_size / learnt, 2)}
         measured = ""
 
         def judge(bundle: Bundle) -> Manifest:
             nonlocal measured
-            manifest, measured = _compared(bundle, student.config, lesson, examples, record, say)
-            measured += f" The training took {seconds / 60:.1f} minutes."
-            found = manifest.distilled or {}
-            say(f"{distilled_section(found)}\n{measured}")
+            manifest = _calibrated(bundle, teachers.manifest, held_out)
+            both = teachers, Bundle(bundle.path, manifest, dict(student.config))
+            old, new = (load_model(b, device="cpu", precision="auto", threads=0) for b in both)
+            found = {**record, **compared(old, new, held_out, examples)}
+            measured = f"{speed(old, new, held_out)} The training took {seconds / 60:.1f} minutes."
+            print(f"{distilled_section(found)}\n{measured}")
             if why := too_bad(found, recipe.least_agreement, recipe.most_loss):
                 raise UserError(
                     f"nothing was written: {why}. More texts, more epochs or more layers would "
                     f"help; {work} keeps this student for the same command with lower limits"
                 )
-            return manifest
+            return manifest.model_copy(update={"distilled": found})
 
-        bundle = _exported(student, output, say, examples=examples, judge=judge)
+        bundle = _exported(student, output, examples=examples, judge=judge)
         card = output / "README.md"
         write_text_atomically(card, f"{card.read_text('utf-8')}\n## Speed\n\n{measured}\n")
     if "int8" not in bundle.manifest.variants:
@@ -193,12 +194,7 @@ def _listed(layers: Sequence[int]) -> str:
     return ",".join(map(str, layers))
 
 
-def _texts(
-    recipe: Distillation,
-    teacher: Teacher,
-    labelled: Sequence[Example],
-    say: Callable[[str], None],
-) -> list[str]:
+def _texts(recipe: Distillation, teacher: Teacher, labelled: Sequence[Example]) -> list[str]:
     """The texts in a random order, each once, whatever its spelling; none is labelled."""
     found: dict[str, str] = {}
     count = 0
@@ -207,14 +203,14 @@ def _texts(
         count += len(texts)
         found |= {fingerprint(text): text for text in texts}
         if has_labels:
-            say(f"{path}: its labels are not used")
+            print(f"{path}: its labels are not used")
         if refused:
-            say(f"{path}: {refused} texts are empty or cannot be read; they are left out")
+            print(f"{path}: {refused} texts are empty or cannot be read; they are left out")
     for example in labelled:
         found.pop(fingerprint(example.text), None)
     left_out = count - len(found)
     if left_out:
-        say(f"{left_out} of {count} texts occur twice or in --labelled; they are left out")
+        print(f"{left_out} of {count} texts occur twice or in --labelled; they are left out")
     if len(found) < LEAST_TEXTS:
         raise UserError(
             f"{len(found)} different texts are too few to distil from: at least {LEAST_TEXTS} are "
@@ -222,7 +218,9 @@ def _texts(
         )
     known = teacher.checkpoint
     if len(known.languages) > 1 or known.config["model_type"] == "xlm-roberta":
-        say("warning: the teacher is for several languages; the student forgets all but the texts'")
+        print(
+            "warning: the teacher is for several languages; the student forgets all but the texts'"
+        )
     texts = [found[key] for key in sorted(found)]
     random.Random(recipe.seed).shuffle(texts)
     return texts
@@ -238,45 +236,39 @@ def _examples(recipe: Distillation, checkpoint: Checkpoint) -> list[Example]:
     return read_examples(labelled, checkpoint.labels, columns, multi_label=multi_label)
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What the teacher says of the texts, of which a tenth is held out."""
+def _lesson(
+    teacher: Teacher, texts: Sequence[str], work: Path
+) -> tuple[Bundle, Tokenised, HeldOut]:
+    """The teacher's bundle, and what its most exact variant says of the texts.
 
-    bundle: Bundle  # the teacher's
-    learnt: Tokenised
-    held_out: HeldOut
-
-    @classmethod
-    def of(
-        cls, teacher: Teacher, texts: Sequence[str], work: Path, say: Callable[[str], None]
-    ) -> "Lesson":
-        """Let the teacher's most exact variant answer; ``work`` keeps what it has computed."""
-        path, bundle = work / "teacher", teacher.bundle
-        if bundle is None:
-            exported = path.exists()
-            bundle = Bundle.open(path) if exported else _exported(teacher.checkpoint, path, say)
-        exact: Precision = "fp32" if "fp32" in bundle.manifest.variants else "int8"
-        model = load_model(bundle, device="cpu", precision=exact, threads=0)
-        encodings = {
-            text: encoding
-            for text, encoding in zip(texts, model.tokenizer.encode_batch(texts), strict=True)
-            if not isinstance(encoding, ServiceError)
-        }
-        examples = [Example("", (), text) for text in encodings]
-        logits = _teachers_logits(model, examples, work / "teacher.f32")
-        cut = len(examples) - round(len(examples) * HELD_OUT)
-        ids = [encoding.ids for encoding in encodings.values()][:cut]
-        learnt = Tokenised(ids, torch.from_numpy(logits[:cut]), bundle.pad_token_id)
-        rest, scores = [*encodings.values()][cut:], model.scores(logits[cut:])
-        return cls(bundle, learnt, HeldOut(examples[cut:], rest, scores))
+    A tenth of them is held out. ``work`` keeps what has been computed.
+    """
+    path, bundle = work / "teacher", teacher.bundle
+    if bundle is None:
+        exported = path.exists()
+        bundle = Bundle.open(path) if exported else _exported(teacher.checkpoint, path)
+    exact: Precision = "fp32" if "fp32" in bundle.manifest.variants else "int8"
+    model = load_model(bundle, device="cpu", precision=exact, threads=0)
+    encodings = {
+        text: encoding
+        for text, encoding in zip(texts, model.tokenizer.encode_batch(texts), strict=True)
+        if not isinstance(encoding, ServiceError)
+    }
+    examples = [Example("", (), text) for text in encodings]
+    logits = _teachers_logits(model, examples, work / "teacher.f32")
+    cut = len(examples) - round(len(examples) * HELD_OUT)
+    ids = [encoding.ids for encoding in encodings.values()][:cut]
+    learnt = Tokenised(ids, torch.from_numpy(logits[:cut]), bundle.pad_token_id)
+    rest, scores = [*encodings.values()][cut:], model.scores(logits[cut:])
+    return bundle, learnt, HeldOut(examples[cut:], rest, scores)
 
 
-def _exported(checkpoint: Checkpoint, path: Path, say: Callable[[str], None], **how: Any) -> Bundle:
+def _exported(checkpoint: Checkpoint, path: Path, **how: Any) -> Bundle:
     """The checkpoint's bundle, if need be without an int8 that would be too coarse."""
     try:
-        export(checkpoint, path, say=say, **how)
+        export(checkpoint, path, **how)
     except LeftOut as error:
-        say(str(error))
+        print(error)
     return Bundle.open(path)
 
 
@@ -299,7 +291,6 @@ def _train(
     data: Tokenised,
     work: Path,
     student: Path,
-    say: Callable[[str], None],
 ) -> tuple[int, float]:
     """Write the student's checkpoint; the number of steps, and the seconds.
 
@@ -310,7 +301,7 @@ def _train(
 
     def trained(model: Any, steps: int, work: Path) -> float:
         plan = Plan(recipe.seed, steps, recipe.batch_size, recipe.learning_rate, dropout=False)
-        return train(model, decayed(model), data, plan, loss, lambda *_: {}, work, say)[1]
+        return train(model, decayed(model), data, plan, loss, lambda *_: {}, work)[1]
 
     steps = ceil(len(data.ids) / recipe.batch_size) * recipe.epochs
     if recipe.minutes is not None:
@@ -323,7 +314,7 @@ def _train(
                     pace = count / trained(deepcopy(model), count, Path(trial))
             write_text_atomically(counted, str(max(1, round(recipe.minutes * 60 * pace))))
         steps = int(counted.read_text())
-    say(f"{steps} steps of {recipe.batch_size} texts")
+    print(f"{steps} steps of {recipe.batch_size} texts")
     seconds = trained(model, steps, work)
     model.config.preprocessing = checkpoint.preprocessing
     with atomic_directory(student) as directory:
@@ -332,27 +323,13 @@ def _train(
     return steps, seconds
 
 
-def _compared(
-    student: Bundle,
-    config: Mapping[str, Any],
-    lesson: Lesson,
-    labelled: Sequence[Example],
-    record: Mapping[str, Any],
-    say: Callable[[str], None],
-) -> tuple[Manifest, str]:
-    """The student's manifest, calibrated and with the figures of the comparison; and its speed."""
-    held_out = lesson.held_out
-    digest = sha256("\0".join(one.text for one in held_out.examples).encode()).hexdigest()
-    texts = held_out.examples, digest
-    manifest = calibrated(student, *texts, say=say, teachers=held_out.scores)
-    same = {name: getattr(lesson.bundle.manifest, name) for name in ("threshold", "thresholds")}
-    manifest = manifest.model_copy(update=same)
-    teacher, model = (
-        load_model(bundle, device="cpu", precision="auto", threads=0)
-        for bundle in (lesson.bundle, Bundle(student.path, manifest, dict(config)))
-    )
-    record = {**record, **compared(teacher, model, held_out, labelled)}
-    return manifest.model_copy(update={"distilled": record}), speed(teacher, model, held_out)
+def _calibrated(student: Bundle, teacher: Manifest, held_out: HeldOut) -> Manifest:
+    """The student's manifest with temperatures, and with the teacher's thresholds."""
+    texts = held_out.examples
+    digest = sha256("\0".join(one.text for one in texts).encode()).hexdigest()
+    manifest = calibrated(student, texts, digest, teachers=held_out.scores)
+    same = {name: getattr(teacher, name) for name in ("threshold", "thresholds")}
+    return manifest.model_copy(update=same)
 
 
 def _student(checkpoint: Checkpoint, layers: Sequence[int]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 from sentiment_service.atomic_files import atomic_directory, full_disk_named, write_text_atomically
@@ -33,7 +33,7 @@ from sentiment_service.errors import UserError
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.layout import commit_date, origin
 from sentiment_export.graph.builder import external_data
-from sentiment_export.graph.variants import SourceGraphs, Write, graphs_of
+from sentiment_export.graph.variants import SourceGraphs, graphs_of
 from sentiment_export.output import ONNX_FILES, calibration_section, check_bundle_output, model_card
 from sentiment_export.quality.evaluation import (
     AccuracyGate,
@@ -55,11 +55,9 @@ from sentiment_export.quality.verification import (
     DiffersTooMuch,
     Reference,
     layer_parity,
+    layer_table,
     verify,
 )
-
-File = TypeVar("File", bound=DataFile)
-MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
 
 
 class LeftOut(UserError):
@@ -76,8 +74,6 @@ def export(
     judge: Callable[[Bundle], Manifest] | None = None,
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
-    graphs_of: Callable[[Checkpoint, Path], Write] = graphs_of,
-    say: Callable[[str], None] = print,
 ) -> Manifest:
     """Write a bundle to ``output``; replaces an existing bundle.
 
@@ -99,23 +95,26 @@ def export(
         (directory / "onnx").mkdir()
         _write_side_files(checkpoint, directory)
         with tempfile.TemporaryDirectory(dir=directory) as work, full_disk_named(directory):
-            say("writing the graphs")
+            print("writing the graphs")
             if checkpoint.graph is None:
                 source, write = None, graphs_of(checkpoint, Path(work))
             else:
                 source = SourceGraphs(checkpoint, checkpoint.graph, Path(work))
                 write = source.write
-                made = dict.fromkeys(source.possible((*made,)))
-                precisions = source.possible(precisions)
                 if source.kept:
-                    say(f"{checkpoint.graph.path.name}: {source.kept}")
+                    print(f"{checkpoint.graph.path.name}: {source.kept}")
+                    precisions = (checkpoint.graph.precision,)
+                    made = dict.fromkeys(precisions)
             passes = {p: write(p, directory / ONNX_FILES[p]) for p in made}
         checkpoint.weights.release()
         manifest = _manifest(checkpoint, directory, output.name, passes, kind)
-        checks = _Checks(checkpoint, directory, gate, say, kind, source)
+        checks = _Checks(checkpoint, directory, gate, kind, source)
         for precision in made:
             if debug_parity:
-                say(_layers(checkpoint, directory, precision))
+                file = directory / ONNX_FILES[precision]
+                ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
+                found = layer_parity(checkpoint, file, precision, ids)
+                print(f"{precision}, layer by layer:\n{layer_table(precision, found)}")
             manifest = checks.passed(manifest, precision)
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
@@ -154,7 +153,7 @@ def _compared_with(
 
 
 class _Written(Bundle):
-    """A bundle whose files were written a moment ago, and have no digests yet."""
+    """A bundle whose files were written a moment ago, so their digests are right."""
 
     def variant_path(self, precision: Precision) -> Path:
         return self.path / self.manifest.variants[precision].file
@@ -167,22 +166,18 @@ class _Checks:
     checkpoint: Checkpoint
     directory: Path
     gate: AccuracyGate
-    say: Callable[[str], None]
     kind: ReferenceKind
     source: SourceGraphs | None
     reference: Reference | None = None  # known once the first variant is open
 
     def passed(self, manifest: Manifest, precision: Precision) -> Manifest:
-        """Verify and score the variant; returns the manifest with its parity and accuracy.
-
-        The gate refuses an int8 that differs from the reference by more than its tolerance.
-        """
+        """The manifest with the variant's parity and accuracy, unless the gate refuses it."""
         variant = manifest.variants[precision]
         bundle = _Written(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         parity = invariant = None
         if self.kind == "fp32" and precision == "fp32":
-            self.say("computing the reference with fp32")
+            print("computing the reference with fp32")
             self.reference = Reference.of_graph(model)
         else:
             try:
@@ -194,30 +189,28 @@ class _Checks:
                     raise
                 self.gate.refused[precision] = str(error)
                 return manifest
-            self.say(
+            print(
                 f"{precision}: {variant.total_bytes / 1e6:.1f} MB, logits within "
                 f"{parity.max_abs_logit_diff:.2g} of {NAMES[self.kind]}, labels agree on "
                 f"{parity.label_agreement:.1%} of {parity.samples} texts"
             )
-        accuracy = self.gate.scored(model, self.say)
+        accuracy = self.gate.scored(model)
         filled = variant.model_copy(
             update={"parity": parity, "accuracy": accuracy, "batch_invariant": invariant}
         )
         return manifest.model_copy(update={"variants": {**manifest.variants, precision: filled}})
 
     def _compared(self, model: Model) -> tuple[Parity, bool]:
-        self.say(f"comparing {model.precision} with {NAMES[self.kind]}")
+        print(f"comparing {model.precision} with {NAMES[self.kind]}")
         if self.reference is None and self.source is not None:
             self.reference = Reference.of_source(self.source.session, model)
         elif self.reference is None:
             self.reference = Reference.of_pytorch(self.checkpoint, model)
-        if self.source is None:
-            return verify(model, self.reference)
-        masked = self.source.is_masked
+        masked = self.source is None or self.source.is_masked
+        # Whoever quantized the graph has chosen how coarse it is.
+        kept = self.source is not None and masked and bool(self.source.kept)
         try:
-            # Whoever quantized the graph has chosen how coarse it is.
-            kept = bool(self.source.kept) and masked and model.precision == "int8"
-            return verify(model, self.reference, coarse=kept)
+            return verify(model, self.reference, coarse=kept and model.precision == "int8")
         except DiffersTooMuch as error:
             if masked:
                 raise
@@ -227,38 +220,21 @@ class _Checks:
             ) from error
 
 
-def _layers(checkpoint: Checkpoint, directory: Path, precision: Precision) -> str:
-    ids = checkpoint.tokenizer.tokenizer.encode(TEXTS[-1]).ids[: checkpoint.max_tokens]
-    report = layer_parity(checkpoint, directory / ONNX_FILES[precision], precision, ids)
-    return f"{precision}, layer by layer:\n{report.table()}"
-
-
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
-    """The manifest with only the ``kept`` variants and their digests; deletes the other files."""
+    """The manifest with only the ``kept`` variants; deletes the files of the others."""
     for precision in manifest.variants.keys() - set(kept):
         file = directory / ONNX_FILES[precision]
         file.unlink()
         external_data(file).unlink(missing_ok=True)
-    variants = {}
-    for precision in kept:
-        variant = _with_digest(manifest.variants[precision], directory)
-        data = variant.data and _with_digest(variant.data, directory)
-        variants[precision] = variant.model_copy(update={"data": data})
-    return manifest.model_copy(update={"variants": variants})
-
-
-def _with_digest(file: File, directory: Path) -> File:
-    return file.model_copy(update={"sha256": sha256(directory / file.file)})
+    return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
 
 
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
     # LABEL_1. Other readers do not know its defaults, so the labels are always written.
-    config = checkpoint.config
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(checkpoint.config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
-    with full_disk_named(directory):
-        checkpoint.tokenizer.write(directory, checkpoint.max_tokens)
+    checkpoint.tokenizer.write(directory, checkpoint.max_tokens)
 
 
 def _manifest(
@@ -268,7 +244,7 @@ def _manifest(
     passes: dict[Precision, list[str]],
     reference: ReferenceKind,
 ) -> Manifest:
-    hub, made_with = origin(checkpoint.path), [*MADE_WITH]
+    hub, made_with = origin(checkpoint.path), ["sentiment-service", "onnx", "onnxruntime"]
     exported = checkpoint.encoder is None and checkpoint.graph is None
     if exported:
         made_with.append("onnxscript")
@@ -310,8 +286,8 @@ def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
 
 
 def _data_file(directory: Path, name: str) -> dict[str, Any]:
-    """What is known of a file before it is known whether it is kept: all but its digest."""
-    return {"file": name, "sha256": "", "bytes": (directory / name).stat().st_size}
+    path = directory / name
+    return {"file": name, "sha256": sha256(path), "bytes": path.stat().st_size}
 
 
 def calibrated(
@@ -319,7 +295,6 @@ def calibrated(
     examples: Sequence[Example],
     digest: str,
     loss: CalibrationLoss = "log",
-    say: Callable[[str], None] = print,
     *,
     teachers: NDArray[Any] | None = None,
     needed: bool = False,
@@ -341,18 +316,15 @@ def calibrated(
         except UserError as error:
             if needed:
                 raise
-            say(f"{precision} is not calibrated: {error}")
+            print(f"{precision} is not calibrated: {error}")
             continue
-        say(f"{precision}: {calibration.line()}")
+        print(f"{precision}: {calibration.line()}")
         variants[precision] = variant.model_copy(update={"calibration": calibration})
     return bundle.manifest.model_copy(update={"variants": variants})
 
 
 def calibrate_bundle(
-    path: Path,
-    file: Path,
-    loss: CalibrationLoss,
-    columns: Columns = BY_DEFAULT,
+    path: Path, file: Path, loss: CalibrationLoss, columns: Columns = BY_DEFAULT
 ) -> None:
     """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
 

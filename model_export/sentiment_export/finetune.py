@@ -8,7 +8,7 @@ import html
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -92,14 +92,11 @@ class Recipe:
         }
 
 
-def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -> Scores:
+def finetune(recipe: Recipe, output: Path) -> Scores:
     """Train with every seed, average the weights and write a checkpoint to ``output``.
 
-    After an interruption, the same call resumes after the last whole epoch and gives the same
-    weights as an uninterrupted run. The saves are in ``<output>.training`` until then.
-
-    Returns:
-        The averaged model's scores on the validation texts that are not in the training data.
+    After an interruption, the same call goes on, and gives the same weights; see ``resumable``. The
+    scores are the averaged model's on the validation texts that are not in the training data.
     """
     output = check_new_output(output)
     side_files, _ = choose_local_files(recipe.base)
@@ -110,21 +107,21 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
         raise UserError(f"{recipe.base} has no token {recipe.tokens_from} or above to train")
     tokenizer = load_tokenizer(recipe.base, entries, config.vocab_size)
     load_base(recipe.base)  # one that is incomplete is refused before anything is written
-    examples = _labelled_texts(recipe, say)
-    preprocessing = training_preprocessing(recipe, entries, side_files, say)
+    examples = _labelled_texts(recipe)
+    preprocessing = training_preprocessing(recipe, entries, side_files)
     recipe = replace(recipe, preprocessing=preprocessing)
     limit = min(MAX_TRAINED_TOKENS, max_tokens(config.to_dict()))
     learnt, validation = (
         tokenise(texts, tokenizer, config, preprocessing, limit) for texts in examples
     )
     cut = sum(len(ids) >= limit for ids in learnt.ids)
-    say(f"texts are cut to {limit} tokens; {cut} training texts are that long or longer")
+    print(f"texts are cut to {limit} tokens; {cut} training texts are that long or longer")
     with resumable(output, recipe.identity()) as work:
-        averaged, runs = _train_every_seed(recipe, learnt, validation, work, say)
+        averaged, runs = _train_every_seed(recipe, learnt, validation, work)
         model = load_base(recipe.base)
         model.load_state_dict(averaged)
         scores = evaluate(model, validation, recipe.batch_size)
-        say(f"average of {len(recipe.seeds)} seeds\n{scores.table()}")
+        print(f"average of {len(recipe.seeds)} seeds\n{scores.table()}")
         record = {
             "recipe": recipe.as_dict(),
             "train_texts": len(learnt.ids),
@@ -145,15 +142,12 @@ def finetune(recipe: Recipe, output: Path, say: Callable[[str], None] = print) -
 
 
 def training_preprocessing(
-    recipe: Recipe,
-    entries: Mapping[str, Any],
-    side_files: Sequence[str],
-    say: Callable[[str], None],
+    recipe: Recipe, entries: Mapping[str, Any], side_files: Sequence[str]
 ) -> Preprocessing:
     """The normalisation of texts: as an export of the base decides, or of any BERTweet.
 
     A base of which nothing is known learns texts without user names and links, in the form of
-    TweetEval. ``say`` gets what was decided, and a guess.
+    TweetEval. What was decided is printed, and a guess.
     """
     chosen = recipe.preprocessing
     tokenizer = ARCHITECTURES[entries["model_type"]].tokenizer_files(side_files)
@@ -164,14 +158,11 @@ def training_preprocessing(
     preprocessing = decided.preprocessing
     if (chosen, preprocessing) == ("auto", "none") and "preprocessing" not in entries:
         preprocessing = "tweet"
-    for line in (f"preprocessing {preprocessing}", *decided.notes):
-        say(line)
+    print(f"preprocessing {preprocessing}", *decided.notes, sep="\n")
     return preprocessing
 
 
-def _labelled_texts(
-    recipe: Recipe, say: Callable[[str], None]
-) -> tuple[list[Example], list[Example]]:
+def _labelled_texts(recipe: Recipe) -> tuple[list[Example], list[Example]]:
     """The training texts, and the validation texts that are not among them."""
     how = Columns(file=FileOptions(recipe.encoding, recipe.sheet))
     read = partial(read_examples, labels=SENTIMENTS, columns=how)
@@ -182,7 +173,7 @@ def _labelled_texts(
             raise UserError(f"no training text has the label {label}")
     if not validation:
         raise UserError(f"every text of {recipe.validation} is also in the training data")
-    say(
+    print(
         f"{len(train)} training texts, {len(validation)} validation texts; left out "
         f"{len(rows) - len(validation)} validation texts that are also in the training data"
     )
@@ -190,11 +181,7 @@ def _labelled_texts(
 
 
 def _train_every_seed(
-    recipe: Recipe,
-    learnt: Tokenised,
-    validation: Tokenised,
-    work: Path,
-    say: Callable[[str], None],
+    recipe: Recipe, learnt: Tokenised, validation: Tokenised, work: Path
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """The weights averaged over the seeds, and the validation scores of every epoch."""
     steps = ceil(len(learnt.ids) / recipe.batch_size) * recipe.epochs
@@ -205,7 +192,7 @@ def _train_every_seed(
 
     def judge(model: Any, title: str) -> dict[str, Any]:
         scores = evaluate(model, validation, recipe.batch_size)
-        say(f"{title}\n{scores.table()}")
+        print(f"{title}\n{scores.table()}")
         return scores.as_dict()
 
     averaged: dict[str, torch.Tensor] = {}
@@ -215,7 +202,7 @@ def _train_every_seed(
         model = load_base(recipe.base)
         groups = _parameter_groups(model, recipe.tokens_from)
         plan = Plan(seed, steps, recipe.batch_size, recipe.learning_rate)
-        epochs, _ = train(model, groups, learnt, plan, loss_of, judge, work, say)
+        epochs, _ = train(model, groups, learnt, plan, loss_of, judge, work)
         runs.append({"seed": seed, "epochs": epochs})
         for name, tensor in model.state_dict().items():
             share = tensor.double() / len(recipe.seeds)
@@ -268,12 +255,13 @@ def tokenise(
 
 def load_base(base: Path) -> Any:
     """The pretrained encoder with a classifier for ``SENTIMENTS``."""
-    entries = read_config(base, str(base))
-    held = pretrained_weights(base, entries)
-    config = model_config(entries)
-    config.problem_type = SINGLE_LABEL
-    config.id2label = dict(enumerate(SENTIMENTS))
-    config.label2id = {label: index for index, label in enumerate(SENTIMENTS)}
+    entries = read_config(base, str(base)) | {
+        "problem_type": SINGLE_LABEL,
+        "num_labels": len(SENTIMENTS),
+        "id2label": dict(enumerate(SENTIMENTS)),
+        "label2id": {label: index for index, label in enumerate(SENTIMENTS)},
+    }
+    held, config = pretrained_weights(base, entries), model_config(entries)
     classifier = getattr(transformers, ARCHITECTURES[config.model_type].class_name)
     return classifier.from_pretrained(
         None,

@@ -68,7 +68,6 @@ def train(
     loss_of: Loss,
     judge: Callable[[Any, str], dict[str, Any]],
     work: Path,
-    say: Callable[[str], None],
 ) -> tuple[list[dict[str, Any]], float]:
     """Train the groups of ``parameters``; what ``judge`` said after each epoch, and the seconds.
 
@@ -87,7 +86,7 @@ def train(
             part.load_state_dict(state[name])
         torch.set_rng_state(state["rng"])
         history, done, seconds = state["history"], state["done"], state["seconds"]
-        say(f"seed {plan.seed}: resuming after step {done} of {plan.steps}")
+        print(f"seed {plan.seed}: resuming after step {done} of {plan.steps}")
     started = saved = time.monotonic()
     started -= seconds
 

@@ -3,7 +3,9 @@
 import json
 import random
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
 from sentiment_service.files.text_files import FileOptions
 
-from tests.support.checkpoints import CORPUS, make_checkpoint, silent
+from tests.support.checkpoints import CORPUS, make_checkpoint
 from tests.support.machines.small_disk import run_on_small_disk
 from tests.support.model_export.interrupts import interrupted_in_step
 from tests.support.serving import run_program
@@ -65,9 +67,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Distillation:
 def made(recipe: Distillation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """What an uninterrupted run writes, and what it says."""
     output = tmp_path_factory.mktemp("made") / "student"
-    said: list[str] = []
-    distil(recipe, output, said.append)
-    return output, said
+    with redirect_stdout(StringIO()) as said:
+        distil(recipe, output)
+    return output, said.getvalue().splitlines()
 
 
 def _files(bundle: Path) -> dict[str, bytes]:
@@ -111,7 +113,7 @@ def test_the_student_has_the_teachers_ways_and_a_record(
 
 def test_it_learns(recipe: Distillation, made: tuple[Path, list[str]], tmp_path: Path) -> None:
     """After more epochs, more labels are the teacher's than after one, and scores are nearer."""
-    longer = distil(replace(recipe, epochs=8), tmp_path / "longer", silent).distilled
+    longer = distil(replace(recipe, epochs=8), tmp_path / "longer").distilled
     shorter = Bundle.open(made[0]).manifest.distilled
     assert longer is not None
     assert shorter is not None
@@ -123,7 +125,7 @@ def test_a_bundle_teaches_what_its_checkpoint_does(
     recipe: Distillation, made: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     """Its weights are read back from fp32, so the student's graphs have the same bytes."""
-    export(load_checkpoint(Path(recipe.source)), tmp_path / "bundle", say=silent)
+    export(load_checkpoint(Path(recipe.source)), tmp_path / "bundle")
     words = ["distil", str(tmp_path / "bundle"), "--output", str(tmp_path / "student")]
     words += ["--texts", *map(str, recipe.texts), "--labelled", str(recipe.labelled)]
     assert main([*words, "--epochs", "1", "--learning-rate", "1e-3"]) == 0
@@ -139,7 +141,7 @@ def test_the_teacher_is_not_replaced(
     (tmp_path / "link").symlink_to(made[0])
     before = _files(made[0])
     with pytest.raises(UserError, match=r"student is the teacher, .*; choose another --output"):
-        distil(replace(recipe, source=str(tmp_path / "link")), made[0], silent)
+        distil(replace(recipe, source=str(tmp_path / "link")), made[0])
     assert _files(made[0]) == before
     assert not made[0].with_name("student.training").exists()
 
@@ -176,7 +178,10 @@ for kill in sys.argv[3:]:
 
 
 def test_killed_and_continued_gives_the_same_bytes(
-    recipe: Distillation, made: tuple[Path, list[str]], tmp_path: Path
+    recipe: Distillation,
+    made: tuple[Path, list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By SIGKILL while the teacher computes, in the midst of the epoch, or while files are written.
 
@@ -186,15 +191,17 @@ def test_killed_and_continued_gives_the_same_bytes(
     kills = ("logits 1", "step 1", "step 9", "write 12", "write 10")
     done = run_program(sys.executable, "-c", KILLED, directory, output, *kills, timeout_s=300)
     assert done.returncode == 0, done.stderr
-    said: list[str] = []
-    distil(recipe, output, said.append)
-    assert any("resuming after step" in line for line in said)
+    distil(recipe, output)
+    assert "resuming after step" in capsys.readouterr().out
     assert _files(output) == _files(made[0])
     assert not output.with_name("student.training").exists()
 
 
 def test_some_minutes_are_as_many_steps_after_an_interruption(
-    recipe: Distillation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Distillation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The first steps say how many fit; a continued run keeps that number.
 
@@ -203,18 +210,17 @@ def test_some_minutes_are_as_many_steps_after_an_interruption(
     monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
     short = replace(recipe, minutes=0.02)
     with interrupted_in_step(1):
-        distil(short, tmp_path / "out", say=silent)
+        distil(short, tmp_path / "out")
     left = tmp_path / "out.training/trial-killed"
     left.mkdir()
     (left / "seed-0.pt").touch()
     with interrupted_in_step(1 + 12 + 2):
-        distil(short, tmp_path / "out", say=silent)
+        distil(short, tmp_path / "out")
     assert not left.exists()
     steps = int((tmp_path / "out.training/steps").read_text())
-    said: list[str] = []
     with interrupted_in_step(1):
-        distil(short, tmp_path / "out", say=said.append)
-    assert f"seed 0: resuming after step 1 of {steps}" in said
+        distil(short, tmp_path / "out")
+    assert f"seed 0: resuming after step 1 of {steps}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("minutes", [None, 0.02])
@@ -224,11 +230,13 @@ def test_a_diverged_training_is_refused(
     """Also in the first steps, which are timed. Nothing is left, and no checkpoint blamed."""
     fast = replace(recipe, learning_rate=1e30, minutes=minutes)
     with pytest.raises(UserError, match=r"diverged in step 3 of \d+: .*-rate below 1e\+30"):
-        distil(fast, tmp_path / "out", silent)
+        distil(fast, tmp_path / "out")
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_student_that_is_too_bad_is_not_written(recipe: Distillation, tmp_path: Path) -> None:
+def test_a_student_that_is_too_bad_is_not_written(
+    recipe: Distillation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The figures are said, and what would help; lower limits need no second training."""
     output = tmp_path / "out"
     agreement, loss = (
@@ -240,12 +248,11 @@ def test_a_student_that_is_too_bad_is_not_written(recipe: Distillation, tmp_path
         (replace(recipe, most_loss=0.0), loss),
     ):
         with pytest.raises(UserError, match=says) as caught:
-            distil(wanted, output, silent)
+            distil(wanted, output)
         assert "More texts, more epochs or more layers would help" in str(caught.value)
         assert not output.exists()
-    said: list[str] = []
-    distil(recipe, output, said.append)
-    assert "seed 0: resuming after step 17 of 17" in said
+    distil(recipe, output)
+    assert "seed 0: resuming after step 17 of 17" in capsys.readouterr().out
 
 
 def test_a_training_on_other_texts_is_not_continued(recipe: Distillation, tmp_path: Path) -> None:
@@ -259,11 +266,9 @@ def test_a_training_on_other_texts_is_not_continued(recipe: Distillation, tmp_pa
     first = replace(recipe, texts=[tmp_path / "texts.xlsx"], labelled=None, most_loss=None)
     first = replace(first, columns=Columns(file=FileOptions(sheet="A")))
     with pytest.raises(UserError, match="keeps this student"):
-        distil(replace(first, least_agreement=1.0), tmp_path / "out", silent)
+        distil(replace(first, least_agreement=1.0), tmp_path / "out")
     with pytest.raises(UserError, match="sheet was A then and is B now"):
-        distil(
-            replace(first, columns=Columns(file=FileOptions(sheet="B"))), tmp_path / "out", silent
-        )
+        distil(replace(first, columns=Columns(file=FileOptions(sheet="B"))), tmp_path / "out")
 
 
 def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Path) -> None:
@@ -275,7 +280,6 @@ def test_a_labelled_tsv_with_names_of_its_own(recipe: Distillation, tmp_path: Pa
         distil(
             replace(recipe, texts=[labelled], labelled=labelled, columns=columns),
             tmp_path / "out",
-            silent,
         )
 
 
@@ -311,7 +315,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
         changed = {"texts": [directory / name for name in changed["texts"]]}
     output = tmp_path / "new" / "out"
     with pytest.raises(UserError, match=says):
-        distil(replace(recipe, **changed), output, silent)
+        distil(replace(recipe, **changed), output)
     assert not output.parent.exists()
 
 
@@ -363,12 +367,13 @@ def test_a_full_disk_is_named_and_the_run_can_be_continued(
     assert run.stdout.splitlines()[-1] == "left behind: out.training"
 
 
-def test_a_teacher_of_several_languages_forgets_some(recipe: Distillation, tmp_path: Path) -> None:
+def test_a_teacher_of_several_languages_forgets_some(
+    recipe: Distillation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A warning says which stay; a teacher of one language has none."""
     for languages in (("en",), ("en", "de")):
         options = recipe.options.model_copy(update={"languages": languages})
-        said: list[str] = []
         with interrupted_in_step(1):
-            distil(replace(recipe, options=options), tmp_path / "-".join(languages), said.append)
-        warned = any(line.startswith("warning: the teacher is for several") for line in said)
+            distil(replace(recipe, options=options), tmp_path / "-".join(languages))
+        warned = "\nwarning: the teacher is for several" in capsys.readouterr().out
         assert warned == (len(languages) > 1)

@@ -41,7 +41,6 @@ from tests.support.checkpoints import (
     MAX_TOKENS,
     Exported,
     make_checkpoint,
-    silent,
 )
 from tests.support.machines.small_disk import run_on_small_disk
 from tests.support.tiny_bundle import load
@@ -61,7 +60,7 @@ FILES = {
 @pytest.fixture
 def quick(roberta: Exported) -> Callable[[Path], object]:
     """Export RoBERTa to a path."""
-    return lambda output: export(load_checkpoint(roberta.source), output, say=silent)
+    return lambda output: export(load_checkpoint(roberta.source), output)
 
 
 def _files(directory: Path) -> dict[str, str]:
@@ -127,7 +126,7 @@ def test_languages_are_recorded(
     """
     source = make_checkpoint(tmp_path / "source", "bert", language=said)
     checkpoint = load_checkpoint(source, CheckpointOptions(languages=given))
-    manifest = export(checkpoint, tmp_path / "out", precisions=["fp32"], say=silent)
+    manifest = export(checkpoint, tmp_path / "out", precisions=["fp32"])
     assert (manifest.language, manifest.languages) == (one, several)
 
 
@@ -170,7 +169,7 @@ def test_any_label_set_is_written_and_served(
         id2label=dict(enumerate(spelled)),
         label2id={label: index for index, label in enumerate(spelled)},
     )
-    export(load_checkpoint(source), tmp_path / "out", precisions=["fp32"], say=silent)
+    export(load_checkpoint(source), tmp_path / "out", precisions=["fp32"])
     config = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {str(index): label for index, label in enumerate(labels)}
     assert config["label2id"] == {label: index for index, label in enumerate(labels)}
@@ -201,7 +200,7 @@ def test_a_multi_label_checkpoint_stays_one(tmp_path: Path, labels: list[str]) -
     )
     checkpoint = load_checkpoint(source)
     examples = [Example("en", (labels[0],), "meh")]
-    export(checkpoint, tmp_path / "out", precisions=["fp32"], examples=examples, say=silent)
+    export(checkpoint, tmp_path / "out", precisions=["fp32"], examples=examples)
     model = load(tmp_path / "out")
     assert model.multi_label
     assert model.labels == labels
@@ -239,7 +238,7 @@ def test_what_is_no_bundle_is_never_replaced(
             (output / name).write_text(text)
     before, kind = _files(tmp_path), output.stat().st_mode
     with pytest.raises(UserError, match="out exists and is not a bundle"):
-        export(load_checkpoint(roberta.source), output, say=silent)
+        export(load_checkpoint(roberta.source), output)
     assert (_files(tmp_path), output.stat().st_mode) == (before, kind)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -266,7 +265,7 @@ def test_what_no_bundle_has_is_never_deleted(roberta: Exported, tmp_path: Path, 
     before = _files(output)
     shown = ".git" if name.startswith(".git") else name
     with pytest.raises(UserError, match=f"out holds {shown}, which the export would delete"):
-        export(load_checkpoint(roberta.source), output, say=silent)
+        export(load_checkpoint(roberta.source), output)
     assert _files(output) == before
 
 
@@ -306,16 +305,20 @@ def test_a_bundle_that_could_not_be_served_does_not_appear(
 
 
 def test_an_empty_directory_is_filled(
-    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    roberta: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Even the current one, and the bundle has its name. Each step says a line.
 
     That of a variant has its size and parity.
     """
-    output, said = tmp_path / "moods", list[str]()
+    output = tmp_path / "moods"
     output.mkdir()
     monkeypatch.chdir(output)
-    export(load_checkpoint(roberta.source), Path(), say=said.append)
+    export(load_checkpoint(roberta.source), Path())
+    said = capsys.readouterr().out.splitlines()
     assert Bundle.open(output).manifest.name == "moods"
     assert said[0] == "writing the graphs"
     assert said[1::2] == ["comparing fp32 with PyTorch", "comparing int8 with PyTorch"]
@@ -324,7 +327,7 @@ def test_an_empty_directory_is_filled(
 
 
 def _fail(error: BaseException) -> Callable[..., None]:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise error
 
     return fail
@@ -380,7 +383,9 @@ def _export_damaged(
 
         return write
 
-    export(load_checkpoint(roberta.source), output, graphs_of=graphs, say=silent, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export_module, "graphs_of", graphs)
+        export(load_checkpoint(roberta.source), output, **options)
 
 
 def test_fp32_with_a_wrong_weight_is_refused(roberta: Exported, tmp_path: Path) -> None:
@@ -404,12 +409,15 @@ def test_int8_that_is_too_coarse_is_left_out(
 
 
 def test_fp32_is_the_reference_where_pytorch_is_not_installed(
-    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    roberta: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Manifest and card say so; int8 is compared with fp32, and fp32 with nothing."""
-    checkpoint, said = load_checkpoint(roberta.source), list[str]()
+    checkpoint = load_checkpoint(roberta.source)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    manifest = export(checkpoint, tmp_path / "out", say=said.append)
+    manifest = export(checkpoint, tmp_path / "out")
     assert manifest.reference == "fp32"
     assert manifest.variants["fp32"].parity is None
     parity = manifest.variants["int8"].parity
@@ -417,7 +425,7 @@ def test_fp32_is_the_reference_where_pytorch_is_not_installed(
     assert 0 < parity.max_abs_logit_diff < 0.5
     assert parity.samples > 30
     assert "## Parity with the fp32 graph" in (tmp_path / "out/README.md").read_text()
-    assert "comparing int8 with its fp32 graph" in said
+    assert "comparing int8 with its fp32 graph" in capsys.readouterr().out
     assert Bundle.open(roberta.bundle).manifest.reference == "pytorch"
 
 
@@ -441,7 +449,7 @@ def test_a_reference_that_nobody_asked_for_is_not_kept(roberta: Exported, tmp_pa
     """int8 alone is compared with fp32 as well, whose file goes."""
     checkpoint = load_checkpoint(roberta.source)
     output = tmp_path / "out"
-    manifest = export(checkpoint, output, precisions=["int8"], reference="fp32", say=silent)
+    manifest = export(checkpoint, output, precisions=["int8"], reference="fp32")
     assert [path.name for path in (output / "onnx").iterdir()] == ["model_int8.onnx"]
     assert manifest.variants["int8"].parity is not None
 
@@ -454,7 +462,7 @@ def test_a_comparison_with_pytorch_needs_it(
     checkpoint = load_checkpoint(roberta.source)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match="needs PyTorch and transformers, which the extra `torch`"):
-        export(checkpoint, tmp_path / "out", say=silent, **asked)
+        export(checkpoint, tmp_path / "out", **asked)
     assert not list(tmp_path.iterdir())
 
 
@@ -485,9 +493,9 @@ def test_weights_beyond_one_file_go_into_another(
     """
     precisions: tuple[Precision, ...] = ("fp32", "int8", "fp16")
     source = make_checkpoint(tmp_path / "source", "xlm-roberta")
-    export(load_checkpoint(source), tmp_path / "small", precisions=precisions, say=silent)
+    export(load_checkpoint(source), tmp_path / "small", precisions=precisions)
     monkeypatch.setattr(builder, "LARGEST_FILE", 1_000)
-    export(load_checkpoint(source), tmp_path / "large", precisions=precisions, say=silent)
+    export(load_checkpoint(source), tmp_path / "large", precisions=precisions)
     bundles = [Bundle.open(tmp_path / name) for name in ("small", "large")]
     for precision in precisions:
         data = bundles[1].manifest.variants[precision].data
@@ -523,13 +531,16 @@ def _padded(checkpoint: Checkpoint, work: Path) -> Write:
     return write
 
 
-def test_an_fp16_variant_with_padding_is_served(roberta: Exported, tmp_path: Path) -> None:
+def test_an_fp16_variant_with_padding_is_served(
+    roberta: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Earlier exports wrote it for BERT's family, too. Its logits are those of the flat graph."""
     kinds = {"flat": graphs_of, "padded": _padded}
     found = {}
     for kind, graphs in kinds.items():
         output, checkpoint = tmp_path / kind, load_checkpoint(roberta.source)
-        export(checkpoint, output, precisions=["fp16"], graphs_of=graphs, say=silent)
+        monkeypatch.setattr(export_module, "graphs_of", graphs)
+        export(checkpoint, output, precisions=["fp16"])
         model = load(output, "fp16")
         encodings = [model.tokenizer.encode(text) for text in CORPUS]
         assert ("attention_mask" in model.feeds(encodings)) == (kind == "padded")

@@ -300,7 +300,7 @@ def test_an_error_that_nobody_expected_is_one_line(
     """The line has its class, where it was raised and its first line; Ctrl-C is no traceback
     either, and has the exit code that shells know. Nothing is half written."""
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr(export_module, "verify", fail)

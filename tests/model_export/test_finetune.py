@@ -28,7 +28,7 @@ from sentiment_export.quality.labelled import Example
 from sentiment_service.engine.text.tweets import normalise_bertweet
 from sentiment_service.errors import UserError
 
-from tests.support.checkpoints import CORPUS, make_checkpoint, silent
+from tests.support.checkpoints import CORPUS, make_checkpoint
 from tests.support.machines.small_disk import run_on_small_disk
 from tests.support.model_export.bertweet import make_bertweet
 from tests.support.model_export.interrupts import interrupted_in_step
@@ -76,7 +76,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 def trained(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an uninterrupted run writes."""
     output = tmp_path_factory.mktemp("trained") / "checkpoint"
-    finetune(recipe, output, say=silent)
+    finetune(recipe, output)
     return output
 
 
@@ -131,7 +131,7 @@ def test_a_base_whose_encoder_is_not_whole_is_refused(
     changed(weights)
     save_file({n: t.contiguous() for n, t in weights.items()}, file, {"format": "pt"})
     with pytest.raises(UserError, match=says):
-        finetune(copied, tmp_path / "new" / "out", say=silent)
+        finetune(copied, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
 
 
@@ -150,11 +150,12 @@ def test_a_base_may_have_no_classifier_or_other_heads(
     assert not [name for name in held if not torch.equal(held[name], loaded[name])]
 
 
-def test_it_learns_what_can_be_learnt(recipe: Recipe, tmp_path: Path) -> None:
+def test_it_learns_what_can_be_learnt(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A label that one word gives away is found on texts never seen; the record says so."""
-    said: list[str] = []
     longer = dataclasses.replace(recipe, epochs=20)
-    scores = finetune(longer, tmp_path / "out", say=said.append)
+    scores = finetune(longer, tmp_path / "out")
     assert scores.samples == 30
     assert scores.macro_recall > 0.85
     record = json.loads((tmp_path / "out/training.json").read_text())
@@ -162,7 +163,10 @@ def test_it_learns_what_can_be_learnt(recipe: Recipe, tmp_path: Path) -> None:
     assert record["train_texts"] == 60
     assert [len(run["epochs"]) for run in record["runs"]] == [20]
     assert record["recipe"]["train"] == ["train.tsv"]
-    assert sum("macro recall" in line for line in said) == 21  # each epoch, and the average
+    tables = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("macro recall")
+    ]
+    assert len(tables) == 21  # each epoch, and the average
 
 
 def test_what_it_writes_is_a_checkpoint_to_export(recipe: Recipe, trained: Path) -> None:
@@ -207,16 +211,17 @@ def test_only_tokens_from_an_id_on_are_trained(recipe: Recipe, tmp_path: Path) -
     assert min(rows) == min(tokens)
 
 
-def test_a_bertweet_learns_texts_as_bertweet_reads_them(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_bertweet_learns_texts_as_bertweet_reads_them(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The base decides the normalisation; training, export and service tokenise the same way.
 
     A piece that the vocabulary lacks is unknown, as its row of the exported embedding says.
     """
     base = make_bertweet(tmp_path / "base", normalization=False)
-    said: list[str] = []
     short = dataclasses.replace(recipe, base=base, epochs=1)
-    finetune(short, tmp_path / "out", say=said.append)
-    assert "preprocessing bertweet" in said
+    finetune(short, tmp_path / "out")
+    assert "preprocessing bertweet" in capsys.readouterr().out.splitlines()
     checkpoint = load_checkpoint(tmp_path / "out")
     assert checkpoint.preprocessing == "bertweet"
     tokenizer, rows = checkpoint.tokenizer, checkpoint.config["vocab_size"]
@@ -236,7 +241,7 @@ def test_the_tokenizer_of_the_result_is_that_of_the_base(recipe: Recipe, tmp_pat
     """
     base = make_bertweet(tmp_path / "base")
     short = dataclasses.replace(recipe, base=base, epochs=1, preprocessing="tweet")
-    finetune(short, tmp_path / "out", say=silent)
+    finetune(short, tmp_path / "out")
     for name in ("bpe.codes", "vocab.txt", "added_tokens.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (base / name).read_bytes()
     assert load_checkpoint(tmp_path / "out").preprocessing == "tweet"
@@ -255,15 +260,21 @@ def test_the_tokenizer_of_the_result_is_that_of_the_base(recipe: Recipe, tmp_pat
     ],
 )
 def test_the_normalisation_is_that_of_an_export_of_the_base(
-    recipe: Recipe, tmp_path: Path, base: str, entries: dict[str, str], flag: Any, says: str
+    recipe: Recipe,
+    tmp_path: Path,
+    base: str,
+    entries: dict[str, str],
+    flag: Any,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Recorded, known, or guessed, which is said; of a base that tells nothing, TweetEval's."""
     (tmp_path / base).mkdir()
-    said: list[str] = []
     asked = dataclasses.replace(recipe, base=tmp_path / base, preprocessing=flag)
     word, _, guess = says.partition("; ")
     entries = {"model_type": "roberta", **entries}
-    assert training_preprocessing(asked, entries, [], said.append) == word
+    assert training_preprocessing(asked, entries, []) == word
+    said = capsys.readouterr().out.splitlines()
     assert said[0] == f"preprocessing {word}"
     assert bool(guess) == (len(said) > 1)
     assert guess in said[-1]
@@ -275,7 +286,7 @@ def test_a_multi_label_base_learns_one_label_a_text(recipe: Recipe, tmp_path: Pa
         tmp_path / "tweet-topic-21-multi", "bert", problem_type="multi_label_classification"
     )
     short = dataclasses.replace(recipe, base=base, epochs=1)
-    finetune(short, tmp_path / "out", say=silent)
+    finetune(short, tmp_path / "out")
     checkpoint = load_checkpoint(tmp_path / "out")
     assert not checkpoint.multi_label
     assert checkpoint.preprocessing == "tweet_topic"
@@ -283,20 +294,26 @@ def test_a_multi_label_base_learns_one_label_a_text(recipe: Recipe, tmp_path: Pa
 
 @pytest.mark.parametrize("steps", [(2,), (12, 3, 8)])
 def test_interrupted_and_resumed_gives_the_same_weights(
-    recipe: Recipe, trained: Path, tmp_path: Path, steps: tuple[int, ...]
+    recipe: Recipe,
+    trained: Path,
+    tmp_path: Path,
+    steps: tuple[int, ...],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In the first of two epochs of eight steps, or often, in the second too: equal to the bit."""
     output = tmp_path / "checkpoint"
     saves = tmp_path / "checkpoint.training"
     for step in steps:
         with interrupted_in_step(step):
-            finetune(recipe, output, say=silent)
+            finetune(recipe, output)
         (saves / f"seed-0.pt.{step}.tmp").write_text("half a save, left by a kill")
     assert not output.exists()
-    said: list[str] = []
-    finetune(recipe, output, say=said.append)
+    capsys.readouterr()
+    finetune(recipe, output)
     assert not saves.exists()
-    assert ("seed 0: resuming after step 8 of 16" in said) == (steps != (2,))
+    assert ("seed 0: resuming after step 8 of 16" in capsys.readouterr().out.splitlines()) == (
+        steps != (2,)
+    )
     _assert_equal(output, trained)
     assert json.loads((output / "training.json").read_text()) == json.loads(
         (trained / "training.json").read_text()
@@ -307,8 +324,8 @@ def test_the_weights_are_the_average_of_the_seeds(
     recipe: Recipe, trained: Path, tmp_path: Path
 ) -> None:
     """Each seed trains as if it were alone; their mean is what is written."""
-    finetune(dataclasses.replace(recipe, seeds=(1,)), tmp_path / "one", say=silent)
-    finetune(dataclasses.replace(recipe, seeds=(0, 1)), tmp_path / "both", say=silent)
+    finetune(dataclasses.replace(recipe, seeds=(1,)), tmp_path / "one")
+    finetune(dataclasses.replace(recipe, seeds=(0, 1)), tmp_path / "both")
     zero, one, both = map(_weights, (trained, tmp_path / "one", tmp_path / "both"))
     assert not torch.equal(zero["classifier.weight"], one["classifier.weight"])
     for name in both:
@@ -322,9 +339,9 @@ def test_a_diverged_training_is_refused_and_a_lower_rate_starts_anew(
     monkeypatch.setattr(training, "SAVE_EVERY_S", 0)
     fast = dataclasses.replace(recipe, learning_rate=1e30)
     with pytest.raises(UserError, match=r"seed 0: .* step 3 of 16: .*-rate below 1e\+30"):
-        finetune(fast, tmp_path / "out", say=silent)
+        finetune(fast, tmp_path / "out")
     assert [*tmp_path.iterdir()] == []
-    finetune(recipe, tmp_path / "out", say=silent)
+    finetune(recipe, tmp_path / "out")
     _assert_equal(tmp_path / "out", trained)
 
 
@@ -349,7 +366,7 @@ def begun(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The saves of a training that was interrupted in its second epoch."""
     directory = tmp_path_factory.mktemp("begun")
     with interrupted_in_step(9):
-        finetune(_copied(recipe, directory), directory / "checkpoint", say=silent)
+        finetune(_copied(recipe, directory), directory / "checkpoint")
     return directory / "checkpoint.training"
 
 
@@ -379,7 +396,7 @@ def test_the_saves_of_another_training_are_not_resumed(
         files = {"train": copied.train[0], "validation": copied.validation, "base": base}
         files[changed].write_text(files[changed].read_text() + "\n")
     with pytest.raises(UserError, match=says):
-        finetune(copied, output, say=silent)
+        finetune(copied, output)
     assert {path.name: path.read_bytes() for path in saves.iterdir()} == before
     assert not output.exists()
 
@@ -390,7 +407,7 @@ def test_two_runs_do_not_train_into_one_output(recipe: Recipe, tmp_path: Path) -
     with training.resumable(output, recipe.identity()) as work:
         (work / "seed-0.pt.1.tmp").touch()
         with pytest.raises(UserError, match=r"another process is training into .*out; .* --output"):
-            finetune(recipe, output, say=silent)
+            finetune(recipe, output)
         assert (work / "seed-0.pt.1.tmp").exists()
     assert [*tmp_path.iterdir()] == []
 
@@ -431,7 +448,7 @@ def test_nothing_is_overwritten(copied: Recipe, tmp_path: Path, what: str) -> No
         output.touch()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="exists and is not replaced; choose another --output"):
-        finetune(copied, output, say=silent)
+        finetune(copied, output)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -462,15 +479,17 @@ def test_a_validation_text_in_other_spelling_is_a_leak(text: str, leak: bool) ->
     assert without_leaks([example], train) == ([] if leak else [example])
 
 
-def test_what_is_left_out_or_cut_is_said(recipe: Recipe, tmp_path: Path) -> None:
+def test_what_is_left_out_or_cut_is_said(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Scores are of texts that were not trained on. Here the base has 64 positions."""
     own, foreign = _examples(57, 0), _examples(30, 600)[:9]
     long = [Example("en", ("neutral",), f"{text} " + "bus " * 200) for text in ("a", "b", "c")]
     train = _write(tmp_path / "train.tsv", own + long)
     validation = _write(tmp_path / "leaky.tsv", own[:6] + foreign)
-    said: list[str] = []
     leaky = dataclasses.replace(recipe, train=(train,), validation=validation, epochs=1)
-    assert finetune(leaky, tmp_path / "out", say=said.append).samples == 9
+    assert finetune(leaky, tmp_path / "out").samples == 9
+    said = capsys.readouterr().out.splitlines()
     assert "left out 6 validation texts" in said[0]
     assert "texts are cut to 64 tokens; 3 training texts are that long or longer" in said
 
@@ -502,5 +521,5 @@ def test_what_cannot_work_is_refused_before_training(
     }
     output = tmp_path / "new" / "out"
     with pytest.raises(UserError, match=says):
-        finetune(dataclasses.replace(copied, **changes), output, say=silent)
+        finetune(dataclasses.replace(copied, **changes), output)
     assert not output.parent.exists()

@@ -18,7 +18,7 @@ from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
 
-from tests.support.checkpoints import CORPUS, MAX_TOKENS, Exported, configure, silent
+from tests.support.checkpoints import CORPUS, MAX_TOKENS, Exported, configure
 from tests.support.model_export.plain_graph import (
     halve,
     make_repository,
@@ -46,7 +46,7 @@ def source(repository: Path, tmp_path: Path) -> Path:
 
 def _export(source: Path, output: Path, onnx: str = "", **options: Any) -> Manifest:
     checkpoint = load_checkpoint(source, CheckpointOptions(onnx=onnx))
-    return export(checkpoint, output, **{"say": silent} | options)
+    return export(checkpoint, output, **options)
 
 
 def _logits(bundle: Path, precision: Any) -> np.ndarray:
@@ -106,14 +106,15 @@ def test_a_graph_may_have_one_token_type(bert: Exported, tmp_path: Path) -> None
     assert [*_export(source, tmp_path / "bundle").variants] == ["fp32", "int8"]
 
 
-def test_a_quantized_graph_stays_as_it_is(bert: Exported, source: Path, tmp_path: Path) -> None:
+def test_a_quantized_graph_stays_as_it_is(
+    bert: Exported, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is the int8 variant, its only one, whatever is asked for; batches change its logits."""
     quantize(source / GRAPH, source / "onnx/model_quantized.onnx")
-    lines: list[str] = []
-    manifest = _export(source, tmp_path / "bundle", "onnx/model_quantized.onnx", say=lines.append)
+    manifest = _export(source, tmp_path / "bundle", "onnx/model_quantized.onnx")
     assert [*manifest.variants] == ["int8"]
     assert manifest.variants["int8"].passes == ["as it is in model_quantized.onnx"]
-    assert any("model_quantized.onnx: it is in int8 already" in line for line in lines)
+    assert "model_quantized.onnx: it is in int8 already" in capsys.readouterr().out
     assert manifest.variants["int8"].batch_invariant is False
     assert load(tmp_path / "bundle", "auto").batch_invariant is None
     assert "can change with the other texts" in (tmp_path / "bundle/README.md").read_text()

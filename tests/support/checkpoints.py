@@ -180,7 +180,7 @@ def exported(base: Path, architecture: str) -> Exported:
     """Export an architecture once; ``base`` is the session's temporary directory."""
     directory = base / f"exported-{architecture}"
     source = make_checkpoint(directory / "source", architecture)
-    export(load_checkpoint(source), directory / "bundle", say=silent)
+    export(load_checkpoint(source), directory / "bundle")
     return Exported(source, directory / "bundle")
 
 
@@ -207,10 +207,6 @@ def assert_like_transformers(model: Model, source: Path, texts: Sequence[str] = 
         (alone,) = model.infer([encoding])
         np.testing.assert_array_equal(np.asarray(batched), np.asarray(alone))
         np.testing.assert_allclose(np.asarray(alone), logits, atol=1e-4)
-
-
-def silent(line: str) -> None:
-    """What an export says, nobody wants to read in a test."""
 
 
 def byte_level_bpe(path: Path, special: Sequence[str] = ROBERTAS) -> int:

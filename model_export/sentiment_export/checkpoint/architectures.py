@@ -88,7 +88,6 @@ class Architecture:
 
     @property
     def class_name(self) -> str:
-        """The name of the classifier's class in transformers."""
         return f"{self.prefix}ForSequenceClassification"
 
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
 from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_config, read_config
 from sentiment_export.checkpoint.decisions import decide
-from sentiment_export.checkpoint.family import Encoder, Shape, is_known_unused
+from sentiment_export.checkpoint.family import KNOWN_UNUSED, Encoder, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.checkpoint.layout import (
     CACHED,
@@ -33,7 +33,7 @@ from sentiment_export.checkpoint.layout import (
 )
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
-from sentiment_export.checkpoint.weights import Fit, Weights, check_fit, fit
+from sentiment_export.checkpoint.weights import ANYTHING, Weights, check_fit, fit
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
@@ -79,11 +79,9 @@ class Checkpoint:
 
         model = empty_classifier(self.path, self.config)
         files = self.weights
-        fitted = fit(shapes(model), model.base_model_prefix, files.tensors)
-        if fitted.missing:
-            raise UserError(f"{self.path / files.where} lacks {', '.join(fitted.missing)}")
+        names = fit(shapes(model), model.base_model_prefix, files.tensors)
         # Copies, because what is mapped from a file cannot be written.
-        named = replace(files, names=fitted.names)
+        named = replace(files, names=names)
         state = {name: torch.from_numpy(np.array(values)) for name, values in named.items()}
         model.load_state_dict(state, assign=True)
         if model.config.model_type == "big_bird":
@@ -139,23 +137,14 @@ def find_checkpoint(source: str, revision: str | None = None, onnx: str | None =
 
 
 def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Checkpoint:
-    """Load a local checkpoint. Pickled weights are read as plain tensors; their code never runs.
-
-    ``options`` override what the checkpoint says, and what ``decide`` knows of it.
-    """
-    side_files, weights = choose_local_files(path, options.onnx)
-    of_graph = weights.endswith(GRAPH)
-    entries = read_config(path, str(path), of_graph=of_graph)
+    """Load a local checkpoint; ``options`` override what it says, and what ``decide`` knows."""
+    side_files, weights, graph, entries = opened(path, options.onnx)
     check_task(entries, str(path))
-    graph = GraphFile.read(path / weights) if of_graph else None
-    if graph and graph.labels and not entries.get("id2label"):
-        entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
     decided = decide(path, entries, options)
-    names = {str(index): label for index, label in enumerate(decided.labels)}
     config = {
         **decided.entries,
-        "id2label": names,
-        "label2id": {n: int(i) for i, n in names.items()},
+        "id2label": {str(index): label for index, label in enumerate(decided.labels)},
+        "label2id": {label: index for index, label in enumerate(decided.labels)},
     }
     config.pop("num_labels", None)  # the names say it
     limit, longest = max_tokens(config), options.max_tokens
@@ -176,7 +165,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
         described = Described.of(path, config, len(decided.labels))
         try:
             tensors = read_tensors(path / weights)
-            fitted = described.fit(tensors, weights)
+            names = described.fit(tensors, weights)
         except UserError as error:
             raise UserError(f"cannot load the checkpoint {path}: {error}") from error
         rows = described.rows
@@ -187,7 +176,7 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             config["pad_token_id"] = encoder.padding_id
             encoder = replace(encoder, vocabulary=rows + added)
         copies = {described.word_embedding: (tokenizer.unknown_id, added)} if added else {}
-        held = Weights(tensors, fitted.names, weights, copies)
+        held = Weights(tensors, names, weights, copies)
     if options.text_pairs:
         _check_types(path, config, tokenizer)
     return Checkpoint(
@@ -208,6 +197,17 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
             for name in sorted({*side_files, *weight_files(path, weights)})
         },
     )
+
+
+def opened(path: Path, onnx: str) -> tuple[list[str], str, GraphFile | None, dict[str, Any]]:
+    """The names of the files (see ``choose_files``), the graph, and the entries of config.json."""
+    side_files, weights = choose_local_files(path, onnx)
+    of_graph = weights.endswith(GRAPH)
+    entries = read_config(path, str(path), of_graph=of_graph)
+    graph = GraphFile.read(path / weights) if of_graph else None
+    if graph and graph.labels and not entries.get("id2label"):
+        entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
+    return side_files, weights, graph, entries
 
 
 def _check_types(path: Path, config: Mapping[str, Any], tokenizer: CheckpointTokenizer) -> None:
@@ -260,21 +260,17 @@ class Described:
 
     @property
     def rows(self) -> int:
-        """How many tokens have an embedding."""
         return self.weights[self.word_embedding][0]
 
-    def fit(self, tensors: Mapping[str, Tensor], where: str) -> Fit:
-        fitted = fit(self.weights, self.prefix, tensors)
-        known_unused = is_known_unused if self.encoder else lambda _: True
-        check_fit(fitted, self.weights, tensors, where, known_unused)
-        return fitted
+    def fit(self, tensors: Mapping[str, Tensor], where: str) -> dict[str, str]:
+        names = fit(self.weights, self.prefix, tensors)
+        unused = KNOWN_UNUSED if self.encoder else ANYTHING
+        check_fit(names, self.weights, tensors, where, unused)
+        return names
 
 
 def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
-    """The PyTorch module that config.json describes (eager attention, fp32), without weights.
-
-    ``config`` has the entries of config.json, checked. Code in the checkpoint never runs.
-    """
+    """The PyTorch module that config.json describes (eager attention, fp32), without weights."""
     import torch
     from transformers import AutoModelForSequenceClassification
     from transformers.initialization import no_init_weights
@@ -292,28 +288,19 @@ def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
 
 
 def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
-    """What a new classifier starts from: the whole encoder, and what there is of a head.
-
-    ``entries`` are those of config.json, checked. A pooler belongs to the head.
-    """
-    import torch
-
+    """What a new classifier starts from: the encoder, and what there is of head and pooler."""
     _, weights = choose_local_files(path)
-    with torch.device("meta"):
-        model = empty_classifier(path, entries)
-    expected, prefix = shapes(model), model.base_model_prefix
-    encoder = {
-        n: s for n, s in expected.items() if n.startswith(f"{prefix}.") and "pooler" not in n
-    }
+    described = Described.of(path, entries, entries["num_labels"])
+    expected, prefix = described.weights, f"{described.prefix}."
+    encoder = {n: s for n, s in expected.items() if n.startswith(prefix) and "pooler" not in n}
     try:
         tensors = read_tensors(path / weights)
-        fitted = fit(expected, prefix, tensors)
-        names = {name: key for name, key in fitted.names.items() if name in encoder}
-        missing = [name for name in fitted.missing if name in encoder]
-        check_fit(Fit(names, missing, fitted.unused), encoder, tensors, weights)
+        names = fit(expected, described.prefix, tensors)
+        read = {name: key for name, key in names.items() if name in encoder}
+        check_fit(read, encoder, tensors, weights)
     except UserError as error:
         raise UserError(f"cannot load the checkpoint {path}: {error}") from error
-    return Weights(tensors, fitted.names, weights)
+    return Weights(tensors, names, weights)
 
 
 def shapes(model: Any) -> dict[str, Shape]:
@@ -321,10 +308,7 @@ def shapes(model: Any) -> dict[str, Shape]:
 
 
 def max_tokens(config: Mapping[str, Any]) -> int:
-    """The number of tokens that have a position, regardless of the tokenizer's own limit.
-
-    RoBERTa, for example, has 514 rows of positions for 512 tokens.
-    """
+    """The number of tokens that have a position, regardless of the tokenizer's own limit."""
     rows = config.get("max_position_embeddings")
     try:
         tokens = ARCHITECTURES[config["model_type"]].max_tokens(config)

@@ -18,8 +18,6 @@ from sentiment_export.checkpoint.layout import CONFIG_FILE, read_json
 # What changes the computation in a way that the export does not follow, and the one value that
 # does not: causal attention, layers with fewer heads than the others.
 _FIXED: dict[str, object] = {"is_decoder": False, "add_cross_attention": False, "pruned_heads": {}}
-# What says nothing of a graph.
-_OF_WEIGHTS = ("auto_map", "quantization_config")
 # The entries that the architectures compute with, and those that change no logit: of training, of
 # other tasks, of files, of text generation.
 _KNOWN = """
@@ -31,19 +29,18 @@ cross_attention_hidden_size custom_pipelines decoder_bias decoder_start_token_id
 deterministic_flash_attn dim directionality diversity_penalty do_sample down_scale_factor dropout
 dtype early_stopping embedding_dropout embedding_size encoder_no_repeat_ngram_size eos_token_id
 eos_token_ids exponential_decay_length_penalty finetuning_task forced_bos_token_id
-forced_eos_token_id gap_size
-global_attn_every_n_layers global_rope_theta gradient_checkpointing has_no_defaults_at_init
-hidden_act hidden_activation hidden_dim hidden_dropout_prob hidden_size id2label
-initializer_cutoff_factor initializer_range inner_group_num intermediate_size is_encoder_decoder
-label2id language layer_norm_eps legacy length_penalty local_attention local_rope_theta
-mask_token_id max_length max_position_embeddings max_relative_positions min_length mlp_bias
-mlp_dropout model_max_length model_type n_heads n_layers net_structure_type no_repeat_ngram_size
-norm_bias norm_eps norm_rel_ebd num_attention_heads num_beam_groups num_beams num_hidden_groups
-num_hidden_layers num_labels num_memory_blocks num_random_blocks num_return_sequences
-output_attentions output_hidden_states output_past output_scores pad_token_id pooler_dropout
-pooler_fc_size pooler_hidden_act pooler_hidden_size pooler_num_attention_heads pooler_num_fc_layers
-pooler_size_per_head pooler_type pos_att_type position_biased_input position_buckets
-position_embedding_type prefix preprocessing problem_type prunable_heads qa_dropout
+forced_eos_token_id gap_size global_attn_every_n_layers global_rope_theta gradient_checkpointing
+has_no_defaults_at_init hidden_act hidden_activation hidden_dim hidden_dropout_prob hidden_size
+id2label initializer_cutoff_factor initializer_range inner_group_num intermediate_size
+is_encoder_decoder label2id language layer_norm_eps legacy length_penalty local_attention
+local_rope_theta mask_token_id max_length max_position_embeddings max_relative_positions min_length
+mlp_bias mlp_dropout model_max_length model_type n_heads n_layers net_structure_type
+no_repeat_ngram_size norm_bias norm_eps norm_rel_ebd num_attention_heads num_beam_groups num_beams
+num_hidden_groups num_hidden_layers num_labels num_memory_blocks num_random_blocks
+num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id
+pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size pooler_num_attention_heads
+pooler_num_fc_layers pooler_size_per_head pooler_type pos_att_type position_biased_input
+position_buckets position_embedding_type prefix preprocessing problem_type prunable_heads qa_dropout
 quantization_config reference_compile relative_attention relative_attention_num_buckets
 remove_invalid_values repad_logits_with_grad repetition_penalty rescale_embeddings return_dict
 return_dict_in_generate sentence_transformers sep_token_id seq_classif_dropout share_att_key
@@ -76,8 +73,9 @@ def read_config(directory: Path, where: str, *, of_graph: bool = False) -> dict[
     """
     config = read_json(directory / CONFIG_FILE)
     find_architecture(config.get("model_type"), where, of_graph=of_graph)
-    if of_graph:
-        config = {n: v for n, v in config.items() if n not in {*_FIXED, *_OF_WEIGHTS}}
+    if of_graph:  # of which these say nothing
+        unsaid = {*_FIXED, "auto_map", "quantization_config"}
+        config = {name: value for name, value in config.items() if name not in unsaid}
     _check_entries(config, where)
     if not of_graph:
         _check_unknown(config, where)
@@ -181,11 +179,7 @@ PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
 
 
 def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()) -> list[str]:
-    """The label of each output as config.json spells it, or as ``named`` (``--labels``) says.
-
-    ``config`` has the entries of config.json. A config without ``id2label`` means ``LABEL_0``,
-    ``LABEL_1`` and so on, as in transformers.
-    """
+    """The label of each output as config.json spells it, or as ``named`` (``--labels``) says."""
     names = output_names(config, where)
     _check_head(config.get("problem_type"), len(names), where)
     numbered = sorted(names) == list(range(len(names)))
@@ -206,11 +200,7 @@ def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()
 
 
 def canonical_labels(labels: list[str]) -> list[str]:
-    """Spell sentiment labels as ``negative``, ``neutral`` and ``positive``.
-
-    This applies to sets of negative and positive, with or without neutral, in any known spelling.
-    Other label sets are returned unchanged.
-    """
+    """Sentiments as ``negative``, ``neutral`` and ``positive``; other labels as they are."""
     sentiments = [
         next((name for name in SENTIMENTS if label.lower() in SPELLINGS[name]), "")
         for label in labels
@@ -243,7 +233,7 @@ def known_spellings(labels: Sequence[str]) -> dict[str, str]:
 
 
 def output_names(config: Mapping[str, Any], where: str) -> dict[int, Any]:
-    """What config.json calls each output, by id. The names may be anything."""
+    """What config.json calls each output, by id: anything; ``LABEL_0`` and so on by default."""
     entry, count = config.get("id2label"), config.get("num_labels")
     # Up to version 2.5, transformers named two outputs of models that have more.
     more = isinstance(entry, dict) and isinstance(count, int) and count > len(entry)

@@ -106,7 +106,6 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
 
 @cache
 def known_checkpoints() -> list[Known]:
-    """The entries of ``known_checkpoints.toml``, in its order."""
     text = Path(__file__).with_name("known_checkpoints.toml").read_text(encoding="utf-8")
     return [Known(**entry) for entry in tomllib.loads(text)["checkpoint"]]
 

@@ -12,15 +12,15 @@ from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import AS_IT_SAYS
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
-from sentiment_export.checkpoint.checkpoint import Described, max_tokens
-from sentiment_export.checkpoint.config import check_task, output_names, read_config
+from sentiment_export.checkpoint.checkpoint import Described, max_tokens, opened
+from sentiment_export.checkpoint.config import check_task, output_names
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import FAMILY, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
-from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, names_in, weight_files
+from sentiment_export.checkpoint.layout import names_in, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
-from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
-from sentiment_export.checkpoint.weights import Fit, fit
+from sentiment_export.checkpoint.tokenizer import load_tokenizer
+from sentiment_export.checkpoint.weights import fit, unread
 
 LISTED = 10  # names that one line or section of the text shows
 NUMBERED_LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")
@@ -62,31 +62,10 @@ class Description:
         return "\n\n".join("\n  ".join([title, *of]) for title, of in sections.items() if of)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What the files hold to compute with: the weights of a known module, or a graph with its own.
-
-    ``expected`` are the weights that config.json asks for, none of a graph. ``rows`` is how many
-    tokens have an embedding, if that is known.
-    """
-
-    weights: Mapping[str, tuple[Shape, str]]  # shape and type, by the name in the files
-    expected: Mapping[str, Shape]
-    rows: int | None
-    changes: list[str]
-
-
 def describe(path: Path) -> Description:
-    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
-
-    An ONNX graph in the place of weights says itself what is computed.
-    """
-    _, weights = choose_local_files(path, "")
-    graph = GraphFile.read(path / weights) if weights.endswith(GRAPH) else None
+    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer."""
+    _, weights, graph, entries = opened(path, "")
     names = {*names_in(path), *(weight_files(path, weights) if graph else ())}
-    entries = read_config(path, str(path), of_graph=graph is not None)
-    if graph and graph.labels and not entries.get("id2label"):
-        entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
     problems: list[str] = []
 
     def tried(step: Callable[[], Any]) -> Any:
@@ -104,52 +83,41 @@ def describe(path: Path) -> Description:
     decided = tried(lambda: decide(path, entries, AS_IT_SAYS))
     limit = tried(lambda: max_tokens(entries))
     tried(lambda: check_task(entries, str(path)))
+    expected: Mapping[str, Shape] = {}
+    changed: list[str] = []
     if graph:
-        held = _Held(graph.weights, {}, graph.rows, [])
+        held, rows = graph.weights, graph.rows
     else:
-        held = _of_weights(path, weights, entries, len(labels), tried)
-    loaded = tried(lambda: load_tokenizer(path, entries, held.rows))
+        described = Described.of(path, entries, len(labels))
+        tensors = dict(sorted(read_tensors(path / weights).items()))
+        fits = tried(lambda: described.fit(tensors, weights))
+        expected = described.weights
+        changed += _changed_weights(fit(expected, described.prefix, tensors), tensors)
+        held = {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
+        # vocab_size is that of the weights, if these are whole.
+        rows = described.rows if fits else None
+    loaded = tried(lambda: load_tokenizer(path, entries, rows))
     changes = [f"the graph: {passes(entries['model_type'], graph)}"]
     if decided is not None:
         changes += [*decided.notes, *(loaded.notes if loaded else ())]
         if decided.preprocessing != "none":
             changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
-    changes += held.changes
+    changes += changed
     if loaded and loaded.files and "tokenizer.json" not in names:
         changes.append(f"tokenizer.json is made from {' and '.join(loaded.files.names)}")
-    shapes = [*held.expected.values()] or [shape for shape, _ in held.weights.values()]
+    shapes = [*expected.values()] or [shape for shape, _ in held.values()]
     return Description(
         architecture=ARCHITECTURES[entries["model_type"]].class_name,
         parameters=sum(map(prod, shapes)),
         labels=labels,
-        tokenizer=_kind(loaded) if loaded else None,
+        tokenizer=loaded and loaded.kind,
         max_tokens=limit,
-        layers=_layers(held.expected),
-        weights=[{"name": n, "shape": [*s], "dtype": t} for n, (s, t) in held.weights.items()],
+        layers=_layers(expected),
+        weights=[{"name": n, "shape": [*s], "dtype": t} for n, (s, t) in held.items()],
         files={name: (path / name).stat().st_size for name in sorted(names)},
         changes=changes,
         problems=problems,
     )
-
-
-def _of_weights(
-    path: Path,
-    name: str,
-    entries: Mapping[str, Any],
-    labels: int,
-    tried: Callable[[Callable[[], Any]], Any],
-) -> _Held:
-    described = Described.of(path, entries, labels)
-    tensors = dict(sorted(read_tensors(path / name).items()))
-    fitted = tried(lambda: described.fit(tensors, name))
-    changes = _changed_weights(fit(described.weights, described.prefix, tensors), tensors)
-    weights = {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
-    # vocab_size is that of the weights, if these are whole.
-    return _Held(weights, described.weights, described.rows if fitted else None, [*changes])
-
-
-def _kind(tokenizer: CheckpointTokenizer) -> str:
-    return tokenizer.files.kind if tokenizer.files else type(tokenizer.tokenizer.model).__name__
 
 
 def passes(model_type: str, graph: GraphFile | None = None) -> str:
@@ -163,12 +131,12 @@ def passes(model_type: str, graph: GraphFile | None = None) -> str:
     return f"padding left out, {last}, int8 with a scale per token{unless}"
 
 
-def _changed_weights(fitted: Fit, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    if renamed := [(key, name) for name, key in fitted.names.items() if key != name]:
+def _changed_weights(names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    if renamed := [(key, name) for name, key in names.items() if key != name]:
         yield f"{len(renamed)} weights are renamed, such as {' to '.join(renamed[0])}"
-    if fitted.unused:
-        yield f"{len(fitted.unused)} weights are not read: {_few(fitted.unused)}"
-    dtypes = Counter(tensors[key].dtype for key in fitted.names.values())
+    if unused := unread(names, tensors):
+        yield f"{len(unused)} weights are not read: {_few(unused)}"
+    dtypes = Counter(tensors[key].dtype for key in names.values())
     del dtypes["float32"]
     yield from (f"{count} weights in {dtype} become float32" for dtype, count in dtypes.items())
 

@@ -1,6 +1,6 @@
 """BERT's family as a table: what each architecture calls its weights, and what config.json says.
 
-``Encoder.weights`` has every weight that the graph reads, with its shape. ``is_known_unused`` knows
+``Encoder.weights`` has every weight that the graph reads, with its shape. ``KNOWN_UNUSED`` names
 what else lies in files: buffers, poolers and the heads of pre-training. ``check_fit`` of
 ``weights.py`` refuses whatever is neither, so a wrong name never passes.
 """
@@ -63,19 +63,14 @@ ALBERTS_LAYER = LayerNames(
 
 @dataclass(frozen=True, slots=True)
 class HeadLayer:
-    """A linear layer between the first token's hidden state and the logits.
-
-    ``activation`` is one of ``ACTIVATIONS``, ``OF_CONFIG`` or empty; ``place`` is its module in
-    PyTorch.
-    """
+    """A linear layer between the first token's hidden state and the logits."""
 
     module: str
-    activation: str = ""
-    place: str = ""
+    activation: str  # one of ``ACTIVATIONS``, or ``OF_CONFIG``
+    place: str = ""  # the activation's module in PyTorch
 
 
 BERTS_HEAD = (HeadLayer("bert.pooler.dense", "tanh", "bert.pooler.activation"),)
-ROBERTAS_HEAD = (HeadLayer("classifier.dense", "tanh", "classifier"),)
 OF_CONFIG = "hidden_act"  # an activation that config.json names
 
 
@@ -105,7 +100,7 @@ class Family:
 def _roberta(prefix: str, vocabulary: int = 30522) -> Family:
     return Family(
         prefix,
-        ROBERTAS_HEAD,
+        (HeadLayer("classifier.dense", "tanh", "classifier"),),
         "classifier.out_proj",
         after_padding=True,
         defaults={"vocab_size": vocabulary, "pad_token_id": 1},
@@ -197,7 +192,7 @@ FAMILY: Mapping[str, Family] = {
 _OTHERWISE = {"position_embedding_type": "absolute", "rescale_embeddings": False, "use_bias": True}
 # What files hold besides a classifier: buffers, a pooler that the head does not read, the heads of
 # pre-training and of other tasks, and the weights of a loss.
-_KNOWN_UNUSED = re.compile(
+KNOWN_UNUSED = re.compile(
     r"(.*\.)?(position_ids|token_type_ids|pooler(_activation)?|lm_head|cls|predictions|"
     r"sop_classifier|discriminator_predictions|generator_predictions|generator_lm_head|qa_outputs|"
     r"vocab_transform|vocab_layer_norm|vocab_projector|loss(_fct|_fn)?|criterion)(\..*|)"
@@ -224,7 +219,6 @@ class Encoder:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], labels: int) -> "Encoder":
-        """The classifier that the entries of a config.json describe."""
         kind = config.get("model_type")
         family = FAMILY.get(str(kind))
         if family is None:
@@ -260,12 +254,16 @@ class Encoder:
         depth, layers = number("num_hidden_layers", 0), f"{family.prefix}.{family.layers}"
         if depth == 0:
             raise NotRecognised("num_hidden_layers in config.json is 0")
-        if kind == "albert":
-            places = _alberts_layers(
-                layers, depth, number("num_hidden_groups"), number("inner_group_num")
-            )
-        else:
-            places = tuple(f"{layers}.{index}" for index in range(depth))
+        places = [f"{layers}.{index}" for index in range(depth)]
+        if kind == "albert":  # layers that follow each other share a group's weights
+            groups, inner = number("num_hidden_groups"), number("inner_group_num")
+            if groups > depth:
+                raise UserError(
+                    f"num_hidden_groups in config.json is {groups}; it must be at most its {depth} "
+                    "layers"
+                )
+            groups_of = [f"{layers}.{int(layer / (depth / groups))}" for layer in range(depth)]
+            places = [f"{of}.albert_layers.{index}" for of in groups_of for index in range(inner)]
         return cls(
             family=family,
             labels=labels,
@@ -279,7 +277,7 @@ class Encoder:
             padding_id=number("pad_token_id", least=0),
             epsilon=float(epsilon),
             activation=activation,
-            layers=places,
+            layers=tuple(places),
         )
 
     @property
@@ -332,21 +330,3 @@ class Encoder:
             linear(layer.module, hidden, hidden)
         linear(self.family.logits, hidden, self.labels)
         return shapes
-
-
-def is_known_unused(name: str) -> bool:
-    """Whether a tensor of this name may lie in a checkpoint although no classifier reads it."""
-    return _KNOWN_UNUSED.fullmatch(name) is not None
-
-
-def _alberts_layers(name: str, depth: int, groups: int, inner: int) -> tuple[str, ...]:
-    """Layers that follow each other share a group's weights."""
-    if groups > depth:
-        raise UserError(
-            f"num_hidden_groups in config.json is {groups}; it must be at most its {depth} layers"
-        )
-    return tuple(
-        f"{name}.{int(layer / (depth / groups))}.albert_layers.{index}"
-        for layer in range(depth)
-        for index in range(inner)
-    )

@@ -46,7 +46,6 @@ class GraphFile:
 
     @classmethod
     def read(cls, path: Path) -> "GraphFile":
-        """Read the file and check the graph."""
         model = read_model(path)
         if model.producer_name == PRODUCER:
             raise UserError(
@@ -65,7 +64,7 @@ class GraphFile:
         inputs = [one for one in model.graph.input if one.name not in constants]
         _check_inputs(path, inputs)
         output = _logits(path, model.graph)
-        for name in _locations(model, path):
+        for name in data_files(model, path):
             _data_file(path, name)
         nodes = [node for graph in _graphs(model) for node in graph.node]
         axes = output.type.tensor_type.shape.dim
@@ -123,12 +122,8 @@ def read_model(path: Path) -> ModelProto:
     return model
 
 
-def data_files(path: Path) -> list[str]:
-    """The names of the files beside an ONNX file in which weights of it lie."""
-    return _locations(read_model(path), path)
-
-
-def _locations(model: ModelProto, graph: Path) -> list[str]:
+def data_files(model: ModelProto, graph: Path) -> list[str]:
+    """The names of the files beside the file of a model in which weights of it lie."""
     return sorted({_location(tensor, graph) for tensor in _tensors(model)} - {""})
 
 
@@ -169,10 +164,10 @@ def _external(tensor: TensorProto, graph: Path) -> bytes:
     size = file.stat().st_size
     try:
         offset = int(said.get("offset") or 0)
-        length = int(said.get("length") or _bytes_of(tensor) or size - offset)
+        length = int(said.get("length") or bytes_of(tensor) or size - offset)
     except (ValueError, TypeError, KeyError):
         offset = length = -1
-    if offset < 0 or length < 0 or length != (_bytes_of(tensor) or length):
+    if offset < 0 or length < 0 or length != (bytes_of(tensor) or length):
         raise UserError(
             f"{graph} is damaged: the place of {tensor.name} in {location} does not fit its shape"
         )
@@ -185,7 +180,7 @@ def _external(tensor: TensorProto, graph: Path) -> bytes:
         return opened.read(length)
 
 
-def _bytes_of(tensor: TensorProto) -> int:
+def bytes_of(tensor: TensorProto) -> int:
     """The size of a weight by its shape; 0 where a value is no whole number of bytes."""
     if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1):
         return 0

@@ -48,14 +48,7 @@ from sentiment_export.output import BUNDLE_FILES, check_bundle_output, is_bundle
 UNREACHABLE: type[Exception] = HfHubHTTPError.__mro__[HfHubHTTPError.__mro__.index(OSError) - 1]
 CUT = ("RemoteProtocolError", "ReadError", "ChunkedEncodingError")
 # What the hub's client raises, KeyError and TypeError where an answer is not that of a hub.
-FAILURES: tuple[type[Exception], ...] = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    KeyError,
-    TypeError,
-    UNREACHABLE,
-)
+FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError, UNREACHABLE)
 TRIES = 5
 MAX_WAIT_S = 60.0
 # Newer clients of the hub wait themselves before they ask again for a file, as long as it says.
@@ -66,7 +59,6 @@ T = TypeVar("T")
 
 
 def _download(repo_id: str, name: str, revision: str | None) -> Path:
-    """A file of the hub, in its cache."""
     path = with_retries(
         lambda: hf_hub_download(repo_id, name, revision=revision), waits=not CLIENT_WAITS
     )
@@ -74,10 +66,7 @@ def _download(repo_id: str, name: str, revision: str | None) -> Path:
 
 
 def with_retries(call: Callable[[], T], *, waits: bool = True) -> T:
-    """Repeat the call while a transfer is cut, and where it ``waits``, while the hub is overloaded.
-
-    It is called ``TRIES`` times at most.
-    """
+    """Repeat the call while a transfer is cut and, where it ``waits``, while the hub is busy."""
     attempt = 1
     while True:
         try:
@@ -86,10 +75,7 @@ def with_retries(call: Callable[[], T], *, waits: bool = True) -> T:
             # "Not in the cache" hides the error of the request to the hub.
             cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
             real = cause if isinstance(cause, Exception) else error
-            if type(real).__name__ in CUT:
-                wait_s: float | None = 1.0
-            else:
-                wait_s = _wait_s(real, attempt) if waits else None
+            wait_s = _wait_s(real, attempt, waits=waits)
             if wait_s is None or attempt == TRIES:
                 raise real from None
         if wait_s:
@@ -103,9 +89,7 @@ def is_outage(error: Exception) -> bool:
     if isinstance(error, OfflineModeIsEnabled):
         return True
     status = _status(error)
-    if status is None:
-        return isinstance(error, UNREACHABLE)
-    return status == 429 or status >= 500
+    return isinstance(error, UNREACHABLE) if status is None else status == 429 or status >= 500
 
 
 def explain(error: Exception, repo_id: str, revision: str) -> str:
@@ -175,14 +159,16 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     )
 
 
-def _wait_s(error: Exception, attempt: int) -> float | None:
+def _wait_s(error: Exception, attempt: int, *, waits: bool) -> float | None:
     """Seconds to wait before the next attempt; None if another attempt cannot help."""
+    if type(error).__name__ in CUT:
+        return 1.0
     # The hub's client retries a 5xx itself and then raises a plain HTTPError, which is final.
-    if not isinstance(error, HfHubHTTPError) or error.response is None or not is_outage(error):
+    response = error.response if isinstance(error, HfHubHTTPError) else None
+    if not waits or response is None or not is_outage(error):
         return None
-    headers = error.response.headers
-    asked = re.fullmatch(r"(\d+)", headers.get("Retry-After", "")) or re.search(
-        r"\bt=(\d+)", headers.get("RateLimit", "")
+    asked = re.fullmatch(r"(\d+)", response.headers.get("Retry-After", "")) or re.search(
+        r"\bt=(\d+)", response.headers.get("RateLimit", "")
     )
     return min(MAX_WAIT_S, float(asked[1]) if asked else 2.0**attempt)
 
@@ -199,16 +185,8 @@ def _ask(repo_id: str, revision: str | None) -> tuple[ModelInfo, set[str]]:
     return info, {file.rfilename for file in info.siblings or ()}
 
 
-def _date_of(info: ModelInfo) -> str | None:
-    """When the commit was made (ISO 8601) that the hub has described, if it says it."""
-    return info.last_modified.isoformat() if info.last_modified else None
-
-
 def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
-    """The directory of a snapshot in the hub's cache; downloads the files that are missing.
-
-    ``onnx`` is the graph to download in the place of weights; see ``choose_files``.
-    """
+    """The directory of a snapshot in the hub's cache; downloads the files that are missing."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
@@ -248,8 +226,8 @@ def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
         raise UserError(why) from error
     if revision != commit:  # the hub's client reads this note when it is offline
         _note(model / "refs" / revision, commit)
-    if date := _date_of(info):
-        _note(model / DATES / commit, date)
+    if info.last_modified:
+        _note(model / DATES / commit, info.last_modified.isoformat())
     return path
 
 
@@ -319,7 +297,8 @@ def _copy(
         if variant.data is not None:
             copy(variant.data.file)
         bundle.variant_path(precision)
-    commit = HubCommit(repo_id=source, revision=info.sha, date=_date_of(info))
+    date = info.last_modified.isoformat() if info.last_modified else None
+    commit = HubCommit(repo_id=source, revision=info.sha, date=date)
     manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
     text = manifest.model_dump_json(indent=2, exclude_none=True)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")

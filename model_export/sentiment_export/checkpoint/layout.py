@@ -51,14 +51,10 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def choose_files(
     names: Iterable[str], where: str, onnx: str | None = None
 ) -> tuple[list[str], str]:
-    """Choose the files to read from the file names of a checkpoint.
+    """The config and tokenizer files, and the weights: one file, an index of shards, or a graph.
 
-    ``onnx`` is the graph to read in the place of weights (``--onnx``); "" is the one fp32 graph
-    where there are no weights, and None takes none.
-
-    Returns:
-        The config and tokenizer files, and the weights: one file, the index of the shards, or a
-        graph.
+    ``names`` are those of a checkpoint's files. ``onnx`` is the graph to read in the place of
+    weights (``--onnx``); "" is the one fp32 graph where there are no weights, and None takes none.
     """
     held = set(names)
     weights = next((name for name in WEIGHT_FILES if name in held), None)
@@ -117,10 +113,10 @@ def weight_files(path: Path, weights: str) -> list[str]:
     """The names of all files in ``path`` that hold weights: ``weights``, its shards or its data."""
     if not weights.endswith(GRAPH):
         return list(dict.fromkeys([weights, *shards(path / weights)]))
-    from sentiment_export.checkpoint.graph_file import data_files  # needs onnx
+    from sentiment_export.checkpoint.graph_file import data_files, read_model  # needs onnx
 
-    folder = PurePosixPath(weights).parent
-    return [weights, *(str(folder / name) for name in data_files(path / weights))]
+    folder, graph = PurePosixPath(weights).parent, path / weights
+    return [weights, *(str(folder / name) for name in data_files(read_model(graph), graph))]
 
 
 def choose_local_files(path: Path, onnx: str | None = None) -> tuple[list[str], str]:

@@ -9,7 +9,7 @@ import mmap
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -110,7 +110,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         size = prod(shape) * np.dtype(_NUMPY[dtype]).itemsize
         if end - begin != size or start + size > len(data):
             raise ValueError(f"{name} does not have the size that its shape asks for")
-        tensors[name] = Tensor(data, start, dtype, shape, _contiguous(shape))
+        strides = tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
+        tensors[name] = Tensor(data, start, dtype, shape, strides)
     _check_cover(header.values(), len(data) - 8 - length)
     return tensors
 
@@ -148,14 +149,17 @@ def _pickled(path: Path) -> dict[str, Tensor]:
         if len(pickles) != 1 or names[pickles[0]].file_size > MOST_HEADER_BYTES:
             raise ValueError("it has no list of tensors, or too long a one")
         folder = pickles[0].removesuffix("data.pkl")
+        values = f"{folder}data/"
         order = names.get(f"{folder}byteorder")
         if order is not None and (order.file_size != 6 or archive.read(order) != b"little"):
             raise ValueError("it was written on a machine with another order of bytes")
-        storages = {
-            name: _stored(data, info) for name, info in names.items() if f"{folder}data/" in name
+        places = {
+            name.removeprefix(values): _stored(data, info)
+            for name, info in names.items()
+            if name.startswith(values)
         }
         with archive.open(pickles[0]) as listed:
-            held = _TensorUnpickler(listed, path, data, storages, f"{folder}data/").load()
+            held = _TensorUnpickler(listed, path, data, places).load()
     entries = held if isinstance(held, dict) else {}
     if not entries or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in entries.items()
@@ -191,6 +195,10 @@ def _stored(data: mmap.mmap, info: zipfile.ZipInfo) -> tuple[int, int] | None:
     name, extra = (int.from_bytes(head[at : at + 2], "little") for at in (26, 28))
     start = info.header_offset + 30 + name + extra
     return (start, info.file_size) if start + info.file_size <= len(data) else None
+
+
+# Where values lie, by their names; see ``_stored``.
+_Places = Mapping[str, tuple[int, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,36 +244,29 @@ class _TensorUnpickler(pickle._Unpickler):  # noqa: SLF001
         **{code[0]: _tuple_by(code[0]) for code in TUPLES},
     }
 
-    def __init__(
-        self,
-        listed: Any,
-        path: Path,
-        data: mmap.mmap,
-        storages: Mapping[str, tuple[int, int] | None],
-        folder: str,
-    ) -> None:
+    def __init__(self, listed: Any, path: Path, data: mmap.mmap, places: _Places) -> None:
         super().__init__(listed)
-        self._path, self._data, self._storages, self._folder = path, data, storages, folder
+        self._path, self._data, self._places = path, data, places
 
     def find_class(self, module: str, name: str) -> Any:
         """What may be called, by its name: what makes tensors, and dictionaries in order."""
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return self._tensor
-        if (module, name) == ("torch._utils", "_rebuild_parameter"):
-            return self._parameter
-        if module == "torch" and name in _OF_STORAGE:
-            return _OF_STORAGE[name]
+        called = {
+            **{f"torch.{storage}": dtype for storage, dtype in _OF_STORAGE.items()},
+            "collections.OrderedDict": OrderedDict,
+            "torch._utils._rebuild_tensor_v2": self._tensor,
+            "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+        }
+        if (full := f"{module}.{name}") in called:
+            return called[full]
         raise UserError(
-            f"{self._path} holds more than plain tensors ({module}.{name}), and code in it is "
-            "never run: copy or download it again, or save it as safetensors"
+            f"{self._path} holds more than plain tensors ({full}), and code in it is never run: "
+            "copy or download it again, or save it as safetensors"
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
         """The values of one or more tensors, which lie in a file of their own in the archive."""
         tag, dtype, key, _, values = pid
-        place = self._storages.get(f"{self._folder}{key}") if isinstance(key, str) else None
+        place = self._places.get(key) if isinstance(key, str) else None
         if tag != "storage" or place is None:
             raise ValueError(f"it lacks the values {key}")
         if _whole(values) * np.dtype(_NUMPY[dtype]).itemsize > place[1]:
@@ -283,9 +284,6 @@ class _TensorUnpickler(pickle._Unpickler):  # noqa: SLF001
         start = storage.start + offset * np.dtype(_NUMPY[storage.dtype]).itemsize
         return Tensor(self._data, start, storage.dtype, shape, steps)
 
-    def _parameter(self, tensor: Any, *_: Any) -> Any:
-        return tensor
-
 
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
@@ -302,10 +300,6 @@ def _whole(number: Any) -> int:
     if type(number) is not int or not 0 <= number < 2**63:
         raise ValueError("a size or an offset is no whole number")
     return number
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def _check_count(entries: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 
+from sentiment_export.checkpoint import tokenizer_files
 from sentiment_export.checkpoint.architectures import (
     ARCHITECTURES,
     BERTWEET_BPE,
@@ -25,37 +26,21 @@ from sentiment_export.checkpoint.architectures import (
     WORD_PIECE,
     TokenizerFiles,
 )
-from sentiment_export.checkpoint.tokenizer_files import (
-    add,
-    bert_normalizer,
-    bertweet,
-    byte_level_bpe,
-    content,
-    of_one_type,
-    read,
-    read_object,
-    read_text,
-    sentencepiece,
-    token,
-    word_piece,
-)
+from sentiment_export.checkpoint.tokenizer_files import add, content, read, read_object, token
 
 # The share of the embedding's rows that have a token, at least. Some checkpoints have a few rows
 # more, because a multiple of 64 is faster.
 LEAST_USED = 0.99
 # The special tokens by their roles: entries of tokenizer_config.json.
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-_ROBERTA = ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>")
-_BERT = (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
-_MPNET = ("<s>", "</s>", "[UNK]", "</s>", "<pad>", "<s>", "<mask>")
-_ALBERT = ("[CLS]", "[SEP]", "<unk>", "[SEP]", "<pad>", "[CLS]", "[MASK]")
-_BIG_BIRD = ("<s>", "</s>", "<unk>", "[SEP]", "<pad>", "[CLS]", "[MASK]")
 # What each role has where no file says it, by model_type; the others have what BERT has.
+_BERT = (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
+_ROBERTA = ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>")
 _DEFAULTS = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "data2vec-text"), _ROBERTA),
-    "mpnet": _MPNET,
-    "albert": _ALBERT,
-    "big_bird": _BIG_BIRD,
+    "mpnet": ("<s>", "</s>", "[UNK]", "</s>", "<pad>", "<s>", "<mask>"),
+    "albert": ("[CLS]", "[SEP]", "<unk>", "[SEP]", "<pad>", "[CLS]", "[MASK]"),
+    "big_bird": ("<s>", "</s>", "<unk>", "[SEP]", "<pad>", "[CLS]", "[MASK]"),
 }
 # The classes of transformers, and the model type whose tokenizer each is.
 _OF_CLASS = {f"{one.prefix}Tokenizer": model_type for model_type, one in ARCHITECTURES.items()}
@@ -98,6 +83,10 @@ class CheckpointTokenizer:
     loses_types: bool
 
     @property
+    def kind(self) -> str:
+        return self.files.kind if self.files else type(self.tokenizer.model).__name__
+
+    @property
     def unknown_id(self) -> int:
         return cast(int, self.tokenizer.token_to_id(self.settings["unk_token"]))
 
@@ -113,7 +102,6 @@ class CheckpointTokenizer:
         return str(self.settings.get("truncation_side", "right"))
 
     def cut_to(self, max_tokens: int) -> None:
-        """Cut longer texts."""
         self.tokenizer.enable_truncation(max_tokens, direction=self.truncation_side)
 
     def write(self, directory: Path, max_tokens: int) -> None:
@@ -128,13 +116,11 @@ class CheckpointTokenizer:
 def load_tokenizer(
     path: Path, entries: Mapping[str, Any], rows: int | None = None
 ) -> CheckpointTokenizer:
-    """Load the tokenizer of a local checkpoint, whose config.json has these ``entries``.
-
-    ``rows`` is the number of tokens that the model has an embedding for.
-    """
+    """Load a local checkpoint's tokenizer; the model has an embedding of so many ``rows``."""
     model_type = entries["model_type"]
     said = _said(path)
     class_name = str(said.get("tokenizer_class") or entries.get("tokenizer_class") or "")
+    kind = class_name or model_type
     # Some models have the tokenizer of another architecture.
     made_as = _OF_CLASS.get(class_name.removesuffix("Fast"), model_type)
     present = {file.name for file in path.iterdir()}
@@ -156,26 +142,33 @@ def load_tokenizer(
             f"{class_name} cuts words by a dictionary"
         )
     if files is BERTWEET_BPE:  # transformers does not read its tokenizer.json, either
-        tokenizer, added_rows = bertweet(path, settings)
+        tokenizer, added_rows = tokenizer_files.bertweet(path, settings)
     elif "tokenizer.json" in present:
-        tokenizer = read(path / "tokenizer.json", lambda file: Tokenizer.from_str(read_text(file)))
+        tokenizer = read(
+            path / "tokenizer.json",
+            lambda file: Tokenizer.from_str(tokenizer_files.read_text(file)),
+        )
         settings = said
-        _follow(tokenizer, said, class_name or model_type)
+        _follow(tokenizer, said, kind)
     elif files is BYTE_LEVEL_BPE:
-        tokenizer = byte_level_bpe(path, settings, made_as)
+        tokenizer = tokenizer_files.byte_level_bpe(path, settings, made_as)
     elif files is WORD_PIECE:
-        tokenizer = word_piece(path, settings, made_as)
+        tokenizer = tokenizer_files.word_piece(path, settings, made_as)
     elif files is not None:
-        tokenizer = sentencepiece(path / files.names[0], settings, made_as)
+        tokenizer = tokenizer_files.sentencepiece(path / files.names[0], settings, made_as)
     if files is not BERTWEET_BPE:
         _add_tokens(tokenizer, settings, path)
     _check(without_training(tokenizer), path)
     notes: list[str] = []
     if rows is not None:
         tokenizer, notes = _with_rows(tokenizer, rows + added_rows, str(path))
-    sends = _sends_types(said, class_name or model_type)
+    # Whether transformers sends the model token types.
+    inputs = said.get("model_input_names")
+    sends = _SENDS_TYPES.fullmatch(kind) is not None
+    if isinstance(inputs, list):
+        sends = "token_type_ids" in inputs
     if model_type in TYPED and not sends:
-        tokenizer = of_one_type(tokenizer)
+        tokenizer = tokenizer_files.of_one_type(tokenizer)
     loses = sends and model_type in UNTYPED and any(tokenizer.encode("a", "a").type_ids)
     written = _written(tokenizer, settings, model_type)
     return CheckpointTokenizer(tokenizer, written, added_rows, notes, files, loses)
@@ -198,19 +191,11 @@ def _said(path: Path) -> dict[str, Any]:
 def _follow(tokenizer: Tokenizer, said: Mapping[str, Any], kind: str) -> None:
     """Set what a class of transformers sets in the tokenizer.json that it reads."""
     if isinstance(tokenizer.normalizer, BertNormalizer) and _FOLLOWS_CASE.fullmatch(kind):
-        tokenizer.normalizer = bert_normalizer(said)
+        tokenizer.normalizer = tokenizer_files.bert_normalizer(said)
     if isinstance(tokenizer.pre_tokenizer, ByteLevel) and _FOLLOWS_SPACE.fullmatch(kind):
         prefix = bool(said.get("add_prefix_space"))
         whole = tokenizer.pre_tokenizer.use_regex
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=prefix, use_regex=whole)
-
-
-def _sends_types(said: Mapping[str, Any], kind: str) -> bool:
-    """Whether transformers sends the model token types."""
-    inputs = said.get("model_input_names")
-    if isinstance(inputs, list):
-        return "token_type_ids" in inputs
-    return _SENDS_TYPES.fullmatch(kind) is not None
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -> None:

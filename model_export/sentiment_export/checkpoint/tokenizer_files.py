@@ -11,18 +11,9 @@ from typing import Any
 
 from sentiment_service.engine.text.text_tokenizer import BERTWEET_WORD
 from sentiment_service.errors import UserError, first_line
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.normalizers import BertNormalizer, Lowercase, Precompiled, Replace, Strip
-from tokenizers.pre_tokenizers import (
-    BertPreTokenizer,
-    ByteLevel,
-    Metaspace,
-    Punctuation,
-    Split,
-    WhitespaceSplit,
-)
-from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.processors import BertProcessing, RobertaProcessing, TemplateProcessing
 
 SPACES = Replace(Regex(" {2,}"), " ")
@@ -39,7 +30,7 @@ def byte_level_bpe(directory: Path, settings: Mapping[str, Any], model_type: str
     model = read(merges, lambda file: BPE.from_file(str(vocabulary), str(file)))
     tokenizer = Tokenizer(model)
     prefix = bool(settings.get("add_prefix_space"))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=prefix)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
     cls, sep = special_ids(tokenizer, settings, vocabulary)
     if model_type == "deberta":
@@ -56,13 +47,13 @@ def word_piece(directory: Path, settings: Mapping[str, Any], model_type: str) ->
     vocabulary = {piece: index for index, piece in enumerate(lines)}
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=content(settings["unk_token"])))
     tokenizer.normalizer = bert_normalizer(settings)
-    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     cls, sep = special_ids(tokenizer, settings, file)
-    mpnet = model_type == "mpnet"
-    tokenizer.post_processor = (
-        RobertaProcessing(sep, cls, add_prefix_space=False) if mpnet else pairs(cls, sep)
-    )
+    if model_type == "mpnet":
+        tokenizer.post_processor = RobertaProcessing(sep, cls, add_prefix_space=False)
+    else:
+        tokenizer.post_processor = pairs(cls, sep)
     return tokenizer
 
 
@@ -90,7 +81,8 @@ def sentencepiece(file: Path, settings: Mapping[str, Any], model_type: str) -> T
         raise UserError(f"{file} is damaged: it holds no pieces")
     scored = [(piece.piece, piece.score) for piece in proto.pieces]
     unknown = proto.trainer_spec.unk_id
-    if model_type in ("xlm-roberta", "camembert"):
+    of_fairseq = model_type in ("xlm-roberta", "camembert")
+    if of_fairseq:
         # The pieces of fairseq's dictionary come first, in place of sentencepiece's own.
         first = ["<s>", "<pad>", "</s>", "<unk>"]
         if model_type == "camembert":
@@ -106,37 +98,30 @@ def sentencepiece(file: Path, settings: Mapping[str, Any], model_type: str) -> T
         unk = scored[unknown][0]
         tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token=unk, fuse_unk=True))
     charsmap = proto.normalizer_spec.precompiled_charsmap
-    own_rules = [Precompiled(charsmap)] if charsmap else []
-    steps: dict[str, Callable[[], list[Any]]] = {
-        "albert": lambda: [*_as_albert(settings), *own_rules],
-        "deberta-v2": lambda: [
-            *([Lowercase()] if settings.get("do_lower_case") else []),
-            *(Strip(), *own_rules, SPACES),
-        ],
-        "big_bird": lambda: [*own_rules, Strip(left=False), SPACES],
-    }
-    tokenizer.normalizer = normalizers.Sequence(steps.get(model_type, lambda: own_rules)())
-    words: list[Any] = [WhitespaceSplit()]
+    steps: list[Any] = [Precompiled(charsmap)] if charsmap else []
+    lower = [Lowercase()] if settings.get("do_lower_case", model_type == "albert") else []
+    if model_type == "albert":
+        stripped = [normalizers.NFKD(), normalizers.StripAccents()]
+        accents = [] if settings.get("keep_accents") else stripped
+        steps = [Replace("``", '"'), Replace("''", '"'), *accents, *lower, *steps]
+    elif model_type == "deberta-v2":
+        steps = [*lower, Strip(), *steps, SPACES]
+    elif model_type == "big_bird":
+        steps = [*steps, Strip(left=False), SPACES]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    words: list[Any] = [pre_tokenizers.WhitespaceSplit()]
     if model_type in ("deberta-v2", "big_bird"):
-        words = [Punctuation()] if settings.get("split_by_punct") else []
+        words = [pre_tokenizers.Punctuation()] if settings.get("split_by_punct") else []
     without = "first" if model_type == "deberta-v2" else "never"
     prefix = "always" if settings.get("add_prefix_space", True) else without
-    tokenizer.pre_tokenizer = PreTokenizers([*words, Metaspace(prepend_scheme=prefix)])
+    words.append(pre_tokenizers.Metaspace(prepend_scheme=prefix))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=prefix)
     pieces = [p for p in proto.pieces if p.type in (CONTROL, USER_DEFINED)]
     add(tokenizer, [token(p.piece, special=p.type == CONTROL) for p in pieces])
     cls, sep = special_ids(tokenizer, settings, file)
-    of_fairseq = model_type in ("xlm-roberta", "camembert")
     tokenizer.post_processor = pairs(cls, sep, typed=not of_fairseq)
     return tokenizer
-
-
-def _as_albert(settings: Mapping[str, Any]) -> list[Any]:
-    """What ALBERT does to a text before the rules of the model file."""
-    steps: list[Any] = [Replace("``", '"'), Replace("''", '"')]
-    if not settings.get("keep_accents"):
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    return [*steps, *([Lowercase()] if settings.get("do_lower_case", True) else [])]
 
 
 def _merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
@@ -197,7 +182,7 @@ def bertweet(directory: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, i
     tokenizer = Tokenizer(
         BPE(vocabulary, merges, unk_token=special[3], end_of_word_suffix=WORD_END)
     )
-    tokenizer.pre_tokenizer = Split(Regex(BERTWEET_WORD), "removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(BERTWEET_WORD), "removed", invert=True)
     tokenizer.decoder = decoders.BPEDecoder(WORD_END)
     add(tokenizer, [token(piece) for piece in (*special, *added)])
     tokenizer.post_processor = pairs(*special_ids(tokenizer, settings, file), typed=False)

@@ -14,7 +14,7 @@ import json
 import mmap
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,7 @@ ADAPTER = ("lora_", ".base_layer.", "base_model.model.")
 # their scales, which lie elsewhere, they would be taken for other weights.
 READ_DTYPES = ("float32", "float16", "bfloat16", "float64")
 OF_A_LAYER = re.compile(r"layers?\.\d")
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """How the tensor names in the files match the weight names of the model."""
-
-    names: dict[str, str]  # name in the model -> name in the files
-    missing: list[str]  # in the model, but not in the files
-    unused: list[str]  # in the files, but not read by the model
+ANYTHING = re.compile("(?s).*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,63 +80,62 @@ class Weights(Mapping[str, NDArray[Any]]):
         return len(self.names)
 
 
-def fit(expected: Mapping[str, Shape], prefix: str, tensors: Mapping[str, Tensor]) -> Fit:
-    """Match the names of the tensors in the files with those of the model; exact matches win.
-
-    ``expected`` has the model's weights, and ``prefix`` is that of its encoder.
-    """
+def fit(
+    expected: Mapping[str, Shape], prefix: str, tensors: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """The name in the files of each ``expected`` weight that is there; exact matches win."""
     names: dict[str, str] = {}
     for name in sorted(tensors, key=lambda name: (name not in expected, name)):
         spelled = next((s for s in _spellings(name, prefix) if s in expected), None)
         if spelled is not None and spelled not in names:
             names[spelled] = name
+    return {name: names[name] for name in expected if name in names}
+
+
+def unread(names: Mapping[str, str], tensors: Iterable[str]) -> list[str]:
+    """The tensors in the files that the model does not read."""
     read = set(names.values())
-    return Fit(
-        names={name: names[name] for name in expected if name in names},
-        missing=[name for name in expected if name not in names],
-        unused=[name for name in tensors if name not in read],
-    )
+    return [key for key in tensors if key not in read]
 
 
 def check_fit(
-    fitted: Fit,
+    names: Mapping[str, str],
     expected: Mapping[str, Shape],
     tensors: Mapping[str, Tensor],
     where: str,
-    known_unused: Callable[[str], bool] = lambda _: True,
+    known_unused: re.Pattern[str] = ANYTHING,
 ) -> None:
-    """Check that the tensors make up the model that config.json describes.
-
-    A tensor that the model does not read must be ``known_unused``.
-    """
-    for name, key in fitted.names.items():
+    """Check that the tensors, as ``fit`` has named them, make up what config.json describes."""
+    unused = unread(names, tensors)
+    for name, key in names.items():
         found, wanted = list(tensors[key].shape), list(expected[name])
         if found != wanted:
             raise UserError(
                 f"{key} is {found} in {where}, but config.json asks for {wanted}: it is probably "
                 "from another checkpoint"
             )
-    adapter = next((key for key in fitted.unused if any(part in key for part in ADAPTER)), None)
+    adapter = next((key for key in unused if any(part in key for part in ADAPTER)), None)
     if adapter is not None:
         raise UserError(
             f"{where} holds {adapter}, a weight of an adapter (PEFT, such as LoRA): merge the "
             "adapter first (merge_and_unload), and save the whole model"
         )
-    if fitted.missing:
-        raise UserError(_what_is_missing(fitted, where))
-    extra = [key for key in fitted.unused if OF_A_LAYER.search(key)]
+    if missing := [name for name in expected if name not in names]:
+        instead = unused[0] if unused and not names else ""
+        raise UserError(_what_is_missing(missing, instead, where))
+    extra = [key for key in unused if OF_A_LAYER.search(key)]
     if extra:
         raise UserError(
             f"{where} holds {extra[0]}, which the model that config.json describes does not "
             "have: the number of layers in config.json is probably from another checkpoint"
         )
-    if unknown := [key for key in fitted.unused if not known_unused(key)]:
+    if unknown := [key for key in unused if not known_unused.fullmatch(key)]:
         raise UserError(
             f"{where} holds {unknown[0]}, which is not a weight of the classifier that config.json "
             "describes; if no logit depends on it, load the checkpoint in "
             "AutoModelForSequenceClassification of transformers and save it again, which drops it"
         )
-    for key in fitted.names.values():
+    for key in names.values():
         if (dtype := tensors[key].dtype) not in READ_DTYPES:
             raise UserError(
                 f"{key} in {where} is of type {dtype}, probably quantized; give the "
@@ -165,13 +156,12 @@ def _spellings(name: str, base_prefix: str) -> Iterator[str]:
         name = name.removeprefix(prefix)
 
 
-def _what_is_missing(fitted: Fit, where: str) -> str:
-    missing = fitted.missing
+def _what_is_missing(missing: Sequence[str], instead: str, where: str) -> str:
     listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    if fitted.unused and not fitted.names:
+    if instead:
         return (
-            f"{where} lacks {listed}; it has {fitted.unused[0]}, for example: save the state dict "
-            "of the classifier alone, without what was built around it"
+            f"{where} lacks {listed}; it has {instead}, for example: save the state dict of the "
+            "classifier alone, without what was built around it"
         )
     if any("classifier" in name or "pooler" in name for name in missing):
         return (

@@ -8,17 +8,17 @@ and how weights become int8 and float16.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import pi, prod, sqrt
+from math import pi, sqrt
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
-from sentiment_export.checkpoint.graph_file import PRODUCER
+from sentiment_export.checkpoint.graph_file import PRODUCER, bytes_of
 
 OPSET = 18
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
@@ -33,31 +33,33 @@ Value = str
 Operator = Callable[..., Value]
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    make: Callable[[], np.ndarray]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-    def data(self) -> bytes | memoryview:
-        array = np.asarray(self.make(), self.dtype, order="C")
-        return array.reshape(-1).view(np.uint8).data
+# A tensor without its values, and what makes them.
+_Weight = tuple[TensorProto, Callable[[], np.ndarray]]
 
 
-class Graph:
+class Constants:
+    """A graph's constants; equal ones are one."""
+
+    constant: Callable[..., Any]  # of a name and an array; what has the name already is kept
+
+    def integers(self, values: object) -> Any:
+        """An int64 constant, from a number or nested lists."""
+        return self.constant(f"integers {values}", np.array(values, np.int64))
+
+    def number(self, value: float) -> Any:
+        return self.constant(f"number {value:.9g}", np.float32(value))
+
+
+class Graph(Constants):
     """A graph under construction, with one output: the logits."""
 
     def __init__(self) -> None:
-        self.nodes: list[NodeProto] = []
-        self.functions: list[FunctionProto] = []
-        self.metadata: dict[str, str] = {}
-        self._inputs: dict[Value, tuple[int, list[str]]] = {}
+        # Without the graph, and that without its weights.
+        self.model = ModelProto(ir_version=IR_VERSION, producer_name=PRODUCER)
+        self.model.opset_import.add(domain="", version=OPSET)
+        self._proto = GraphProto(name="classifier")
         self._weights: dict[Value, _Weight] = {}
-        self._names: dict[str, int] = {}  # how many nodes have a name that begins like this
+        self._names = Counter[str]()  # how many nodes have a name that begins like this
 
     def at(self, module: str) -> Operator:
         """Adds operators that are named after a module, such as ``bert.encoder.layer.0.output``.
@@ -67,37 +69,26 @@ class Graph:
         return partial(self._op, "/" + re.sub(r"\.(?!\d)", "/", module))
 
     def _op(
-        self,
-        scope: str,
-        op_type: str,
-        *inputs: Value | None,
-        domain: str = "",
-        **attributes: Any,
+        self, scope: str, op_type: str, *inputs: Value | None, domain: str = "", **attributes: Any
     ) -> Value:
-        name = first = f"{scope}/{op_type}"
-        number = self._names.get(first, 0)
-        self._names[first] = number + 1
-        if number:
-            name = f"{first}_{number}"
+        first = f"{scope}/{op_type}"
+        self._names[first] += 1
+        number = self._names[first] - 1
+        name = f"{first}_{number}" if number else first
         output = f"{name}_output_0"
         named = [value or "" for value in inputs]
-        self.nodes.append(
+        self._proto.node.append(
             helper.make_node(op_type, named, [output], name, domain=domain, **attributes)
         )
         return output
 
     def input(self, name: str, dtype: int, axes: Sequence[str]) -> Value:
-        self._inputs[name] = dtype, list(axes)
+        self._proto.input.append(helper.make_tensor_value_info(name, dtype, list(axes)))
         return name
 
     def constant(self, name: str, array: np.ndarray | np.generic) -> Value:
-        """A constant of this name; what has it already is kept."""
         array = np.asarray(array)
         return self.weight(name, array.shape, array.dtype, lambda: array)
-
-    def integers(self, values: object) -> Value:
-        """An int64 constant, from a number or nested lists; equal ones are one."""
-        return self.constant(f"integers {values}", np.array(values, np.int64))
 
     def __contains__(self, name: str) -> bool:
         return name in self._weights
@@ -106,55 +97,36 @@ class Graph:
         self, name: str, shape: Sequence[int], dtype: Any, make: Callable[[], np.ndarray]
     ) -> Value:
         """A constant that ``make`` makes when the graph is written; its name is known once."""
-        self._weights.setdefault(name, _Weight(tuple(shape), np.dtype(dtype), make))
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        self._weights.setdefault(name, (TensorProto(name=name, dims=shape, data_type=kind), make))
         return name
 
     def write(self, target: Path, logits: Value, labels: int) -> None:
-        """Write the graph whose output are the ``logits``.
-
-        Weights go into a second file beside it if one cannot hold them.
-        """
-        last = next(node for node in reversed(self.nodes) if node.output[0] == logits)
+        """Write the graph; weights go into a second file beside it if one cannot hold them."""
+        graph, weights = self._proto, [*self._weights.values()]
+        last = next(node for node in reversed(graph.node) if node.output[0] == logits)
         last.output[0] = "logits"
-        outside = sum(weight.nbytes for weight in self._weights.values()) > LARGEST_FILE
-        tensors, end = [], 0
-        for name, weight in self._weights.items():
-            tensor = TensorProto(
-                name=name,
-                dims=weight.shape,
-                data_type=helper.np_dtype_to_tensor_dtype(weight.dtype),
-            )
-            if outside and weight.nbytes >= LEAST_OUTSIDE:
-                place = {"location": external_data(target).name, "offset": str(end)}
-                place["length"] = str(weight.nbytes)
-                for key, value in place.items():
-                    tensor.external_data.add(key=key, value=value)
-                tensor.data_location = TensorProto.EXTERNAL
-                end += -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
-            tensors.append((tensor, weight))
         output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", labels])
-        inputs = [
-            helper.make_tensor_value_info(name, dtype, axes)
-            for name, (dtype, axes) in self._inputs.items()
-        ]
-        graph = helper.make_graph(self.nodes, "classifier", inputs, [output])
+        graph.output.append(output)
+        if any(node.domain == CONTRIB for node in graph.node):
+            self.model.opset_import.add(domain=CONTRIB, version=1)
+        end, outside = 0, sum(bytes_of(tensor) for tensor, _ in weights) > LARGEST_FILE
+        for tensor, _ in weights:
+            size = bytes_of(tensor)
+            if outside and size >= LEAST_OUTSIDE:
+                place = {"location": external_data(target).name, "offset": end, "length": size}
+                for key, value in place.items():
+                    tensor.external_data.add(key=key, value=str(value))
+                tensor.data_location = TensorProto.EXTERNAL
+                end += -(-size // ALIGNMENT) * ALIGNMENT
         with target.open("wb") as file:
-            _write_model(file, self._model(), graph, tensors)
+            _write_model(file, self.model, graph, weights)
         if outside:
             with external_data(target).open("wb") as file:
-                for tensor, weight in tensors:
+                for tensor, make in weights:
                     if tensor.external_data:
-                        file.write(weight.data())
+                        file.write(_values(tensor, make))
                         file.write(bytes(-file.tell() % ALIGNMENT))
-
-    def _model(self) -> ModelProto:
-        model = ModelProto(ir_version=IR_VERSION, producer_name=PRODUCER)
-        model.functions.extend(self.functions)
-        model.opset_import.add(domain="", version=OPSET)
-        if any(node.domain == CONTRIB for node in self.nodes):
-            model.opset_import.add(domain=CONTRIB, version=1)
-        helper.set_model_props(model, self.metadata)
-        return model
 
 
 def external_data(target: Path) -> Path:
@@ -170,26 +142,28 @@ _RAW_DATA_IN_TENSOR = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 
 
 def _write_model(
-    file: BinaryIO,
-    model: ModelProto,
-    graph: GraphProto,
-    tensors: Sequence[tuple[TensorProto, _Weight]],
+    file: BinaryIO, model: ModelProto, graph: GraphProto, weights: Sequence[_Weight]
 ) -> None:
     nodes = graph.SerializeToString()
     heads = []
-    for tensor, weight in tensors:
+    for tensor, _ in weights:
         head = tensor.SerializeToString()
-        size = 0 if tensor.external_data else weight.nbytes
+        size = 0 if tensor.external_data else bytes_of(tensor)
         if size:
             head += _field(_RAW_DATA_IN_TENSOR, size)
         heads.append((_field(_INITIALIZER_IN_GRAPH, len(head) + size) + head, size))
     file.write(model.SerializeToString())
     file.write(_field(_GRAPH_IN_MODEL, len(nodes) + sum(len(h) + size for h, size in heads)))
     file.write(nodes)
-    for (head, size), (_, weight) in zip(heads, tensors, strict=True):
+    for (head, size), weight in zip(heads, weights, strict=True):
         file.write(head)
         if size:
-            file.write(weight.data())
+            file.write(_values(*weight))
+
+
+def _values(tensor: TensorProto, make: Callable[[], np.ndarray]) -> memoryview:
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return np.asarray(make(), dtype, order="C").reshape(-1).view(np.uint8).data
 
 
 def _field(number: int, size: int) -> bytes:
@@ -226,43 +200,23 @@ def _gelu_fast(x: Value, op: Operator, number: Number) -> Value:
     return op("Mul", op("Mul", x, number(0.5)), op("Add", op("Tanh", inner), number(1)))
 
 
-def _quick_gelu(x: Value, op: Operator, number: Number) -> Value:
-    return op("Mul", x, op("Sigmoid", op("Mul", x, number(1.702))))
-
-
-def _silu(x: Value, op: Operator, number: Number) -> Value:
-    return op("Mul", x, op("Sigmoid", x))
-
-
 def _squared_relu(x: Value, op: Operator, number: Number) -> Value:
     positive = op("Relu", x)
     return op("Mul", positive, positive)
 
 
-def _mish(x: Value, op: Operator, number: Number) -> Value:
-    return op("Mul", x, op("Tanh", op("Softplus", x)))
-
-
-def _single(op_type: str) -> Callable[[Value, Operator, Number], Value]:
-    return lambda x, op, number: op(op_type, x)
-
-
 # By their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Value, Operator, Number], Value]] = {
-    "gelu": _gelu,
-    "gelu_python": _gelu,
-    "gelu_new": _gelu_by_tanh,
-    "gelu_pytorch_tanh": _gelu_by_tanh,
-    "gelu_accurate": _gelu_by_tanh,
+    **dict.fromkeys(("gelu", "gelu_python"), _gelu),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_accurate"), _gelu_by_tanh),
     "gelu_fast": _gelu_fast,
-    "quick_gelu": _quick_gelu,
-    "silu": _silu,
-    "swish": _silu,
-    "relu": _single("Relu"),
+    "quick_gelu": lambda x, op, number: op("Mul", x, op("Sigmoid", op("Mul", x, number(1.702)))),
+    **dict.fromkeys(("silu", "swish"), lambda x, op, number: op("Mul", x, op("Sigmoid", x))),
+    "relu": lambda x, op, number: op("Relu", x),
     "relu2": _squared_relu,
-    "tanh": _single("Tanh"),
-    "sigmoid": _single("Sigmoid"),
-    "mish": _mish,
+    "tanh": lambda x, op, number: op("Tanh", x),
+    "sigmoid": lambda x, op, number: op("Sigmoid", x),
+    "mish": lambda x, op, number: op("Mul", x, op("Tanh", op("Softplus", x))),
 }
 EXACT_GELU = ("gelu", "gelu_python")
 GELU_BY_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast")
@@ -272,21 +226,15 @@ GELU_BY_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "gelu_fast")
 # bits, where larger weights saturate (ONNX Runtime's documentation: "Quantize ONNX Models", S8S8
 # and U8S8). These cannot: 2 * 255 * 64 < 2**15.
 LARGEST_WEIGHT = 64
-# The levels of uint8 are 0...255; those above the zero point are for positive values.
-ZERO_POINT, GELU_ZERO_POINT = 128, 16
-SMALLEST_SCALE = 1e-14  # so that a row of zeros has a scale
-SMALLEST_GELU_SCALE = 0.17 / GELU_ZERO_POINT  # GELU is never below -0.17
 LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 def quantize_matrix(
     weight: np.ndarray, axis: int, largest: int = 127
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize a matrix to symmetric int8; the values along ``axis`` share one scale.
+    """The matrix as symmetric int8 of -``largest`` to ``largest``, and its float32 scales.
 
-    Returns:
-        The int8 matrix of the same shape, with values of -``largest`` to ``largest``, and one
-        float32 scale per index of the other axis.
+    The values along ``axis`` share one; there is one per index of the other axis.
     """
     scale = np.maximum(weight.max(axis), -weight.min(axis)) / np.float32(largest)
     scale[scale == 0] = 1
@@ -294,6 +242,42 @@ def quantize_matrix(
     values = weight / np.expand_dims(scale, axis)
     np.rint(values, out=values)
     return values.clip(-largest, largest, out=values).astype(np.int8), scale.astype(np.float32)
+
+
+def quantize_rows(op: Callable[..., Any], graph: Constants, x: Any, *, gelu: bool) -> Any:
+    """``x`` [rows, inputs], which may be all ``gelu``, as uint8; its scales; and the zero point."""
+    # Of the levels 0...255, those above the zero point are for positive values. GELU is never below
+    # -0.17. A row of zeros has a scale, too.
+    zero, smallest = (16, 0.17 / 16) if gelu else (128, 1e-14)
+    zero_point = graph.constant(f"zero point {zero}", np.uint8(zero))
+    largest = op("ReduceMax", x if gelu else op("Abs", x), graph.integers([1]), keepdims=1)
+    scale = op("Mul", largest, graph.number(1 / (255 - zero)))
+    scale = op("Max", scale, graph.number(smallest))
+    per_row = op("Reshape", scale, graph.integers([-1]))
+    zero_points = op("Expand", zero_point, op("Shape", per_row))
+    return op("QuantizeLinear", x, per_row, zero_points, axis=0), scale, zero_point
+
+
+def multiply(op: Callable[..., Any], graph: Constants, x: Any, weight: Any, scales: Any) -> Any:
+    """The product of ``x``, as ``quantize_rows`` gives it, and an int8 weight [inputs, outputs]."""
+    values, scale, zero_point = x
+    inputs = (values, weight, graph.number(1), scales, zero_point)
+    return op("Mul", op("MatMulIntegerToFloat", *inputs, domain=CONTRIB), scale)
+
+
+def find_tokens(op: Callable[..., Any], graph: Constants, mask: Any) -> tuple[Any, ...]:
+    """The length of the padded texts, and where the real tokens of a mask [batch, sequence] are."""
+    sequence = op("Shape", mask, start=1, end=2)
+    # Of the mask itself: on a GPU, the session computes NonZero on the CPU, where the input is.
+    real = op("NonZero", mask)
+    # Of the [tokens]: their texts, their positions there, and their rows of [batch * sequence].
+    text, position = (op("Gather", real, graph.integers(axis), axis=0) for axis in (0, 1))
+    row = op("Add", op("Mul", text, sequence), position)
+    # The rows of [tokens] for padded positions, [batch, sequence]. Padding is masked, so its values
+    # only have to be finite. It gets those of the token before it, or of the last row.
+    count = op("CumSum", op("Reshape", mask, graph.integers([-1])), graph.integers(0))
+    token = op("Reshape", op("Sub", count, graph.integers(1)), op("Shape", mask))
+    return sequence, text, position, row, token
 
 
 def halved(weight: np.ndarray) -> np.ndarray:

@@ -18,9 +18,9 @@ Everything is added and multiplied in the order in which PyTorch does it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -28,36 +28,21 @@ from onnx import TensorProto
 from sentiment_export.checkpoint.family import OF_CONFIG, Encoder
 from sentiment_export.graph.builder import (
     ACTIVATIONS,
-    CONTRIB,
     EXACT_GELU,
-    GELU_ZERO_POINT,
     LARGEST_WEIGHT,
-    SMALLEST_GELU_SCALE,
-    SMALLEST_SCALE,
-    ZERO_POINT,
     Graph,
     Operator,
     Value,
+    find_tokens,
+    multiply,
     quantize_matrix,
+    quantize_rows,
 )
 
 Weights = Mapping[str, np.ndarray]
 AXES = ("batch_size", "sequence_length")
 QUERIES_KEPT = 2
 LOWEST = float(np.finfo(np.float32).min)
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Row numbers that map tokens to padded positions and back; computed once per batch."""
-
-    tokens: Value  # [tokens], rows of [batch * sequence]
-    position: Value  # [tokens], each token's position in its text
-    spread: Value  # [batch, heads, sequence], rows of [tokens * heads]
-    join: Value  # [tokens, heads], rows of [batch * heads * sequence]
-    kept: Value  # [batch * QUERIES_KEPT], rows of [tokens]
-    first: Value  # [batch], rows of [tokens]
-    mask: Value  # [batch, 1, 1, sequence], added to the scores: 0 or the lowest number
 
 
 class Classifier:
@@ -77,12 +62,14 @@ class Classifier:
 
     def write(self, target: Path) -> None:
         hidden, layers = self.embed(), self.encoder.layers
-        for number, layer in enumerate(layers[:-1]):
-            self._call = _call(layers, number)
-            hidden = self.finish(layer, self.attend(layer, hidden), hidden)
-        self._call = _call(layers, len(layers) - 1)
-        context, residual = self.attend_from_first(layers[-1], hidden)
-        hidden = self.finish(layers[-1], context, residual)
+        for number, layer in enumerate(layers):
+            again = layers[:number].count(layer)
+            self._call = f".call_{again}" if again else ""
+            if number < len(layers) - 1:
+                context, residual = self.attend(layer, hidden), hidden
+            else:
+                context, residual = self.attend_from_first(layer, hidden)
+            hidden = self.finish(layer, context, residual)
         self._call = ""
         self.graph.write(target, self.classify(hidden), self.encoder.labels)
 
@@ -91,18 +78,18 @@ class Classifier:
         graph, encoder = self.graph, self.encoder
         ids = graph.input("input_ids", TensorProto.INT64, AXES)
         mask = graph.input("attention_mask", TensorProto.INT64, AXES)
-        self._places = places = self._find_places(mask)
+        self._find_places(mask)
         embeddings = f"{encoder.family.prefix}.embeddings"
         op, flat = graph.at(embeddings), graph.integers([-1])
-        total = self.look_up_words(op("Gather", op("Reshape", ids, flat), places.tokens))
+        total = self.look_up_words(op("Gather", op("Reshape", ids, flat), self._tokens))
         if encoder.has_types:
             types = graph.input("token_type_ids", TensorProto.INT64, AXES)
-            types = op("Gather", op("Reshape", types, flat), places.tokens)
+            types = op("Gather", op("Reshape", types, flat), self._tokens)
             table = self.parameter(f"{embeddings}.token_type_embeddings.weight")
             total = op("Add", total, op("Gather", table, types))
         elif encoder.types:
             total = op("Add", total, self.first_type())
-        position = places.position
+        position = self._position
         if encoder.family.after_padding:  # RoBERTa counts no position for a padding id
             counted = op(
                 "Cast",
@@ -111,7 +98,7 @@ class Classifier:
             )
             count = op("Mul", op("CumSum", counted, graph.integers(1)), counted)
             count = op("Add", count, graph.integers(encoder.padding_id))
-            position = op("Gather", op("Reshape", count, flat), places.tokens)
+            position = op("Gather", op("Reshape", count, flat), self._tokens)
         table = self.parameter(f"{embeddings}.position_embeddings.weight")
         total = op("Add", total, op("Gather", table, position))
         return self.project(self.normalise(f"{embeddings}.LayerNorm", total))
@@ -129,7 +116,6 @@ class Classifier:
         return self.at(module)("Gather", self.parameter(f"{module}.weight"), ids)
 
     def first_type(self) -> Value:
-        """The embedding of the token type 0."""
         name = f"{self.encoder.family.prefix}.embeddings.token_type_embeddings.weight"
         return self.made(f"{name}.0", self._shapes[name][1:], lambda: self._weights[name][0])
 
@@ -140,14 +126,14 @@ class Classifier:
         by_head = self._attention(layer, query, key, hidden)
         op = self.at(self._self_attention(layer))
         heads = op("Reshape", by_head, self.graph.integers([-1, self.encoder.width]))
-        heads = op("Gather", heads, self._places.join)
+        heads = op("Gather", heads, self._join)
         return op("Reshape", heads, self.graph.integers([-1, self.encoder.hidden_size]))
 
     def attend_from_first(self, layer: str, hidden: Value) -> tuple[Value, Value]:
         """Context and hidden state of the first tokens, both [batch, hidden]."""
         encoder, op = self.encoder, self.at(self._self_attention(layer))
-        queries = op("Gather", hidden, self._places.kept)
-        residual = op("Gather", hidden, self._places.first)
+        queries = op("Gather", hidden, self._kept)
+        residual = op("Gather", hidden, self._first)
         key = self._spread(layer, self.names.key, hidden)
         query = self.linear(f"{layer}.{self.names.query}", queries)
         shape = [-1, QUERIES_KEPT, encoder.heads, encoder.width]
@@ -232,7 +218,7 @@ class Classifier:
 
     def number(self, value: float) -> Value:
         """A constant of the type in which the graph computes."""
-        return self.graph.constant(f"number {value:.9g}", np.float32(value))
+        return self.graph.number(value)  # type: ignore[no-any-return]
 
     # Attention
 
@@ -244,7 +230,7 @@ class Classifier:
         op = self.at(self._self_attention(layer))
         products = op("MatMul", query, op("Transpose", key, perm=[0, 1, 3, 2]))
         scores = op("Div", products, self.number(sqrt(self.encoder.width)))
-        weights = op("Softmax", op("Add", scores, self._places.mask), axis=-1)
+        weights = op("Softmax", op("Add", scores, self._mask), axis=-1)
         return op("MatMul", weights, self._spread(layer, self.names.value, hidden))
 
     def _spread(self, layer: str, name: str, hidden: Value) -> Value:
@@ -252,32 +238,30 @@ class Classifier:
         op = self.at(self._self_attention(layer))
         result = self.linear(f"{layer}.{name}", hidden)
         heads = op("Reshape", result, self.graph.integers([-1, self.encoder.width]))
-        return op("Gather", heads, self._places.spread)
+        return op("Gather", heads, self._spread_rows)
 
-    def _find_places(self, mask: Value) -> _Places:
+    def _find_places(self, mask: Value) -> None:
+        """Compute row numbers that map tokens to padded positions and back, once per batch."""
         op, integers, heads = self.graph.at("padding"), self.graph.integers, self.encoder.heads
-        sequence = op("Shape", mask, start=1, end=2)
-        real = op("NonZero", mask)
-        text, position = (op("Gather", real, integers(axis), axis=0) for axis in (0, 1))
-        tokens = op("Add", op("Mul", text, sequence), position)
-        # Padding is masked, so its values only have to be finite. It gets those of the token
-        # before it, or of the last row.
-        count = op("CumSum", op("Reshape", mask, integers([-1])), integers(0))
-        token = op("Reshape", op("Sub", count, integers(1)), op("Shape", mask))
-
+        sequence, text, position, self._tokens, token = find_tokens(op, self.graph, mask)
+        self._position = position
         head = op("Mul", op("Unsqueeze", text, integers([1])), integers(heads))
         head = op("Add", head, integers([list(range(heads))]))
+        # [tokens, heads], rows of [batch * heads * sequence]
         join = op("Mul", head, sequence)
-        join = op("Add", join, op("Unsqueeze", position, integers([1])))
+        self._join = op("Add", join, op("Unsqueeze", position, integers([1])))
+        # [batch, heads, sequence], rows of [tokens * heads]
         spread = op("Mul", op("Unsqueeze", token, integers([1])), integers(heads))
-        spread = op("Add", spread, integers([[[number] for number in range(heads)]]))
-        kept, first = (
+        numbers = integers([[[number] for number in range(heads)]])
+        self._spread_rows = op("Add", spread, numbers)
+        # [batch * QUERIES_KEPT] and [batch], rows of [tokens]
+        self._kept, self._first = (
             op("Reshape", op("Gather", token, integers(chosen), axis=1), integers([-1]))
             for chosen in (list(range(QUERIES_KEPT)), [0])
         )
+        # [batch, 1, 1, sequence], added to the scores: 0 or the lowest number
         real = op("Cast", op("Unsqueeze", mask, integers([1, 2])), to=TensorProto.FLOAT)
-        hidden = op("Mul", op("Sub", self.number(1), real), self.number(LOWEST))
-        return _Places(tokens, position, spread, join, kept, first, hidden)
+        self._mask = op("Mul", op("Sub", self.number(1), real), self.number(LOWEST))
 
 
 class Int8Classifier(Classifier):
@@ -292,8 +276,7 @@ class Int8Classifier(Classifier):
 
     def __init__(self, encoder: Encoder, weights: Weights) -> None:
         super().__init__(encoder, weights)
-        self._after_gelu: set[Value] = set()
-        self._quantized: dict[Value, tuple[Value, Value, Value]] = {}  # values, scale, zero point
+        self._quantized: dict[Value, Any] = {}  # see ``quantize_rows``
 
     def look_up_words(self, ids: Value) -> Value:
         """Rows of int8 times their scales."""
@@ -305,23 +288,18 @@ class Int8Classifier(Classifier):
         values = op("Cast", values, to=TensorProto.FLOAT)
         return op("Mul", values, op("Gather", scales, ids))
 
-    def activate(self, module: str, x: Value, activation: str) -> Value:
-        """The same, and a note where all values are those of GELU."""
-        value = super().activate(module, x, activation)
-        if self.encoder.activation in EXACT_GELU:
-            self._after_gelu.add(value)
-        return value
-
     def linear(self, module: str, x: Value) -> Value:
-        values, scale, zero_point = self._levels(x, f"{parent(module)}.quantize")
-        weight, weight_scale = self._int8_matrix(module)
-        op = self.at(module)
-        one = self.number(1)
-        inputs = (values, weight, one, weight_scale, zero_point)
-        result = op("Mul", op("MatMulIntegerToFloat", *inputs, domain=CONTRIB), scale)
+        from_attention = module.endswith(self.names.attention_output)
+        if x not in self._quantized:
+            activated = module.endswith(self.names.output) and not from_attention
+            gelu = activated and self.encoder.activation in EXACT_GELU
+            op = self.at(f"{parent(module)}.quantize")
+            self._quantized[x] = quantize_rows(op, self.graph, x, gelu=gelu)
+        op, matrix = self.at(module), self._int8_matrix(module)
+        result: Value = multiply(op, self.graph, self._quantized[x], *matrix)
         if module.endswith((self.names.key, self.names.value)):
             return result
-        if module.endswith(self.names.attention_output):
+        if from_attention:
             return op("Add", result, self._folded_bias(module))
         return op("Add", result, self.vector(module))
 
@@ -340,30 +318,6 @@ class Int8Classifier(Classifier):
         bias = self._weights[f"{module}.bias"] + self._weights[f"{value}.bias"] @ weight
         return self.graph.constant(f"{module}.bias_folded", bias)
 
-    def _levels(self, x: Value, module: str) -> tuple[Value, Value, Value]:
-        """``x`` as uint8, its scales [rows, 1] and its zero point."""
-        if x not in self._quantized:
-            op, graph, gelu = self.at(module), self.graph, x in self._after_gelu
-            zero, smallest = (
-                (GELU_ZERO_POINT, SMALLEST_GELU_SCALE) if gelu else (ZERO_POINT, SMALLEST_SCALE)
-            )
-            zero_point = graph.constant(f"zero point {zero}", np.uint8(zero))
-            largest = op("ReduceMax", x if gelu else op("Abs", x), graph.integers([1]), keepdims=1)
-            scale = op("Mul", largest, self.number(1 / (255 - zero)))
-            scale = op("Max", scale, self.number(smallest))
-            per_row = op("Reshape", scale, graph.integers([-1]))
-            zero_points = op("Expand", zero_point, op("Shape", per_row))
-            values = op("QuantizeLinear", x, per_row, zero_points, axis=0)
-            self._quantized[x] = values, scale, zero_point
-        return self._quantized[x]
-
 
 def parent(module: str) -> str:
-    """The module that holds the module."""
     return module.rpartition(".")[0]
-
-
-def _call(layers: Sequence[str], number: int) -> str:
-    """What is added to a layer's names if it was called before."""
-    again = layers[:number].count(layers[number])
-    return f".call_{again}" if again else ""

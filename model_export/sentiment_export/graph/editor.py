@@ -3,13 +3,16 @@
 What a graph lacks raises ``NotRecognised``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from sentiment_export.checkpoint.architectures import NotRecognised
+from sentiment_export.graph.builder import Constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,16 @@ def _is_constant(value: ir.Value | None, axes: int) -> bool:
     return tensor is not None and tensor.dtype == ir.DataType.FLOAT and len(tensor.shape) == axes
 
 
-class Editor:
+def operator(tape: Tape) -> Callable[..., ir.Value]:
+    """What adds operators to the tape in the form of ``builder.Operator``."""
+
+    def op(op_type: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
+        return tape.op(op_type, inputs, attributes, domain=domain)
+
+    return op
+
+
+class Editor(Constants):
     """Edits one graph for one pass; the names of new constants begin with ``name``."""
 
     def __init__(self, graph: ir.Graph, name: str) -> None:
@@ -104,19 +116,13 @@ class Editor:
         self._node_names = {node.name for node in graph}
 
     def constant(self, name: str, array: np.ndarray | np.generic) -> ir.Value:
-        """A constant of this name; what has it already is kept."""
         name = f"{self._name}.{name}"
         if name not in self._graph.initializers:
             tensor = ir.tensor(np.asarray(array))
             self._graph.register_initializer(ir.Value(name=name, const_value=tensor))
         return self._graph.initializers[name]
 
-    def integers(self, name: str, values: object) -> ir.Value:
-        """An int64 constant, from a number or nested lists."""
-        return self.constant(name, np.array(values, np.int64))
-
     def insert_after(self, value: ir.Value, tape: Tape, scope: str) -> None:
-        """Insert the tape's nodes after the node that computes ``value``."""
         self._name_nodes(tape, scope)
         self._graph.insert_after(producer(value), tape.nodes)
 

@@ -22,13 +22,6 @@ from sentiment_service.engine.model.sessions import ATTENTION, POSITION_PADDING,
 from sentiment_export.graph.builder import CONTRIB, EXACT_GELU, GELU_BY_TANH, Value, halved
 from sentiment_export.graph.classifier import Classifier
 
-# The inputs that every graph has besides ids and token types, all int32, with their axes.
-PLACES = {
-    "positions": ["tokens"],
-    "token_offset": ["texts", "longest"],
-    "cumulative_lengths": ["ends"],
-    "first_token": ["texts"],
-}
 # Activations whose operator adds the bias, too.
 FUSED = dict.fromkeys(EXACT_GELU, "BiasGelu") | dict.fromkeys(GELU_BY_TANH, "FastGelu")
 
@@ -39,11 +32,14 @@ class FlatClassifier(Classifier):
     def embed(self) -> Value:
         """The first hidden state of all tokens, [tokens, hidden]."""
         encoder, embeddings = self.encoder, f"{self.encoder.family.prefix}.embeddings"
-        names = ["input_ids", *["token_type_ids"] * encoder.has_types]
-        for name, axes in {**{name: ["tokens"] for name in names}, **PLACES}.items():
-            self.graph.input(name, TensorProto.INT32, axes)
+        for name in ("input_ids", *["token_type_ids"] * encoder.has_types, "positions"):
+            self.graph.input(name, TensorProto.INT32, ["tokens"])
+        self.graph.input("token_offset", TensorProto.INT32, ["texts", "longest"])
+        self.graph.input("cumulative_lengths", TensorProto.INT32, ["ends"])
+        self.graph.input("first_token", TensorProto.INT32, ["texts"])
         if encoder.family.after_padding:
-            self.graph.metadata[POSITION_PADDING] = str(encoder.padding_id)
+            padding = str(encoder.padding_id)
+            self.graph.model.metadata_props.add(key=POSITION_PADDING, value=padding)
         op, total = self.graph.at(embeddings), self.look_up_words("input_ids")
         if encoder.has_types:
             types = self.parameter(f"{embeddings}.token_type_embeddings.weight")
@@ -94,7 +90,7 @@ class FlatClassifier(Classifier):
 
     def write(self, target: Path) -> None:
         """Write the graph, with the function that takes attention's place on CPUs."""
-        self.graph.functions.append(onnx.parser.parse_function(FUNCTION))
+        self.graph.model.functions.append(onnx.parser.parse_function(FUNCTION))
         super().write(target)
 
     def made(self, name: str, shape: Sequence[int], make: Callable[[], np.ndarray]) -> Value:

@@ -36,6 +36,7 @@ precision to the other. The logits, the graph's output, are fp32, too.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -44,13 +45,11 @@ from onnx_ir.tape import Tape
 from sentiment_service.errors import UserError
 
 from sentiment_export.graph.builder import (
-    GELU_ZERO_POINT,
     LARGEST_WEIGHT,
-    SMALLEST_GELU_SCALE,
-    SMALLEST_SCALE,
-    ZERO_POINT,
     halved,
+    multiply,
     quantize_matrix,
+    quantize_rows,
 )
 from sentiment_export.graph.editor import (
     Editor,
@@ -59,6 +58,7 @@ from sentiment_export.graph.editor import (
     consumers,
     forget_shapes,
     is_exact_gelu,
+    operator,
     producer,
     scope_of,
 )
@@ -70,72 +70,34 @@ def quantize_linears(model: ir.Model, linears: Sequence[Linear]) -> None:
     A layer comes after those that it reads from.
     """
     model.opset_imports["com.microsoft"] = 1
-    int8 = _Int8Pass(model.graph)
+    graph, edit = model.graph, Editor(model.graph, "int8")
+    activations: dict[ir.Value, Any] = {}  # see ``quantize_rows``
+    matrices: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}  # as ``multiply`` reads them
     for linear in linears:
-        int8.replace(linear)
-    RemoveUnusedNodesPass()(model)
-
-
-class _Int8Pass:
-    def __init__(self, graph: ir.Graph) -> None:
-        self._graph = graph
-        self._edit = Editor(graph, "int8")
-        # The int8 values and their scales, by the fp32 value that they stand for.
-        self._matrices: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        # Activations as uint8 [tokens, inputs], their scales [tokens, 1], and the zero point.
-        self._activations: dict[ir.Value, tuple[ir.Value, ir.Value, ir.Value]] = {}
-
-    def replace(self, linear: Linear) -> None:
-        values, scale, zero_point = self._levels(linear)
-        weight, weight_scale = self._matrix(linear)
+        x, scope = linear.input, scope_of(linear.output)
+        if x not in activations:
+            tape = Tape()
+            activations[x] = quantize_rows(operator(tape), edit, x, gelu=is_exact_gelu(x))
+            # Named after the parent of the layer, whose other layers may read it, too.
+            edit.insert_after(x, tape, f"{scope.rpartition('/')[0]}/quantize")
+        if linear.weight not in matrices:
+            weight, scale = quantize_matrix(array_of(linear.weight), 0, LARGEST_WEIGHT)
+            name = scope.strip("/").replace("/", ".")
+            matrices[linear.weight] = (
+                edit.constant(f"{name}.weight_int8", weight),
+                edit.constant(f"{name}.weight_scale", scale),
+            )
         tape = Tape()
-        inputs = [values, weight, self._edit.constant("one", np.float32(1)), weight_scale]
-        result = tape.op("MatMulIntegerToFloat", [*inputs, zero_point], domain="com.microsoft")
-        result = tape.op("Mul", [result, scale])
+        result = multiply(operator(tape), edit, activations[x], *matrices[linear.weight])
         if linear.bias is not None:
             result = tape.op("Add", [result, linear.bias])
         replaced = linear.add or linear.matmul
-        self._edit.insert_before(replaced, tape, scope_of(linear.output))
+        edit.insert_before(replaced, tape, scope)
         result.name = linear.output.name  # other code finds it by this name
-        self._edit.replace(replaced, result)
+        edit.replace(replaced, result)
         if linear.add is not None:
-            self._graph.remove(linear.matmul, safe=True)
-
-    def _matrix(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
-        """The layer's weights as int8 [inputs, outputs], and their scales, float [outputs]."""
-        if linear.weight not in self._matrices:
-            name = scope_of(linear.output).strip("/").replace("/", ".")
-            weight, scale = quantize_matrix(array_of(linear.weight), 0, LARGEST_WEIGHT)
-            self._matrices[linear.weight] = (
-                self._edit.constant(f"{name}.weight_int8", weight),
-                self._edit.constant(f"{name}.weight_scale", scale),
-            )
-        return self._matrices[linear.weight]
-
-    def _levels(self, linear: Linear) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The layer's input as uint8, its scales and its zero point."""
-        x, edit = linear.input, self._edit
-        if x not in self._activations:
-            gelu = is_exact_gelu(x)
-            zero, smallest = (
-                (GELU_ZERO_POINT, SMALLEST_GELU_SCALE) if gelu else (ZERO_POINT, SMALLEST_SCALE)
-            )
-            zero_point = edit.constant(f"zero_point_{zero}", np.uint8(zero))
-            step = edit.constant(f"step_{zero}", np.float32(1 / (255 - zero)))
-            least = edit.constant(f"smallest_scale_{zero}", np.float32(smallest))
-            tape = Tape()
-            magnitude = x if gelu else tape.op("Abs", [x])
-            axis = edit.integers("last_axis", [1])
-            largest = tape.op("ReduceMax", [magnitude, axis], {"keepdims": 1})
-            scale = tape.op("Max", [tape.op("Mul", [largest, step]), least])
-            per_token = tape.op("Reshape", [scale, edit.integers("vector", [-1])])
-            zero_points = tape.op("Expand", [zero_point, tape.op("Shape", [per_token])])
-            values = tape.op("QuantizeLinear", [x, per_token, zero_points], {"axis": 0})
-            # Named after the parent of the layer, whose other layers may read it, too.
-            parent = scope_of(linear.output).rpartition("/")[0]
-            edit.insert_after(x, tape, f"{parent}/quantize")
-            self._activations[x] = values, scale, zero_point
-        return self._activations[x]
+            graph.remove(linear.matmul, safe=True)
+    RemoveUnusedNodesPass()(model)
 
 
 def quantize_word_embedding(model: ir.Model) -> None:

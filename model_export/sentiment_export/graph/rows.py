@@ -15,6 +15,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 from onnx_ir.tape import Tape
 
 from sentiment_export.checkpoint.architectures import NotRecognised
+from sentiment_export.graph.builder import find_tokens
 from sentiment_export.graph.editor import (
     Editor,
     Linear,
@@ -23,6 +24,7 @@ from sentiment_export.graph.editor import (
     consumers,
     forget_shapes,
     input_of,
+    operator,
     scope_of,
 )
 
@@ -32,9 +34,8 @@ ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Tanh", "Sigmoi
 def compute_on_rows(model: ir.Model) -> tuple[list[Linear], bool]:
     """Leave padding out between the attentions, in place.
 
-    Returns:
-        The linear layers that compute on rows, in the order of the graph; and whether those after
-        the last attention compute the first token only.
+    The linear layers that compute on rows, in the order of the graph; and whether those after the
+    last attention compute the first token only.
     """
     rows = _RowsPass(model)
     for node in tuple(model.graph):
@@ -62,23 +63,10 @@ class _RowsPass:
         mask = next((v for v in self._graph.inputs if v.name == "attention_mask"), None)
         if mask is None:
             raise NotRecognised("the graph has no attention_mask")
-        tape, integers = Tape(), self._edit.integers
-        # Of the mask itself: on a GPU, the session computes NonZero on the CPU, where the input is.
-        real = tape.op("NonZero", [mask])
-        text = tape.op("Gather", [real, integers("text", 0)], {"axis": 0})
-        position = tape.op("Gather", [real, integers("position", 1)], {"axis": 0})
-        width = tape.op("Shape", [mask], {"start": 1, "end": 2})
-        # The tokens' rows of [batch * sequence]
-        self._tokens = tape.op("Add", [tape.op("Mul", [text, width]), position])
-        flat = tape.op("Reshape", [mask, integers("vector", [-1])])
-        # Padding is masked, so its values only have to be finite. It gets those of the token before
-        # it, or of the last row.
-        count = tape.op("CumSum", [flat, integers("rows", 0)])
-        token = tape.op("Sub", [count, integers("one", 1)])
-        # The rows of [tokens] for padded positions, [batch, sequence]
-        self._token = tape.op("Reshape", [token, tape.op("Shape", [mask])])
+        tape = Tape()
+        *_, self._tokens, self._token = find_tokens(operator(tape), self._edit, mask)
         self._shape = tape.op("Shape", [self._graph.inputs[0]])
-        self._first = tape.op("Gather", [self._token, integers("first", 0)], {"axis": 1})
+        self._first = tape.op("Gather", [self._token, self._edit.integers(0)], {"axis": 1})
         self._edit.insert_before(self._graph[0], tape, "/rows")
 
     def visit(self, node: ir.Node) -> None:
@@ -121,7 +109,7 @@ class _RowsPass:
             return
         width = array_of(linear.weight).shape[0]
         tape = Tape()
-        flat = tape.op("Reshape", [padded, self._edit.integers(f"flat_{width}", [-1, width])])
+        flat = tape.op("Reshape", [padded, self._edit.integers([-1, width])])
         rows = tape.op("Gather", [flat, self._tokens])
         self._edit.insert_after(padded, tape, f"{scope_of(padded)}/rows")
         self._without_padding[padded] = rows
@@ -238,8 +226,7 @@ def sum_tokens_in_order(model: ir.Model) -> None:
             mask = tape.op("Transpose", [masks[0]], {"perm": [0, 2, 1]})
             two_rows = tape.op("Concat", [mask, mask], {"axis": 1})
             sums = tape.op("MatMul", [two_rows, states[0]])
-            first = edit.integers("first", 0)
-            total = tape.op("Gather", [sums, first], {"axis": 1})
+            total = tape.op("Gather", [sums, edit.integers(0)], {"axis": 1})
             edit.insert_before(node, tape, f"{scope_of(node.outputs[0])}/mean_pooling")
             edit.replace(node, total)
 

@@ -12,7 +12,7 @@ import ast
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -44,7 +44,6 @@ END_SHORTENED = "first token only after the last attention"
 INT8 = ("int8 with a scale per token", "int8 embedding")
 # Where PyTorch's exporter says in which module of the model a node is.
 SCOPES = "pkg.torch.onnx.name_scopes"
-
 
 # Writes a variant to a file, and returns what was done to the graph, in plain words.
 Write = Callable[[Precision, Path], list[str]]
@@ -81,27 +80,22 @@ def _write_from_graph(plain: Path, precision: Precision, target: Path) -> list[s
     # Only these graphs need onnx-ir.
     import onnx_ir as ir
 
-    from sentiment_export.graph.precisions import (
-        quantize_linears,
-        quantize_word_embedding,
-        to_half_precision,
-    )
-    from sentiment_export.graph.rows import compute_on_rows, sum_tokens_in_order
+    from sentiment_export.graph import precisions, rows
 
     model = ir.load(plain)
     # ONNX Runtime lists every domain that it knows; other readers may refuse unknown domains.
     for domain in [domain for domain in model.opset_imports if domain]:
         del model.opset_imports[domain]
     if precision == "fp16":
-        to_half_precision(model)
+        precisions.to_half_precision(model)
         passes = ["half precision"]
     else:
-        sum_tokens_in_order(model)
-        linears, first_token_only = compute_on_rows(model)
+        rows.sum_tokens_in_order(model)
+        linears, first_token_only = rows.compute_on_rows(model)
         passes = [NO_PADDING, *[END_SHORTENED] * first_token_only]
         if precision == "int8":
-            quantize_linears(model, linears)
-            quantize_word_embedding(model)
+            precisions.quantize_linears(model, linears)
+            precisions.quantize_word_embedding(model)
             passes += INT8
     values = tuple(model.graph.initializers.values())
     outside = None
@@ -116,11 +110,10 @@ def _write_from_graph(plain: Path, precision: Precision, target: Path) -> list[s
 
 
 def export_graph(checkpoint: Checkpoint, directory: Path) -> Path:
-    """Export the checkpoint by PyTorch at opset 18 and fold its constants.
+    """Export the checkpoint by PyTorch at opset 18 to a plain fp32 graph in ``directory``.
 
-    Returns:
-        Path of the plain fp32 graph in ``directory``. Its batch and sequence axes are dynamic,
-        its nodes are named after PyTorch's modules, and its large weights are in a file beside it.
+    Its batch and sequence axes are dynamic, its constants are folded, its nodes are named after
+    PyTorch's modules, and its large weights are in a file beside it.
     """
     exported, plain = directory / "exported.onnx", directory / "plain.onnx"
     _export_by_pytorch(checkpoint, exported)
@@ -210,7 +203,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-NO_ONNX_IR = "it is kept as it is: int8 and fp16 need onnx-ir, which the extra `onnx` installs"
 OTHER_OPERATORS = "it is kept as it is: other variants need a graph in ONNX's plain operators"
 
 
@@ -222,7 +214,6 @@ class SourceGraphs:
     """
 
     def __init__(self, checkpoint: Checkpoint, file: GraphFile, work: Path) -> None:
-        """Read the weights, open the graph and compute a text."""
         self._file = file
         self._source, self._plain = work / "source.onnx", work / "plain.onnx"
         model = file.whole()
@@ -240,12 +231,7 @@ class SourceGraphs:
 
     @property
     def is_masked(self) -> bool:
-        """Whether the graph is told which tokens are padding."""
         return "attention_mask" in [node.name for node in self.session.get_inputs()]
-
-    def possible(self, wanted: Sequence[Precision]) -> Sequence[Precision]:
-        """Those of the ``wanted`` variants that there can be; if the graph is kept, its own."""
-        return (self._file.precision,) if self.kept else wanted
 
     def write(self, precision: Precision, target: Path) -> list[str]:
         if not self.kept:
@@ -259,7 +245,9 @@ class SourceGraphs:
         if not self._file.is_plain:
             return OTHER_OPERATORS
         if not find_spec("onnx_ir"):
-            return NO_ONNX_IR
+            return (
+                "it is kept as it is: int8 and fp16 need onnx-ir, which the extra `onnx` installs"
+            )
         import onnx_ir as ir
 
         from sentiment_export.graph.rows import compute_on_rows

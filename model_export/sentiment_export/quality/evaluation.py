@@ -5,7 +5,7 @@ A variant is compared with fp32, and a distilled student with its teacher.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, TypeVar
 
@@ -148,10 +148,7 @@ TEXTS_PER_BATCH = 16
 def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[Labels]]:
     """Classify every example as the service does; the scores, and the predicted labels."""
     logits = logits_of_examples(model, examples)
-    if model.multi_label:
-        predicted: list[Labels] = [tuple(model.chosen(row)) for row in model.scores(logits)]
-    else:
-        predicted = [(model.labels[index],) for index in logits.argmax(axis=1)]
+    predicted = _predicted(model, model.scores(logits) if model.multi_label else logits)
     gold, groups = [e.labels for e in examples], [e.group for e in examples]
     by = groups if any(groups) else ()
     scores = score(gold, predicted, model.labels, by, multi_label=model.multi_label)
@@ -170,6 +167,13 @@ def evaluate(model: Model, examples: Sequence[Example]) -> tuple[Scores, list[La
         unknown_tokens=sum(unknown([one], one.tokens) for one in encodings),
     )
     return scores, predicted
+
+
+def _predicted(model: Model, scores: NDArray[np.float32]) -> list[Labels]:
+    """Which labels each text gets; logits do as well where it gets one."""
+    if model.multi_label:
+        return [tuple(model.chosen(row)) for row in scores]
+    return [(model.labels[index],) for index in scores.argmax(axis=1)]
 
 
 def as_decisions(
@@ -209,10 +213,7 @@ def logits_of_examples(model: Model, examples: Sequence[Example]) -> NDArray[np.
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Consecutive batches of ``size`` items, the last one perhaps smaller.
-
-    ``itertools.batched`` needs Python 3.12.
-    """
+    """As ``itertools.batched``, which needs Python 3.12."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -220,31 +221,26 @@ LEAST_AGREEMENT = 0.98
 ROUNDING = 1e-9  # a loss of 0.55 - 0.54 is 0.01, but not for floating-point numbers
 
 
+@dataclass(slots=True)
 class AccuracyGate:
-    """Scores variants on labelled ``examples`` and refuses those that score too low.
+    """Scores variants on labelled ``examples``, fp32 first, and refuses those far below fp32."""
 
-    Score fp32 first. A variant's accuracy (of a multi-label model, its micro F1) and macro recall
-    may be lower than those of fp32 by ``max_loss``, and at least 98 % of its labels must be those
-    of fp32.
-    """
+    examples: Sequence[Example]
+    max_loss: float
+    refused: dict[Precision, str] = field(default_factory=dict)
+    _fp32: tuple[Scores, list[Labels]] | None = None
 
-    def __init__(self, examples: Sequence[Example], max_loss: float) -> None:
-        self._examples = examples
-        self._max_loss = max_loss
-        self._fp32: tuple[Scores, list[Labels]] | None = None
-        self.refused: dict[Precision, str] = {}
-
-    def scored(self, model: Model, say: Callable[[str], None]) -> dict[str, Any] | None:
+    def scored(self, model: Model) -> dict[str, Any] | None:
         """The variant's scores for the manifest; None without examples."""
-        if not self._examples:
+        if not self.examples:
             return None
-        scores, labels = evaluate(model, self._examples)
+        scores, labels = evaluate(model, self.examples)
         self._fp32 = self._fp32 or (scores, labels)
         fp32, expected = self._fp32
         same = marks(labels, model.labels) == marks(expected, model.labels)
         agreement = float((same if model.multi_label else same.all(axis=1)).mean())
         scores = replace(scores, agreement_with_fp32=agreement)
-        say(f"{model.precision}: {scores.table()}")
+        print(f"{model.precision}: {scores.table()}")
         if agreement < LEAST_AGREEMENT:
             self.refused[model.precision] = (
                 f"it agrees with fp32 on {agreement:.2%} of the labels (at least "
@@ -252,10 +248,10 @@ class AccuracyGate:
             )
         for name in ("accuracy" if scores.micro_f1 is None else "micro_f1", "macro_recall"):
             loss = getattr(fp32, name) - getattr(scores, name)
-            if not loss <= self._max_loss + ROUNDING:
+            if not loss <= self.max_loss + ROUNDING:
                 self.refused[model.precision] = (
                     f"it loses {loss:.4f} of fp32's {name.replace('_', ' ')} "
-                    f"(--max-accuracy-loss {self._max_loss:g})"
+                    f"(--max-accuracy-loss {self.max_loss:g})"
                 )
         return scores.as_dict()
 
@@ -283,7 +279,9 @@ def compared(
     scores on ``labelled`` texts. The two have the same thresholds.
     """
     scores = student.scores(logits_of_examples(student, held_out.examples))
-    ours, theirs = _given(student, scores), _given(student, held_out.scores)
+    ours, theirs = (
+        marks(_predicted(student, given), student.labels) for given in (scores, held_out.scores)
+    )
     record: dict[str, Any] = {
         "agreement": float((ours == theirs).all(axis=1).mean()),
         "agreement_by_label": {
@@ -301,16 +299,7 @@ def compared(
     return record
 
 
-def _given(model: Model, scores: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which labels each text gets."""
-    if model.multi_label:
-        return np.asarray(scores >= np.array([*model.thresholds.values()]), np.bool_)
-    best = scores.argmax(axis=1)[:, np.newaxis]
-    return np.asarray(best == np.arange(len(model.labels)), np.bool_)
-
-
 def speed(teacher: Model, student: Model, held_out: HeldOut) -> str:
-    """How fast the two are here, in turns."""
     encodings = held_out.encodings[:TIMED_TEXTS]
     spent: list[list[float]] = [[], []]
     for _ in range(ROUNDS):

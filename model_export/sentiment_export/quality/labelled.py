@@ -43,7 +43,6 @@ class Example:
 
     @property
     def label(self) -> str:
-        """The label of a text that has exactly one."""
         (label,) = self.labels
         return label
 
@@ -127,8 +126,7 @@ def read_texts(
 ) -> tuple[list[str], int, bool]:
     """The texts of a file that ``classify`` reads, or of TSV with group, label and text.
 
-    Returns:
-        The texts, how many others the service would refuse, and whether there are labels.
+    How many others the service would refuse, and whether there are labels, come after them.
     """
     if not path.name.lower().endswith(READ):
         raise UserError(f"{path} holds texts only if its name ends in {READ_NAMES}")

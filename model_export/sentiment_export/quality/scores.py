@@ -78,7 +78,6 @@ class Scores(Figures):
         )
 
     def table(self) -> str:
-        """The figures and the confusion matrix as text for a terminal."""
         low, high = interval(self.accuracy, self.samples)
         *_, name = self.named()
         certain = f"{name} on all texts like these, with 95 % confidence: {low:.3f} to {high:.3f}"
@@ -277,10 +276,7 @@ DARK = 0.55  # from this share on, a cell's text is white
 
 
 def svg(scored: Sequence[tuple[str, Scores]]) -> str:
-    """A picture of the confusion matrices, or of the figures of a multi-label model's labels.
-
-    One panel is below the other, each with its title. A cell is as dark as its share of its row.
-    """
+    """A picture of the confusion matrices, or of the figures of a multi-label model's labels."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

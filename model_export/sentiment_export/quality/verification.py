@@ -54,8 +54,8 @@ class DiffersTooMuch(UserError):
 class Reference:
     """What the variants of a checkpoint are compared with: texts of all lengths and their logits.
 
-    ``kind`` says whose logits they are: PyTorch's, those of the bundle's own fp32 graph, or those
-    of the ONNX graph that is the source.
+    They have from one token to more than ``max_tokens``. ``model`` is any variant, whose tokenizer
+    is used.
     """
 
     kind: ReferenceKind
@@ -64,11 +64,10 @@ class Reference:
 
     @classmethod
     def of_pytorch(cls, checkpoint: Checkpoint, model: Model) -> "Reference":
-        """The checkpoint's logits in PyTorch. ``model`` is any variant; its tokenizer is used."""
         encodings, pairs = _encodings(model), _pairs(model)
         logits = [checkpoint.logits(encoding.ids) for encoding in encodings]
-        logits += [checkpoint.pair_logits(pair) for pair in pairs]
-        encodings += [model.tokenizer.encode(pair) for pair in pairs]
+        logits += map(checkpoint.pair_logits, pairs)
+        encodings += map(model.tokenizer.encode, pairs)
         return cls("pytorch", encodings, np.stack(logits))
 
     @classmethod
@@ -80,7 +79,7 @@ class Reference:
 
     @classmethod
     def of_source(cls, session: ort.InferenceSession, model: Model) -> "Reference":
-        """The logits of a source's own graph, a text at a time. ``model`` is any variant of it."""
+        """The logits of a source's own graph, a text at a time."""
         encodings = [*_encodings(model), *map(model.tokenizer.encode, _pairs(model))]
         rows = []
         for encoding in encodings:
@@ -104,11 +103,8 @@ class Reference:
 def verify(model: Model, reference: Reference, *, coarse: bool = False) -> tuple[Parity, bool]:
     """Check a loaded variant against a reference, with each text alone and in padded batches.
 
-    The texts have from one token to more than ``max_tokens``. If the model takes pairs of texts,
-    pairs are compared as well. A ``coarse`` variant may differ in batches as its own source does.
-
-    Returns:
-        The parity, and whether each text had the same bits alone and in its batch.
+    Says also whether each text had the same bits alone and in its batch. A ``coarse`` variant may
+    differ in batches as its own source does.
     """
     encodings = reference.encodings
     alone = [_logits(result) for one in encodings for result in model.infer([one])]
@@ -156,7 +152,6 @@ def _encodings(model: Model) -> list[Encoding]:
 
 
 def _pairs(model: Model) -> list[TextPair]:
-    """Real pairs and a long one, if the model takes pairs."""
     if not model.text_pairs:
         return []
     return [*starmap(TextPair, pairwise(TEXTS)), TextPair(" ".join(TEXTS * 30), TEXTS[-1])]
@@ -179,39 +174,31 @@ NOT_IN_INT8 = (".key", ".value", ".k_lin", ".v_lin")  # the last two: DistilBERT
 TINY = float(np.finfo(np.float32).tiny)  # avoids dividing by an output of zeros
 
 
-@dataclass(frozen=True, slots=True)
-class LayerReport:
-    """The largest difference of each module's output, in the order in which PyTorch calls them.
+Differences = dict[str, tuple[float, float]]  # of a module's output: largest, and relative
 
-    It is there as it is, and relative to PyTorch's largest value.
-    """
 
-    precision: Precision
-    differences: dict[str, tuple[float, float]]
+def first_wrong(precision: Precision, differences: Differences) -> str | None:
+    """The first module beyond the tolerance; later ones compute from its wrong output."""
+    # "not <=" instead of ">", so that a NaN counts as beyond.
+    allowed = LAYER_TOLERANCE[precision]
+    return next((name for name, (_, size) in differences.items() if not size <= allowed), None)
 
-    @property
-    def first_wrong(self) -> str | None:
-        """The first module beyond the tolerance; later ones compute from its wrong output."""
-        # "not <=" instead of ">", so that a NaN counts as beyond.
-        allowed = LAYER_TOLERANCE[self.precision]
-        wrong = (name for name, (_, size) in self.differences.items() if not size <= allowed)
-        return next(wrong, None)
 
-    def table(self) -> str:
-        width = max(map(len, self.differences))
-        lines = [f"{self.precision + ' module':{width}}  max abs diff  relative"]
-        lines += [
-            f"{module:{width}}  {largest:12.3g}  {relative:8.2g}"
-            for module, (largest, relative) in self.differences.items()
-        ]
-        lines.append(f"first module beyond the tolerance: {self.first_wrong or 'none'}")
-        return "\n".join(lines)
+def layer_table(precision: Precision, differences: Differences) -> str:
+    width = max(map(len, differences))
+    lines = [f"{precision + ' module':{width}}  max abs diff  relative"]
+    lines += [
+        f"{module:{width}}  {largest:12.3g}  {relative:8.2g}"
+        for module, (largest, relative) in differences.items()
+    ]
+    wrong = first_wrong(precision, differences) or "none"
+    return "\n".join([*lines, f"first module beyond the tolerance: {wrong}"])
 
 
 def layer_parity(
     checkpoint: Checkpoint, onnx_path: Path, precision: Precision, ids: list[int]
-) -> LayerReport:
-    """Run one text's ids through both and compare every module that both have."""
+) -> Differences:
+    """Compare every module that both have on one text's ids, in the order of PyTorch's calls."""
     import onnx_ir as ir
 
     expected = _module_outputs(checkpoint, ids)
@@ -227,11 +214,10 @@ def layer_parity(
         raise UserError(f"no value in {onnx_path} is named after a module of the checkpoint")
     logits = next(reversed(expected))
     found = _run(model, list(values.values()), ids)
-    differences = {
+    return {
         module: _difference(expected[module], array, SMALLEST_LOGIT if module == logits else TINY)
         for module, array in zip(values, found, strict=True)
     }
-    return LayerReport(precision, differences)
 
 
 def _module_outputs(checkpoint: Checkpoint, ids: list[int]) -> dict[str, np.ndarray]:

@@ -34,7 +34,6 @@ from tests.support.checkpoints import (
     PRECISIONS,
     exported,
     make_checkpoint,
-    silent,
 )
 from tests.support.model_export.published import make_published
 from tests.support.tiny_bundle import load
@@ -132,7 +131,7 @@ def test_a_checkpoints_answers_to_pairs_are_those_of_its_pipeline(
         make_published(source, name)
     (source / "tokenizer_config.json").write_text(json.dumps(said))
     checkpoint = load_checkpoint(source, CheckpointOptions(text_pairs=True))
-    export(checkpoint, path, precisions=["fp32"], say=silent)
+    export(checkpoint, path, precisions=["fp32"])
     model = load(path)
     classify = pipeline("text-classification", str(source), device="cpu")
     for pair, logits in zip(

@@ -13,7 +13,7 @@ from sentiment_export.checkpoint.family import FAMILY
 from sentiment_export.export import export
 from sentiment_service.errors import UserError
 
-from tests.support.checkpoints import assert_like_transformers, make_checkpoint, silent
+from tests.support.checkpoints import assert_like_transformers, make_checkpoint
 from tests.support.model_export.published import PUBLISHED, make_published
 from tests.support.tiny_bundle import load
 
@@ -121,5 +121,5 @@ def test_the_service_answers_like_transformers(
     graph/test_graphs_of_architectures.py proves it of the table's examples.
     """
     checkpoint = load_checkpoint(published(name))
-    export(checkpoint, tmp_path / "bundle", precisions=["fp32"], say=silent)
+    export(checkpoint, tmp_path / "bundle", precisions=["fp32"])
     assert_like_transformers(load(tmp_path / "bundle"), checkpoint.path)

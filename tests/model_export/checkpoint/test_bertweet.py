@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.support.checkpoints import CORPUS, silent
+from tests.support.checkpoints import CORPUS
 from tests.support.model_export.bertweet import make_bertweet
 from tests.support.tiny_bundle import load
 
@@ -69,7 +69,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bundle(source: Path) -> Path:
     """Its export in fp32 and int8."""
-    export(load_checkpoint(source), source.with_name("bundle"), say=silent)
+    export(load_checkpoint(source), source.with_name("bundle"))
     return source.with_name("bundle")
 
 

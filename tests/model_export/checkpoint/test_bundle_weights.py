@@ -17,7 +17,7 @@ from sentiment_service.engine.model.bundle import (
 )
 from sentiment_service.errors import UserError
 
-from tests.support.checkpoints import CORPUS, Exported, silent
+from tests.support.checkpoints import CORPUS, Exported
 from tests.support.tiny_bundle import load, make_bundle
 
 
@@ -58,7 +58,7 @@ def test_int8_gives_the_same_int8_again(roberta: Exported, tmp_path: Path, which
     (tmp_path / "checkpoint").mkdir()
     write_checkpoint(bundle, tmp_path / "checkpoint")
     checkpoint = load_checkpoint(tmp_path / "checkpoint", options_of(bundle))
-    export(checkpoint, tmp_path / "again", precisions=["int8"], reference="fp32", say=silent)
+    export(checkpoint, tmp_path / "again", precisions=["int8"], reference="fp32")
     before, after = load(bundle.path, "int8"), load(tmp_path / "again", "int8")
     encodings = [before.tokenizer.encode(text) for text in CORPUS]
     for found, expected in zip(after.infer(encodings), before.infer(encodings), strict=True):

@@ -22,7 +22,6 @@ from tests.support.checkpoints import (
     CORPUS,
     assert_like_transformers,
     make_checkpoint,
-    silent,
 )
 from tests.support.tiny_bundle import load
 
@@ -32,7 +31,7 @@ def _files(path: Path) -> set[str]:
 
 
 def _exported(source: Path, output: Path) -> Model:
-    export(load_checkpoint(source), output, precisions=["fp32"], say=silent)
+    export(load_checkpoint(source), output, precisions=["fp32"])
     return load(output)
 
 

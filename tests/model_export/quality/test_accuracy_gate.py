@@ -17,7 +17,7 @@ from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import UserError
 
-from tests.support.checkpoints import CORPUS, Exported, silent
+from tests.support.checkpoints import CORPUS, Exported
 from tests.support.tiny_bundle import load, make_bundle
 
 LABELS = ["negative", "neutral", "positive"]
@@ -76,7 +76,7 @@ def test_a_variant_may_lose_so_much(
     gate = AccuracyGate(_examples(bert.model("fp32")), max_loss)
     _mistaken(monkeypatch, wrong)
     for precision in ("fp32", "int8"):
-        gate.scored(bert.model(precision), silent)
+        gate.scored(bert.model(precision))
     assert list(gate.refused) == (["int8"] if says else [])
     if says:
         with pytest.raises(UserError, match=says):
@@ -99,7 +99,7 @@ def test_a_loss_of_exactly_the_limit_is_allowed(
     for limit in (0.01, 0.0099):
         gate = AccuracyGate([Example("en", (label,), "x") for label in gold], limit)
         for precision in ("fp32", "int8"):
-            gate.scored(bert.model(precision), silent)
+            gate.scored(bert.model(precision))
         refused[limit] = list(gate.refused)
     assert refused == {0.01: [], 0.0099: ["int8"]}
 
@@ -114,7 +114,7 @@ def test_each_label_of_a_multi_label_text_counts(
     found = iter([gold, [("negative",)] * wrong + gold[wrong:]])
     _predicted(monkeypatch, lambda *_: next(found))
     gate = AccuracyGate([Example("", labels, "x") for labels in gold], 0.05)
-    first, second = (gate.scored(model, silent) for _ in range(2))
+    first, second = (gate.scored(model) for _ in range(2))
     assert first is not None
     assert second is not None
     assert first["accuracy"] - second["accuracy"] > 0.05  # which is no reason
@@ -129,31 +129,32 @@ def test_a_variant_that_loses_is_not_written(
     _mistaken(monkeypatch, 20)
     checkpoint, output = load_checkpoint(bert.source), tmp_path / "out"
     with pytest.raises(UserError, match="no bundle was written: int8 was left out"):
-        export(checkpoint, output, precisions=["int8"], examples=examples, say=silent)
+        export(checkpoint, output, precisions=["int8"], examples=examples)
     assert not list(tmp_path.iterdir())
     with pytest.raises(
         UserError, match=r"out was written with fp32: int8 was left out because it loses"
     ):
-        export(checkpoint, output, examples=examples, say=silent)
+        export(checkpoint, output, examples=examples)
     assert list(Bundle.open(output).manifest.variants) == ["fp32"]
     assert [path.name for path in (output / "onnx").iterdir()] == ["model.onnx"]
 
 
 def test_scores_are_recorded_by_group(
-    bert: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Per language and their mean, and how often the labels are fp32's; also without fp32."""
     # Logits of a random model are often level, so that rounding picks another label.
     monkeypatch.setattr(evaluation, "LEAST_AGREEMENT", 0.8)
     examples = _examples(bert.model("fp32"))
-    said: list[str] = []
     export(
         load_checkpoint(bert.source),
         tmp_path / "out",
         precisions=["int8"],
         examples=examples,
         max_accuracy_loss=0.5,
-        say=said.append,
     )
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert list(manifest["variants"]) == ["int8"]
@@ -165,5 +166,6 @@ def test_scores_are_recorded_by_group(
     assert sum(group["samples"] for group in groups) == ROWS
     mean = sum(group["macro_f1"] for group in groups) / 2
     assert accuracy["mean"]["macro_f1"] == pytest.approx(mean)
-    *_, table = [line for line in said if "labels agree with fp32" in line]
-    assert {line.split()[0] for line in table.splitlines()[-5:-2]} == {"en", "es", "mean"}
+    *table, agreement, _ = capsys.readouterr().out.splitlines()
+    assert "labels agree with fp32" in agreement
+    assert {line.split()[0] for line in table[-3:]} == {"en", "es", "mean"}

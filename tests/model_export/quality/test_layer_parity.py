@@ -10,7 +10,12 @@ from sentiment_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from sentiment_export.graph.editor import array_of
 from sentiment_export.graph.variants import graphs_of
 from sentiment_export.output import ONNX_FILES
-from sentiment_export.quality.verification import LAYER_TOLERANCE, layer_parity
+from sentiment_export.quality.verification import (
+    LAYER_TOLERANCE,
+    first_wrong,
+    layer_parity,
+    layer_table,
+)
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.errors import UserError
 
@@ -40,14 +45,14 @@ def test_a_sound_export_departs_nowhere(
     report = layer_parity(
         checkpoint, target if precision == "fp16" else _variant(made, precision), precision, IDS
     )
-    assert report.first_wrong is None
-    assert report.table().endswith("\nfirst module beyond the tolerance: none")
-    compared = [*report.differences]
+    assert first_wrong(precision, report) is None
+    assert layer_table(precision, report).endswith("\nfirst module beyond the tolerance: none")
+    compared = [*report]
     norms = _norms(checkpoint)
     assert len(norms) == 2 * LAYERS + 1
     assert set(norms) < set(compared)
     assert compared[-1].startswith("classifier")
-    largest = max(relative for _, relative in report.differences.values())
+    largest = max(relative for _, relative in report.values())
     assert largest < LAYER_TOLERANCE[precision] / 2
 
 
@@ -58,7 +63,7 @@ def test_every_linear_layer_of_the_encoder_is_compared(made: Exported) -> None:
     for precision, linears in expected.items():
         report = layer_parity(checkpoint, _variant(made, precision), precision, IDS)
         kinds = {name: type(m).__name__ for name, m in checkpoint.model.named_modules()}
-        encoder = [module for module in report.differences if ".layer." in module]
+        encoder = [module for module in report if ".layer." in module]
         assert sum(kinds[name] == "Linear" for name in encoder) == linears * LAYERS
 
 
@@ -113,8 +118,8 @@ def test_a_damaged_fp32_weight_is_named(
     damaged = _damage(source, tmp_path / "damaged.onnx", weight, change)
     report = layer_parity(load_checkpoint(roberta.source), damaged, "fp32", IDS)
     expected = weight.removesuffix(".T").rpartition(".")[0]
-    assert report.first_wrong == expected
-    assert report.table().endswith(f"\nfirst module beyond the tolerance: {expected}")
+    assert first_wrong("fp32", report) == expected
+    assert layer_table("fp32", report).endswith(f"\nfirst module beyond the tolerance: {expected}")
 
 
 INT8_DAMAGES = [
@@ -135,7 +140,7 @@ def test_a_damaged_int8_weight_is_named(
     source = _variant(roberta, "int8")
     damaged = _damage(source, tmp_path / "damaged.onnx", f"{damaged_module}.weight_scale", _double)
     report = layer_parity(load_checkpoint(roberta.source), damaged, "int8", IDS)
-    assert report.first_wrong == module
+    assert first_wrong("int8", report) == module
 
 
 def test_weights_beside_the_graph_are_read(roberta: Exported, tmp_path: Path) -> None:
@@ -145,7 +150,8 @@ def test_weights_beside_the_graph_are_read(roberta: Exported, tmp_path: Path) ->
     before = sorted(path.name for path in tmp_path.iterdir())
     assert before == ["model.onnx", "weights"]
     checkpoint = load_checkpoint(roberta.source)
-    assert layer_parity(checkpoint, tmp_path / "model.onnx", "fp32", IDS).first_wrong is None
+    report = layer_parity(checkpoint, tmp_path / "model.onnx", "fp32", IDS)
+    assert first_wrong("fp32", report) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
