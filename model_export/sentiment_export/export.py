@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 from sentiment_service.atomic_files import atomic_directory, full_disk_named, write_text_atomically
@@ -58,6 +58,9 @@ from sentiment_export.quality.verification import (
     layer_table,
     verify,
 )
+
+File = TypeVar("File", bound=DataFile)
+MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
 
 
 class LeftOut(UserError):
@@ -153,7 +156,7 @@ def _compared_with(
 
 
 class _Written(Bundle):
-    """A bundle whose files were written a moment ago, so their digests are right."""
+    """A bundle whose files were written a moment ago, and have no digests yet."""
 
     def variant_path(self, precision: Precision) -> Path:
         return self.path / self.manifest.variants[precision].file
@@ -221,20 +224,31 @@ class _Checks:
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
-    """The manifest with only the ``kept`` variants; deletes the files of the others."""
+    """The manifest with only the ``kept`` variants and their digests; deletes the other files."""
     for precision in manifest.variants.keys() - set(kept):
         file = directory / ONNX_FILES[precision]
         file.unlink()
         external_data(file).unlink(missing_ok=True)
-    return manifest.model_copy(update={"variants": {p: manifest.variants[p] for p in kept}})
+    variants = {}
+    for precision in kept:
+        variant = _with_digest(manifest.variants[precision], directory)
+        data = variant.data and _with_digest(variant.data, directory)
+        variants[precision] = variant.model_copy(update={"data": data})
+    return manifest.model_copy(update={"variants": variants})
+
+
+def _with_digest(file: File, directory: Path) -> File:
+    return file.model_copy(update={"sha256": sha256(directory / file.file)})
 
 
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
     # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
     # LABEL_1. Other readers do not know its defaults, so the labels are always written.
-    text = json.dumps(checkpoint.config, indent=2, sort_keys=True) + "\n"
+    config = checkpoint.config
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
-    checkpoint.tokenizer.write(directory, checkpoint.max_tokens)
+    with full_disk_named(directory):
+        checkpoint.tokenizer.write(directory, checkpoint.max_tokens)
 
 
 def _manifest(
@@ -244,7 +258,7 @@ def _manifest(
     passes: dict[Precision, list[str]],
     reference: ReferenceKind,
 ) -> Manifest:
-    hub, made_with = origin(checkpoint.path), ["sentiment-service", "onnx", "onnxruntime"]
+    hub, made_with = origin(checkpoint.path), [*MADE_WITH]
     exported = checkpoint.encoder is None and checkpoint.graph is None
     if exported:
         made_with.append("onnxscript")
@@ -286,8 +300,8 @@ def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
 
 
 def _data_file(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / name
-    return {"file": name, "sha256": sha256(path), "bytes": path.stat().st_size}
+    """What is known of a file before it is known whether it is kept: all but its digest."""
+    return {"file": name, "sha256": "", "bytes": (directory / name).stat().st_size}
 
 
 def calibrated(
@@ -324,7 +338,10 @@ def calibrated(
 
 
 def calibrate_bundle(
-    path: Path, file: Path, loss: CalibrationLoss, columns: Columns = BY_DEFAULT
+    path: Path,
+    file: Path,
+    loss: CalibrationLoss,
+    columns: Columns = BY_DEFAULT,
 ) -> None:
     """Calibrate a bundle on a labelled file, and record it in its manifest and its model card.
 
