@@ -109,7 +109,7 @@ class CheckpointTokenizer:
 
     @property
     def truncation_side(self) -> str:
-        """Where longer texts are cut, as tokenizer_config.json says."""
+        """Where longer texts are cut, as tokenizer_config.json says, or else tokenizer.json."""
         return str(self.settings.get("truncation_side", "right"))
 
     def cut_to(self, max_tokens: int) -> None:
@@ -160,6 +160,8 @@ def load_tokenizer(
     elif "tokenizer.json" in present:
         tokenizer = read(path / "tokenizer.json", lambda file: Tokenizer.from_str(read_text(file)))
         settings = said
+        if tokenizer.truncation:  # transformers may save the side in this file alone
+            settings = {"truncation_side": tokenizer.truncation["direction"], **said}
         _follow(tokenizer, said, class_name or model_type)
     elif files is BYTE_LEVEL_BPE:
         tokenizer = byte_level_bpe(path, settings, made_as)
