@@ -27,7 +27,6 @@ from huggingface_hub.utils._validators import validate_repo_id
 from sentiment_service.atomic_files import atomic_directory
 from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
 from sentiment_service.errors import UserError, first_line
-from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 from sentiment_export.checkpoint.config import check_task, read_config
 from sentiment_export.checkpoint.layout import (
@@ -265,19 +264,20 @@ def fetch_bundle(
     revision: str | None,
     precisions: Sequence[Precision],
     *,
-    options: CheckpointOptions = AS_IT_SAYS,
+    refuse: Callable[[str], None],
 ) -> bool:
     """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
     The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
     and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
-    checkpoint there. ``options`` are what the user says of a checkpoint.
+    checkpoint there. ``refuse`` gets the name of a bundle, and raises if the user asks for what
+    only an export does.
     """
     try:
         info, names = _ask(source, revision)
         if MANIFEST not in names or not is_bundle(_download(source, MANIFEST, info.sha).parent):
             return False
-        options.refuse_bundle(source)
+        refuse(source)
         print(f"{source} holds a bundle; its commit is {info.sha}")
         with atomic_directory(check_bundle_output(output)) as directory:
             _copy(source, info, names & BUNDLE_FILES, directory, precisions)

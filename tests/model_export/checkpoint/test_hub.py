@@ -20,9 +20,11 @@ from sentiment_export.checkpoint.layout import origin
 from sentiment_service.errors import UserError
 
 from tests.support.model_export.hub import Hub, Part
+from tests.support.tiny_bundle import make_bundle
 
 ROOT = Path(__file__).parents[3]
 REPO = "acme/tiny-sentiment"
+BUNDLE = "acme/bundle"
 GOOD, OLD = "hf_good", "hf_old"  # tokens
 SCRIPT = """
 import sys
@@ -33,6 +35,11 @@ try:
     print(find_checkpoint(*sys.argv[1:]))
 except UserError as error:
     sys.exit(str(error))
+"""
+EXPORT = """
+import sys
+from sentiment_export.cli import main
+sys.exit(main(sys.argv[1:]))
 """
 NO_WAIT = "import time; time.sleep = lambda seconds: None\n"
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
@@ -77,6 +84,15 @@ def checkpoint(hub: Hub, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def bundle(hub: Hub, tmp_path: Path) -> Path:
+    """The fp32 bundle of a repository."""
+    made = make_bundle(tmp_path / "bundle")
+    (made / "README.md").touch()
+    hub.add(BUNDLE, made)
+    return made
+
+
+@pytest.fixture
 def weights(hub: Hub, tmp_path: Path) -> bytes:
     """The weights of a repository, of more bytes than the client writes at once."""
     content = os.urandom(2**20) * 24
@@ -105,12 +121,17 @@ def write_files(directory: Path, **files: bytes) -> Path:
 
 
 def start(
-    home: Path, endpoint: str, *words: str, before: str = "", **environment: str
+    home: Path,
+    endpoint: str,
+    *words: str,
+    before: str = "",
+    script: str = SCRIPT,
+    **environment: str,
 ) -> subprocess.Popen[str]:
     """Look for a checkpoint in another process, with its cache under ``home``."""
     kept = {k: v for k, v in os.environ.items() if "HF_" not in k and "proxy" not in k.lower()}
     return subprocess.Popen(
-        [sys.executable, "-c", before + SCRIPT, *words],
+        [sys.executable, "-c", before + script, *words],
         cwd=ROOT,
         env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **environment},
         stdout=subprocess.PIPE,
@@ -134,6 +155,15 @@ def refusal(home: Path, endpoint: str, *words: str, before: str = "", **environm
     assert (process.returncode, output) == (1, "")
     assert "Traceback" not in errors
     return errors.splitlines()[-1]
+
+
+def export(
+    home: Path, endpoint: str, *words: str, before: str = "", **environment: str
+) -> tuple[int | None, str]:
+    """The exit code of sentiment-export with these words, and the last line that it prints."""
+    process = start(home, endpoint, *words, before=before, script=EXPORT, **environment)
+    lines = "".join(process.communicate(timeout=60)).splitlines()
+    return process.returncode, lines[-1]
 
 
 def closed_port() -> str:
@@ -510,3 +540,29 @@ def test_errors_of_the_clients_library_are_explained() -> None:
         assert is_outage(error)
         assert re.match(r"cannot reach http.*check the network", explain(error, "a/b", "main"))
     assert "http://hub.test:9 (ReadTimeout)" in explain(late, "a/b", "main")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ("--calibrate none.csv --evaluate none.csv", "--evaluate, --calibrate"),
+        ("--max-accuracy-loss 0 --reference fp32", "--max-accuracy-loss, --reference"),
+        ("--debug-parity", "--debug-parity"),
+    ],
+)
+def test_what_an_export_would_do_is_not_done_to_a_bundle(
+    hub: Hub, bundle: Path, tmp_path: Path, words: str, flags: str
+) -> None:
+    """Flags that only an export can follow are refused by name, and what does their work is named.
+
+    Without them, the bundle is copied.
+    """
+    given = [BUNDLE, "--output", str(tmp_path / "out")]
+    code, line = export(tmp_path, hub.url, *given, *words.split())
+    assert code == 1
+    assert line == (
+        f"sentiment-export: {BUNDLE} is a bundle, which is copied as it is: leave out {flags}, and "
+        "use sentiment-export evaluate and calibrate on the copy"
+    )
+    assert not (tmp_path / "out").exists()
+    assert export(tmp_path, hub.url, *given) == (0, f"wrote {tmp_path / 'out'}")
