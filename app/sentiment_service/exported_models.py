@@ -139,11 +139,13 @@ def _source(path: Path, settings: Settings) -> _Source | None:
     directory = cache_directory(settings)
     if directory is None:
         raise UserError(f"{path} must be exported; give a directory for that with --cache-dir")
-    options, precision = settings.checkpoint_flags(), _precision(settings)
+    options, (precision, *others) = settings.checkpoint_flags(), _precisions(settings)
     if options:
         key += f"-{hashlib.sha256(repr(options).encode()).hexdigest()[:16]}"
     bundle = directory / "models" / LAYOUT / key / precision / name
     words = [place, "--output", str(bundle), "--precision", precision, *options]
+    if others and revision:  # what else a bundle on the hub may have
+        words += ["--else", ",".join(others)]
     if "@" in str(path) and revision:
         words += ["--revision", revision]
     moves = revision if revision and not COMMIT.fullmatch(revision) else ""
@@ -222,16 +224,18 @@ def _files(path: Path) -> list[Path]:
     return [file for folder in (path, *sorted(folders)) for file in folder.iterdir()]
 
 
-def _precision(settings: Settings) -> Precision:
-    """The variant that will be served."""
+def _precisions(settings: Settings) -> tuple[Precision, ...]:
+    """The variant to serve, and the others that would be served in its place, best first."""
     if settings.precision != "auto":
-        return settings.precision
+        return (settings.precision,)
     # Here, because it loads ONNX Runtime, which the supervisor of workers does not need.
     from sentiment_service.engine.loading import VARIANTS
     from sentiment_service.engine.model.device import CPU, CUDA, cuda_state
 
+    if settings.device.startswith("cuda"):
+        return VARIANTS[CUDA]
     on_gpu = settings.device != "cpu" and not cuda_state().problem
-    return VARIANTS[CUDA if on_gpu or settings.device.startswith("cuda") else CPU][0]
+    return tuple(dict.fromkeys((*(VARIANTS[CUDA] if on_gpu else ()), *VARIANTS[CPU])))
 
 
 def _digest(checkpoint: Path) -> str:

@@ -88,6 +88,8 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
             f"(default: {','.join(DEFAULT)})"
         ),
     )
+    # For the service: what to copy of a bundle that has none of these, the first that it has.
+    parser.add_argument("--else", type=_listed, default=(), dest="others", help=argparse.SUPPRESS)
     add_settings(parser, CheckpointOptions.model_fields)
     parser.add_argument(
         "--evaluate",
@@ -150,7 +152,7 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
                 )
 
         wanted = (options.source, options.output, options.revision, options.precision)
-        fetched = fetch_bundle(*wanted, refuse=refuse)
+        fetched = fetch_bundle(*wanted, others=options.others, refuse=refuse)
     if not fetched:
         _export_checkpoint(options, reading)
     print(f"wrote {options.output}")
@@ -330,8 +332,12 @@ def source(value: str) -> str:
     return os.path.expanduser(value)  # noqa: PTH111 - a hub id stays as it is
 
 
+def _listed(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",")]
+
+
 def _precisions(value: str) -> tuple[Precision, ...]:
-    wanted = [name.strip() for name in value.split(",")]
+    wanted = _listed(value)
     unknown = [name for name in wanted if name not in EXPORTED]
     if unknown:
         raise argparse.ArgumentTypeError(

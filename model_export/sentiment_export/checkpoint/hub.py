@@ -264,14 +264,15 @@ def fetch_bundle(
     revision: str | None,
     precisions: Sequence[Precision],
     *,
+    others: Sequence[Precision] = (),
     refuse: Callable[[str], None],
 ) -> bool:
     """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
-    The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
-    and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
-    checkpoint there. ``refuse`` gets the name of a bundle, and raises if the user asks for what
-    only an export does.
+    The copy has only those of the ``precisions`` that the bundle has, or else the first of the
+    ``others`` that it has. If the hub does not answer, and its cache has the repository, the answer
+    is False: ``find_checkpoint`` may find a checkpoint there. ``refuse`` gets the name of a bundle,
+    and raises if the user asks for what only an export does.
     """
     try:
         info, names = _ask(source, revision)
@@ -280,7 +281,7 @@ def fetch_bundle(
         refuse(source)
         print(f"{source} holds a bundle; its commit is {info.sha}")
         with atomic_directory(check_bundle_output(output)) as directory:
-            _copy(source, info, names & BUNDLE_FILES, directory, precisions)
+            _copy(source, info, names & BUNDLE_FILES, directory, precisions, others)
             check_bundle_output(output)  # something may have been put there meanwhile
     except HFValidationError:
         return False
@@ -294,7 +295,12 @@ def fetch_bundle(
 
 
 def _copy(
-    source: str, info: ModelInfo, held: set[str], directory: Path, precisions: Sequence[Precision]
+    source: str,
+    info: ModelInfo,
+    held: set[str],
+    directory: Path,
+    precisions: Sequence[Precision],
+    others: Sequence[Precision],
 ) -> None:
     """Copy the bundle of a commit, which has the files ``held``, to an empty directory."""
     (directory / "onnx").mkdir()
@@ -308,11 +314,13 @@ def _copy(
         copy(name)
     bundle = Bundle.open(directory)
     variants = bundle.manifest.variants
-    kept = {precision: variants[precision] for precision in precisions if precision in variants}
+    found = [precision for precision in precisions if precision in variants]
+    found = found or [precision for precision in others if precision in variants][:1]
+    kept = {precision: variants[precision] for precision in found}
     if not kept:
         raise UserError(
-            f"the bundle {source} has no {' or '.join(precisions)}; it has {', '.join(variants)}: "
-            "choose one of these with --precision"
+            f"the bundle {source} has no {' or '.join([*precisions, *others])}; "
+            f"it has {', '.join(variants)}: choose one of these with --precision"
         )
     for precision, variant in kept.items():
         copy(variant.file)

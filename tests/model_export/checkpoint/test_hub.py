@@ -17,6 +17,7 @@ import pytest
 from sentiment_export.checkpoint.checkpoint import find_checkpoint
 from sentiment_export.checkpoint.hub import FAILURES, UNREACHABLE, explain, is_outage, with_retries
 from sentiment_export.checkpoint.layout import origin
+from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
 
 from tests.support.model_export.hub import Hub, Part
@@ -566,3 +567,13 @@ def test_what_an_export_would_do_is_not_done_to_a_bundle(
     )
     assert not (tmp_path / "out").exists()
     assert export(tmp_path, hub.url, *given) == (0, f"wrote {tmp_path / 'out'}")
+
+
+def test_a_bundle_without_the_variant(hub: Hub, bundle: Path, tmp_path: Path) -> None:
+    """It is refused, with what it has, unless another variant would do: the first is copied."""
+    given = [BUNDLE, "--output", str(tmp_path / "out"), "--precision", "int8"]
+    code, line = export(tmp_path, hub.url, *given)
+    assert code == 1
+    assert line.endswith(f"{BUNDLE} has no int8; it has fp32: choose one of these with --precision")
+    assert export(tmp_path, hub.url, *given, "--else", "fp16,fp32")[0] == 0
+    assert [*Bundle.open(tmp_path / "out").manifest.variants] == ["fp32"]
