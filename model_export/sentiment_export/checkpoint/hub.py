@@ -232,7 +232,7 @@ def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
         # Weights come last: a snapshot that has them is complete.
         _download(repo_id, weights, commit)
         for name in weight_files(path, weights):
-            if of_graph and name not in held:
+            if name not in held:
                 raise UserError(f"{repo_id} has no {name}, in which {weights} has its weights")
             _download(repo_id, name, commit)
     except FAILURES as error:

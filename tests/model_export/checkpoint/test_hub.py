@@ -246,7 +246,10 @@ def test_revisions(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     ],
 )
 def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None:
-    """The index is read for the names of the shards; a copy that lacks one is not whole."""
+    """The index is read for the names of the shards; a copy that lacks one is not whole.
+
+    A repository that lacks one is refused with its name.
+    """
     weight_map = {"a": shards[0], "b": shards[1], "c": shards[1]}
     files = {index: json.dumps({"weight_map": weight_map}).encode(), "config.json": CONFIG}
     files |= {name: name.encode() for name in shards}
@@ -258,6 +261,11 @@ def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None
     (path / shards[1]).unlink()
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
     assert f"no complete copy of {REPO} at main" in error
+
+    (source / shards[1]).unlink()
+    hub.add(REPO, source)
+    error = refusal(tmp_path, hub.url, REPO)
+    assert error == f"{REPO} has no {shards[1]}, in which {index} has its weights"
 
 
 def test_a_cut_transfer_is_resumed(hub: Hub, weights: bytes, tmp_path: Path) -> None:
