@@ -35,6 +35,7 @@ from sentiment_export.checkpoint.layout import (
     DEFAULT_REVISION,
     GRAPH,
     choose_files,
+    commit_date,
     is_complete,
     snapshot_of,
     weight_files,
@@ -245,11 +246,16 @@ def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
                     logger.warning("%s; using the copy in %s", why.split(";")[0], snapshot)
                 return snapshot
         raise UserError(why) from error
+    _note_commit(model, revision, commit, _date_of(info))
+    return path
+
+
+def _note_commit(model: Path, revision: str, commit: str, date: str | None) -> None:
+    """Keep what the hub has said of a revision in the model's directory of the cache."""
     if revision != commit:  # the hub's client reads this note when it is offline
         _note(model / "refs" / revision, commit)
-    if date := _date_of(info):
+    if date:
         _note(model / DATES / commit, date)
-    return path
 
 
 def _note(path: Path, text: str) -> None:
@@ -270,33 +276,55 @@ def fetch_bundle(
     """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
     The copy has only those of the ``precisions`` that the bundle has, or else the first of the
-    ``others`` that it has. If the hub does not answer, and its cache has the repository, the answer
-    is False: ``find_checkpoint`` may find a checkpoint there. ``refuse`` gets the name of a bundle,
-    and raises if the user asks for what only an export does.
+    ``others`` that it has. If the hub does not answer, the hub's cache does. ``refuse`` gets the
+    name of a bundle, and raises if the user asks for what only an export does.
     """
+    wanted = revision or DEFAULT_REVISION
     try:
-        info, names = _ask(source, revision)
-        if MANIFEST not in names or not is_bundle(_download(source, MANIFEST, info.sha).parent):
+        model = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source, repo_type="model")
+        commit, held = _commit_of_bundle(source, wanted, model)
+        if MANIFEST not in held or not is_bundle(
+            _download(source, MANIFEST, commit.revision).parent
+        ):
             return False
         refuse(source)
-        print(f"{source} holds a bundle; its commit is {info.sha}")
+        print(f"{source} holds a bundle; its commit is {commit.revision}")
         with atomic_directory(check_bundle_output(output)) as directory:
-            _copy(source, info, names & BUNDLE_FILES, directory, precisions, others)
+            _copy(source, commit, held & BUNDLE_FILES, directory, precisions, others)
             check_bundle_output(output)  # something may have been put there meanwhile
     except HFValidationError:
         return False
     except FAILURES as error:
-        name = repo_folder_name(repo_id=source, repo_type="model")
-        if is_outage(error) and (Path(constants.HF_HUB_CACHE) / name).is_dir():
-            return False
-        why = explain(error, source, revision or DEFAULT_REVISION)
-        raise UserError(why) from error
+        raise UserError(explain(error, source, wanted)) from error
+    if commit.revision:
+        _note_commit(model, wanted, commit.revision, commit.date)
     return True
+
+
+def _commit_of_bundle(source: str, revision: str, model: Path) -> tuple[HubCommit, set[str]]:
+    """The commit of a revision and the names of its files; of the cache if the hub is out of order.
+
+    Of the cache, the names are those that a bundle can have, and none of what is not a bundle.
+    """
+    try:
+        info, held = _ask(source, revision)
+        return HubCommit(repo_id=source, revision=info.sha, date=_date_of(info)), held
+    except FAILURES as error:
+        snapshot = snapshot_of(model, revision) if is_outage(error) else None
+        if snapshot is None:
+            raise
+        if not is_bundle(snapshot):
+            return HubCommit(), set()
+        if not isinstance(error, OfflineModeIsEnabled):
+            why = explain(error, source, revision)
+            logger.warning("%s; using the copy in %s", why.split(";")[0], snapshot)
+        date = commit_date(snapshot)
+        return HubCommit(repo_id=source, revision=snapshot.name, date=date), BUNDLE_FILES
 
 
 def _copy(
     source: str,
-    info: ModelInfo,
+    commit: HubCommit,
     held: set[str],
     directory: Path,
     precisions: Sequence[Precision],
@@ -308,7 +336,7 @@ def _copy(
     def copy(name: str) -> None:
         if name not in held:  # the manifest may be anyone's
             raise UserError(f"{source} has no file {name}, which a bundle must have")
-        shutil.copyfile(_download(source, name, info.sha), directory / name)
+        shutil.copyfile(_download(source, name, commit.revision), directory / name)
 
     for name in (MANIFEST, *SIDE_FILES, "README.md"):
         copy(name)
@@ -327,7 +355,6 @@ def _copy(
         if variant.data is not None:
             copy(variant.data.file)
         bundle.variant_path(precision)
-    commit = HubCommit(repo_id=source, revision=info.sha, date=_date_of(info))
     manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
     text = manifest.model_dump_json(indent=2, exclude_none=True)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")

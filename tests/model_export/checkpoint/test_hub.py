@@ -585,3 +585,30 @@ def test_a_bundle_without_the_variant(hub: Hub, bundle: Path, tmp_path: Path) ->
     assert line.endswith(f"{BUNDLE} has no int8; it has fp32: choose one of these with --precision")
     assert export(tmp_path, hub.url, *given, "--else", "fp16,fp32")[0] == 0
     assert [*Bundle.open(tmp_path / "out").manifest.variants] == ["fp32"]
+
+
+def test_a_bundle_in_the_cache_needs_no_hub(hub: Hub, bundle: Path, tmp_path: Path) -> None:
+    """Offline in silence, and with a warning if nobody answers, the whole copy is copied again.
+
+    A copy that lacks a file is called incomplete, and a branch is not taken for another one.
+    """
+    copies = [tmp_path / name for name in ("first", "offline", "down")]
+    words = [[BUNDLE, "--output", str(copy), "--precision", "fp32"] for copy in copies]
+    nobody, offline = closed_port(), {"HF_HUB_OFFLINE": "1"}
+    assert export(tmp_path, hub.url, *words[0])[0] == 0
+    assert export(tmp_path, hub.url, *words[1], **offline) == (0, f"wrote {copies[1]}")
+    process = start(tmp_path, nobody, *words[2], script=EXPORT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.startswith(f"cannot reach {nobody} (ConnectError); using the copy in")
+    first, *others = [
+        {file: (copy / file).read_bytes() for file in ("manifest.json", "onnx/model.onnx")}
+        for copy in copies
+    ]
+    assert others == [first, first]
+
+    says = f"{tmp_path / 'hub'} has no complete copy of {BUNDLE} at"
+    assert says + " dev;" in export(tmp_path, hub.url, *words[1], "--revision=dev", **offline)[1]
+    (graph,) = (tmp_path / "hub").rglob("snapshots/*/onnx/model.onnx")
+    graph.unlink()
+    assert says + " main;" in export(tmp_path, hub.url, *words[1], **offline)[1]
