@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sentiment_export.checkpoint.checkpoint import find_checkpoint
+from sentiment_export.checkpoint.checkpoint import find_checkpoint, load_checkpoint
 from sentiment_export.checkpoint.hub import FAILURES, UNREACHABLE, explain, is_outage, with_retries
 from sentiment_export.checkpoint.layout import origin
 from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
+from sentiment_service.settings.settings import CheckpointOptions
 
+from tests.support.checkpoints import make_checkpoint
 from tests.support.model_export.hub import Hub, Part
 from tests.support.tiny_bundle import make_bundle
 
@@ -480,6 +483,24 @@ def test_a_hub_cache_as_source(hub: Hub, checkpoint: Path, tmp_path: Path) -> No
     with pytest.raises(UserError) as caught:
         find_checkpoint(str(model), "dev")
     assert str(caught.value) == f"{model} has no revision dev; it holds {commit}, main"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx"]
+)
+def test_a_damaged_file_in_the_cache_is_deleted_there(tmp_path: Path, name: str) -> None:
+    """To run the command again does not help: the hub's client takes the file for whole."""
+    whole = make_checkpoint(tmp_path / "whole", "bert")
+    (whole / "onnx").mkdir()
+    (whole / name).write_bytes(b"{ damaged")
+    model = tmp_path / "models--acme--tiny"
+    snapshot = Path(shutil.copytree(whole, model / "snapshots" / ("a1" * 20)))
+    options = CheckpointOptions(onnx=name if name.endswith(".onnx") else "")
+    cure = f"; delete {model} and download it again"
+    for path in (snapshot, whole):
+        with pytest.raises(UserError, match=re.escape(str(path / name))) as caught:
+            load_checkpoint(path, options)
+        assert str(caught.value).endswith(cure) == (path == snapshot)
 
 
 def test_a_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
