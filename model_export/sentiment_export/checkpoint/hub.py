@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
+from ssl import SSLError
 from typing import TypeVar
 
 from huggingface_hub import HfApi, ModelInfo, constants, get_hf_file_metadata, hf_hub_download
@@ -26,7 +27,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._validators import validate_repo_id
 from sentiment_service.atomic_files import atomic_directory
 from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
-from sentiment_service.errors import UserError, first_line
+from sentiment_service.errors import UserError, first_line, system_error
 
 from sentiment_export.checkpoint.config import check_task, read_config
 from sentiment_export.checkpoint.layout import (
@@ -56,6 +57,8 @@ FAILURES: tuple[type[Exception], ...] = (
     TypeError,
     UNREACHABLE,
 )
+# The variable that names the certificates to trust, for those libraries.
+CERTIFICATES = "REQUESTS_CA_BUNDLE" if "requests" in UNREACHABLE.__module__ else "SSL_CERT_FILE"
 TRIES = 5
 MAX_WAIT_S = 60.0
 # Newer clients of the hub wait themselves before they ask again for a file, as long as it says.
@@ -115,6 +118,7 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     request = None
     with suppress(RuntimeError):  # httpx, of an error without one
         request = getattr(getattr(error, "response", None) or error, "request", None)
+    address = "/".join(str(request.url).split("/")[:3]) if request is not None else hub
     detail = first_line(error)
     other = f"a directory: there is none named {repo_id}"
     if isinstance(error, OfflineModeIsEnabled):
@@ -156,12 +160,25 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy, or give "
             f"{other}"
         )
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        why = detail.rpartition("failed: ")[2].partition(" (_ssl")[0]
+        return (
+            f"the certificate of {address} is not trusted ({why}); let {CERTIFICATES} name a file "
+            "with that of its issuer, such as your company"
+        )
     if isinstance(error, UNREACHABLE) and status is None:
-        address = "/".join(str(request.url).split("/")[:3]) if request is not None else hub
         return (
             f"cannot reach {address} ({type(error).__name__}); check the network, the proxy "
             f"(HTTPS_PROXY) and HF_ENDPOINT, or give {other}"
         )
+    unreadable = (FileNotFoundError, IsADirectoryError, PermissionError, SSLError)
+    if isinstance(error, unreadable) and not error.filename:
+        return (
+            f"the certificates in {CERTIFICATES}, {os.environ.get(CERTIFICATES)}, cannot be used: "
+            f"{detail}; let it name a file of certificates, or unset it"
+        )
+    if isinstance(error, OSError) and not _is_cached(error.filename or cache):
+        return system_error(error)
     errno = error.errno if isinstance(error, OSError) and status is None else None
     if errno or "No space left" in detail:  # a client not written in Python gives text only
         return (
@@ -173,6 +190,11 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         f"cannot download {repo_id}: {detail}; run the same command again, and if that does not "
         f"help, set HF_HUB_DISABLE_XET=1 or delete {repo_id} from {cache}"
     )
+
+
+def _is_cached(file: str) -> bool:
+    """Whether the hub's client has this file in its own directories."""
+    return str(file).startswith((constants.HF_HUB_CACHE, constants.HF_HOME))
 
 
 def _wait_s(error: Exception, attempt: int) -> float | None:

@@ -9,9 +9,12 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,8 +25,10 @@ from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
 
+from checks.support.tls import make_certificate
 from tests.support.checkpoints import make_checkpoint
 from tests.support.model_export.hub import Hub, Part
+from tests.support.serving import installed
 from tests.support.tiny_bundle import make_bundle
 
 ROOT = Path(__file__).parents[3]
@@ -418,6 +423,37 @@ def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
     assert error.startswith("cannot reach http://hub.invalid (ConnectError); check the network")
 
 
+@pytest.fixture
+def untrusted(tmp_path: Path) -> Iterator[str]:
+    """The address of a server with a self-signed certificate, as a company's proxy has."""
+    certificate, key = make_certificate(tmp_path, "proxy", installed("openssl", "openssl"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_certificates(untrusted: str, tmp_path: Path) -> None:
+    """An untrusted one is called that, and SSL_CERT_FILE is named, which helps; so is one that it
+    names in vain."""
+    error = refusal(tmp_path, untrusted, REPO)
+    assert error == (
+        f"the certificate of {untrusted} is not trusted (self-signed certificate); let "
+        "SSL_CERT_FILE name a file with that of its issuer, such as your company"
+    )
+    trusted = {"SSL_CERT_FILE": str(tmp_path / "proxy.pem")}
+    assert "certificate" not in refusal(tmp_path, untrusted, REPO, before=NO_WAIT, **trusted)
+    for name in ("none.pem", "proxy.key", "."):
+        error = refusal(tmp_path, untrusted, REPO, SSL_CERT_FILE=str(tmp_path / name))
+        assert error.startswith(f"the certificates in SSL_CERT_FILE, {tmp_path / name}, cannot be")
+
+
 def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said."""
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
@@ -596,6 +632,13 @@ def test_what_an_export_would_do_is_not_done_to_a_bundle(
     )
     assert not (tmp_path / "out").exists()
     assert export(tmp_path, hub.url, *given) == (0, f"wrote {tmp_path / 'out'}")
+
+
+def test_an_output_that_cannot_be_written(hub: Hub, bundle: Path, tmp_path: Path) -> None:
+    """It is not taken for the cache."""
+    code, line = export(tmp_path, hub.url, BUNDLE, "--output", "/proc/out", "--precision", "fp32")
+    assert code == 1
+    assert line.startswith("sentiment-export: /proc/.out.partial: ")
 
 
 def test_a_bundle_without_the_variant(hub: Hub, bundle: Path, tmp_path: Path) -> None:
