@@ -198,7 +198,12 @@ def _newest_commit(source: _Source) -> HubCommit:
     try:
         info = HfApi().model_info(source.place, revision=source.revision, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # its versions raise the errors of different libraries
-        raise UserError(f"{source.name} cannot be refreshed: {first_line(error)}") from None
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        token = "set HF_TOKEN to a token that may read it, or " if status in (401, 403, 404) else ""
+        raise UserError(
+            f"{source.name} cannot be refreshed: {first_line(error)}; {token}leave out --refresh "
+            "to use what is kept"
+        ) from None
     moved = info.last_modified
     return HubCommit(
         repo_id=source.place, revision=info.sha, date=moved.isoformat() if moved else None

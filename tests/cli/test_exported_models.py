@@ -463,9 +463,14 @@ def test_a_moved_branch_is_fetched(
     assert f"{REPO}, commit {commit} of 2022-09-21, is kept in" in caplog.text
     _used(fake, REPO, refresh=True)
     assert "exporting" not in capsys.readouterr().out
-    hub.fail(503)
-    with pytest.raises(UserError, match=f"{REPO} cannot be refreshed: Server error '503 "):
-        _used(fake, REPO, refresh=True)
+    for status, cure in [(401, "; set HF_TOKEN to a token that may read it, or"), (503, ";")]:
+        hub.fail(status, times=1)
+        with pytest.raises(UserError) as caught:
+            _used(fake, REPO, refresh=True)
+        said = str(caught.value)
+        assert said.startswith(f"{REPO} cannot be refreshed: ")
+        assert f"'{status} " in said
+        assert said.endswith(f"{cure} leave out --refresh to use what is kept")
 
 
 def test_a_start_tells_that_a_branch_has_moved(

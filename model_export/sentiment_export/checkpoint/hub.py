@@ -85,6 +85,13 @@ def with_retries(call: Callable[[], T], *, waits: bool = True) -> T:
     while True:
         try:
             return call()
+        except ImportError as error:
+            if "SOCKS" not in str(error):
+                raise
+            raise UserError(
+                "a SOCKS proxy (ALL_PROXY, HTTPS_PROXY) needs the package socksio: install it, or "
+                "give a proxy of http://"
+            ) from error
         except (OSError, RuntimeError, UNREACHABLE) as error:
             # "Not in the cache" hides the error of the request to the hub.
             cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
@@ -143,6 +150,11 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"there is no directory {repo_id}, and no model {repo_id} on {hub}; if it is private, "
             "set HF_TOKEN to a token that may read it"
         )
+    if status == 403 and not hub.startswith(address):  # the hub hands out large files elsewhere
+        return (
+            f"{address} denies access to {repo_id}; check the network and the proxy (HTTPS_PROXY), "
+            f"or give {other}"
+        )
     if status == 403:
         return (
             f"{hub} denies access to {repo_id}; set HF_TOKEN to a token that may read it, or give "
@@ -159,6 +171,11 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         return (
             f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy, or give "
             f"{other}"
+        )
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            "the token has a character that no token has; set HF_TOKEN to a valid one, or remove "
+            "it for a public model"
         )
     if "CERTIFICATE_VERIFY_FAILED" in detail:
         why = detail.rpartition("failed: ")[2].partition(" (_ssl")[0]

@@ -454,6 +454,32 @@ def test_certificates(untrusted: str, tmp_path: Path) -> None:
         assert error.startswith(f"the certificates in SSL_CERT_FILE, {tmp_path / name}, cannot be")
 
 
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            {"ALL_PROXY": "socks5h://127.0.0.1:9"},
+            "a SOCKS proxy (ALL_PROXY, HTTPS_PROXY) needs the package socksio: install it",
+        ),
+        ({"HF_TOKEN": "t\u00f6ken"}, "the token has a character that no token has; set HF_TOKEN"),
+    ],
+)
+def test_a_variable_that_the_client_cannot_use(
+    hub: Hub, checkpoint: Path, tmp_path: Path, variables: dict[str, str], says: str
+) -> None:
+    """It is named, and what to set it to."""
+    assert refusal(tmp_path, hub.url, REPO, **variables).startswith(says)
+
+
+def test_a_host_of_large_files_that_denies_access(
+    hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    """It is named in the place of the hub, and no token is asked for, which it would not get."""
+    hub.fail(403, part="cdn")
+    error = refusal(tmp_path, hub.url, REPO)
+    assert error.startswith(f"{hub.cdn_url} denies access to {REPO}; check the network and the pro")
+
+
 def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said."""
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
