@@ -40,6 +40,7 @@ HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", 
 HUB_TIMEOUT_S = 5.0
 # Every checkpoint has these: weights, or ONNX graphs.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin", ".onnx")
+CACHED = "models--"  # how a hub cache names a model's directory: models--ORG--NAME
 COMMAND = child_command("from sentiment_export.cli import main")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
 # The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
@@ -64,6 +65,7 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
         raise UserError(f"{flags[0]} is for one model: export the others with sentiment-export")
     if not settings.model:
         settings.refuse_bundle("the embedded model")
+    settings = settings.model_copy(update={"model": tuple(map(_of_cache, settings.model))})
     sources = [_source(path, settings) for path in settings.model]
     if settings.refresh and not any(source and source.revision for source in sources):
         raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
@@ -84,8 +86,9 @@ def with_candidate(settings: Settings, say: Say = logger.info) -> Settings:
     if settings.shadow is None:
         return settings
     as_it_says = settings.model_copy(update=AS_IT_SAYS.model_dump())
-    source = _source(settings.shadow, as_it_says)
-    path = settings.shadow if source is None else _kept(source, as_it_says, say)
+    path = _of_cache(settings.shadow)
+    source = _source(path, as_it_says)
+    path = path if source is None else _kept(source, as_it_says, say)
     model, candidate = Bundle.open(bundles_to_use(settings.model)[0]), Bundle.open(path)
     ours, theirs = model.manifest.labels, candidate.manifest.labels
     if {*ours} != {*theirs}:
@@ -119,6 +122,14 @@ class _Source:
         return HubCommit.model_validate(held.get("fetched") or held.get("source") or {})
 
 
+def _of_cache(path: Path) -> Path:
+    """The snapshot of the main revision, if this is a model's directory in a hub cache."""
+    ref = path / "refs" / "main"
+    if not path.resolve().name.startswith(CACHED) or not ref.is_file():
+        return path
+    return path / "snapshots" / ref.read_text(encoding="utf-8").strip()
+
+
 def _source(path: Path, settings: Settings) -> _Source | None:
     """What must be exported for this model; None if it is a bundle, or nothing of a checkpoint."""
     revision = ""
@@ -127,7 +138,9 @@ def _source(path: Path, settings: Settings) -> _Source | None:
             settings.refuse_bundle(str(path))
             return None
         path = path.resolve()
-        place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
+        model = path.parent.parent.name  # of a snapshot in a hub cache
+        name = model.rpartition("--")[2] if model.startswith(CACHED) else path.name
+        place, key = str(path), f"{path.name}-{_digest(path)}"
     elif hub_id := HUB_ID.fullmatch(str(path)):
         place, revision = hub_id.groups(default="main")
         key, name = str(path).replace("/", "--"), place.rpartition("/")[2]

@@ -298,6 +298,22 @@ def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
     assert len({main, old, other, *_used(fake, "acme/gone", precision="fp32")}) == 4
 
 
+def test_a_models_directory_in_a_hub_cache(fake: Path, tmp_path: Path) -> None:
+    """Its main revision is exported, or served if it is a bundle, under the model's name."""
+    model = tmp_path / "models--acme--tiny"
+    snapshot = model / "snapshots" / ("a1" * 20)
+    for directory in (snapshot, model / "refs"):
+        directory.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    (model / "refs/main").write_text(snapshot.name)
+    (bundle,) = _used(fake, str(model))
+    assert _words(bundle) == f"{snapshot} --precision int8"
+    assert bundle.name == "tiny"
+    (snapshot / "manifest.json").touch()
+    assert _used(fake, str(model)) == [snapshot]
+
+
 @pytest.mark.parametrize(
     ("device", "precision", "words"),
     [
