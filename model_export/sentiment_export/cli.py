@@ -124,6 +124,8 @@ def _evaluate(words: list[str]) -> None:
     except ValueError as error:
         parser.error(str(error))
     options.file.stat()  # an export takes minutes, so a wrong name is found before
+    if options.picture:
+        options.picture.parent.stat()
     names = [options.bundle, options.against] if options.against else [options.bundle]
     bundles = [_bundle(name, settings) for name in names]
     first, columns = bundles[0], Columns.of(options)
@@ -153,17 +155,17 @@ def _evaluate(words: list[str]) -> None:
         labels.append(predicted)
         documents.append({"bundle": name, "variant": model.precision, **scores.as_dict()})
     found = changes(examples, labels[-1], labels[0])
-    if options.picture:
-        write_text_atomically(options.picture, svg(scored))
     if options.json:
         changed = [asdict(change) for change in found]
         document = {"models": documents} | ({"changes": changed} if options.against else {})
         print(json.dumps(document, indent=2, ensure_ascii=False))
-        return
-    for title, scores in scored:
-        print(f"{title}: {scores.table()}")
-    if options.against:
-        print(comparison(old=scored[-1][1], new=scored[0][1], found=found, texts=examples))
+    else:
+        for title, scores in scored:
+            print(f"{title}: {scores.table()}")
+        if options.against:
+            print(comparison(old=scored[-1][1], new=scored[0][1], found=found, texts=examples))
+    if options.picture:  # last: the figures are told if it cannot be written
+        write_text_atomically(options.picture, svg(scored))
 
 
 def _calibrate(words: list[str]) -> None:
