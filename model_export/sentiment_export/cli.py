@@ -78,7 +78,10 @@ def _in_one_line(error: Exception) -> str:
         return str(missing_extra(error))
     if isinstance(error, OSError):  # no such directory, no permission, disk full
         return system_error(error)
-    raised = traceback.extract_tb(error.__traceback__)[-1]
+    *calls, raised = traceback.extract_tb(error.__traceback__)
+    name = (calls[-1].line or "").partition(":")[0] if calls else ""
+    if name.startswith("HF_") and name in os.environ:  # the hub's client reads it at import
+        return f"{name} is {os.environ[name]!r}; it must be a whole number"
     return (
         f"unexpected {type(error).__name__} in {Path(raised.filename).name}, line {raised.lineno}: "
         f"{first_line(error)}"

@@ -471,6 +471,15 @@ def test_a_variable_that_the_client_cannot_use(
     assert refusal(tmp_path, hub.url, REPO, **variables).startswith(says)
 
 
+def test_a_timeout_that_is_no_number(tmp_path: Path) -> None:
+    """The client reads it at import, and does not say which variable it is."""
+    words = ["http://127.0.0.1:9", REPO, "--output", str(tmp_path / "out")]
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        code, line = export(tmp_path, *words, **{name: "1.5s"})
+        assert code == 1
+        assert line == f"sentiment-export: {name} is '1.5s'; it must be a whole number"
+
+
 def test_a_host_of_large_files_that_denies_access(
     hub: Hub, checkpoint: Path, tmp_path: Path
 ) -> None:
