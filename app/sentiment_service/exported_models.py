@@ -21,6 +21,7 @@ from typing import Any
 
 from sentiment_service.atomic_files import FileLock
 from sentiment_service.engine.model.bundle import (
+    CACHED,
     FORMAT_VERSION,
     MANIFEST,
     Bundle,
@@ -40,7 +41,6 @@ HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", 
 HUB_TIMEOUT_S = 5.0
 # Every checkpoint has these: weights, or ONNX graphs.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin", ".onnx")
-CACHED = "models--"  # how a hub cache names a model's directory: models--ORG--NAME
 COMMAND = child_command("from sentiment_export.cli import main")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
 # The hub's client redraws its bars ten times a second. A line of the log tells it this seldom.
