@@ -21,6 +21,7 @@ from typing import Any
 
 from sentiment_service.atomic_files import FileLock
 from sentiment_service.engine.model.bundle import (
+    CACHED,
     FORMAT_VERSION,
     MANIFEST,
     Bundle,
@@ -64,6 +65,7 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
         raise UserError(f"{flags[0]} is for one model: export the others with sentiment-export")
     if not settings.model:
         settings.refuse_bundle("the embedded model")
+    settings = settings.model_copy(update={"model": tuple(map(_of_cache, settings.model))})
     sources = [_source(path, settings) for path in settings.model]
     if settings.refresh and not any(source and source.revision for source in sources):
         raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
@@ -84,8 +86,9 @@ def with_candidate(settings: Settings, say: Say = logger.info) -> Settings:
     if settings.shadow is None:
         return settings
     as_it_says = settings.model_copy(update=AS_IT_SAYS.model_dump())
-    source = _source(settings.shadow, as_it_says)
-    path = settings.shadow if source is None else _kept(source, as_it_says, say)
+    path = _of_cache(settings.shadow)
+    source = _source(path, as_it_says)
+    path = path if source is None else _kept(source, as_it_says, say)
     model, candidate = Bundle.open(bundles_to_use(settings.model)[0]), Bundle.open(path)
     ours, theirs = model.manifest.labels, candidate.manifest.labels
     if {*ours} != {*theirs}:
@@ -119,6 +122,14 @@ class _Source:
         return HubCommit.model_validate(held.get("fetched") or held.get("source") or {})
 
 
+def _of_cache(path: Path) -> Path:
+    """The snapshot of the main revision, if this is a model's directory in a hub cache."""
+    ref = path / "refs" / "main"
+    if not path.resolve().name.startswith(CACHED) or not ref.is_file():
+        return path
+    return path / "snapshots" / ref.read_text(encoding="utf-8").strip()
+
+
 def _source(path: Path, settings: Settings) -> _Source | None:
     """What must be exported for this model; None if it is a bundle, or nothing of a checkpoint."""
     revision = ""
@@ -127,7 +138,9 @@ def _source(path: Path, settings: Settings) -> _Source | None:
             settings.refuse_bundle(str(path))
             return None
         path = path.resolve()
-        place, key, name = str(path), f"{path.name}-{_digest(path)}", path.name
+        model = path.parent.parent.name  # of a snapshot in a hub cache
+        name = model.rpartition("--")[2] if model.startswith(CACHED) else path.name
+        place, key = str(path), f"{path.name}-{_digest(path)}"
     elif hub_id := HUB_ID.fullmatch(str(path)):
         place, revision = hub_id.groups(default="main")
         key, name = str(path).replace("/", "--"), place.rpartition("/")[2]
@@ -139,11 +152,13 @@ def _source(path: Path, settings: Settings) -> _Source | None:
     directory = cache_directory(settings)
     if directory is None:
         raise UserError(f"{path} must be exported; give a directory for that with --cache-dir")
-    options, precision = settings.checkpoint_flags(), _precision(settings)
+    options, (precision, *others) = settings.checkpoint_flags(), _precisions(settings)
     if options:
         key += f"-{hashlib.sha256(repr(options).encode()).hexdigest()[:16]}"
     bundle = directory / "models" / LAYOUT / key / precision / name
     words = [place, "--output", str(bundle), "--precision", precision, *options]
+    if others and revision:  # what else a bundle on the hub may have
+        words += ["--else", ",".join(others)]
     if "@" in str(path) and revision:
         words += ["--revision", revision]
     moves = revision if revision and not COMMIT.fullmatch(revision) else ""
@@ -196,7 +211,12 @@ def _newest_commit(source: _Source) -> HubCommit:
     try:
         info = HfApi().model_info(source.place, revision=source.revision, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # its versions raise the errors of different libraries
-        raise UserError(f"{source.name} cannot be refreshed: {first_line(error)}") from None
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        token = "set HF_TOKEN to a token that may read it, or " if status in (401, 403, 404) else ""
+        raise UserError(
+            f"{source.name} cannot be refreshed: {first_line(error)}; {token}leave out --refresh "
+            "to use what is kept"
+        ) from None
     moved = info.last_modified
     return HubCommit(
         repo_id=source.place, revision=info.sha, date=moved.isoformat() if moved else None
@@ -222,16 +242,18 @@ def _files(path: Path) -> list[Path]:
     return [file for folder in (path, *sorted(folders)) for file in folder.iterdir()]
 
 
-def _precision(settings: Settings) -> Precision:
-    """The variant that will be served."""
+def _precisions(settings: Settings) -> tuple[Precision, ...]:
+    """The variant to serve, and the others that would be served in its place, best first."""
     if settings.precision != "auto":
-        return settings.precision
+        return (settings.precision,)
     # Here, because it loads ONNX Runtime, which the supervisor of workers does not need.
     from sentiment_service.engine.loading import VARIANTS
     from sentiment_service.engine.model.device import CPU, CUDA, cuda_state
 
+    if settings.device.startswith("cuda"):
+        return VARIANTS[CUDA]
     on_gpu = settings.device != "cpu" and not cuda_state().problem
-    return VARIANTS[CUDA if on_gpu or settings.device.startswith("cuda") else CPU][0]
+    return tuple(dict.fromkeys((*(VARIANTS[CUDA] if on_gpu else ()), *VARIANTS[CPU])))
 
 
 def _digest(checkpoint: Path) -> str:

@@ -78,7 +78,10 @@ def _in_one_line(error: Exception) -> str:
         return str(missing_extra(error))
     if isinstance(error, OSError):  # no such directory, no permission, disk full
         return system_error(error)
-    raised = traceback.extract_tb(error.__traceback__)[-1]
+    *calls, raised = traceback.extract_tb(error.__traceback__)
+    name = (calls[-1].line or "").partition(":")[0] if calls else ""
+    if name.startswith("HF_") and name in os.environ:  # the hub's client reads it at import
+        return f"{name} is {os.environ[name]!r}; it must be a whole number"
     return (
         f"unexpected {type(error).__name__} in {Path(raised.filename).name}, line {raised.lineno}: "
         f"{first_line(error)}"
@@ -121,6 +124,8 @@ def _evaluate(words: list[str]) -> None:
     except ValueError as error:
         parser.error(str(error))
     options.file.stat()  # an export takes minutes, so a wrong name is found before
+    if options.picture:
+        options.picture.parent.stat()
     names = [options.bundle, options.against] if options.against else [options.bundle]
     bundles = [_bundle(name, settings) for name in names]
     first, columns = bundles[0], Columns.of(options)
@@ -147,17 +152,17 @@ def _evaluate(words: list[str]) -> None:
         labels.append(predicted)
         documents.append({"bundle": name, "variant": model.precision, **scores.as_dict()})
     found = changes(examples, labels[-1], labels[0])
-    if options.picture:
-        write_text_atomically(options.picture, svg(scored))
     if options.json:
         changed = [asdict(change) for change in found]
         document = {"models": documents} | ({"changes": changed} if options.against else {})
         print(json.dumps(document, indent=2, ensure_ascii=False))
-        return
-    for title, scores in scored:
-        print(f"{title}: {scores.table()}")
-    if options.against:
-        print(comparison(old=scored[-1][1], new=scored[0][1], found=found, texts=examples))
+    else:
+        for title, scores in scored:
+            print(f"{title}: {scores.table()}")
+        if options.against:
+            print(comparison(old=scored[-1][1], new=scored[0][1], found=found, texts=examples))
+    if options.picture:  # last: the figures are told if it cannot be written
+        write_text_atomically(options.picture, svg(scored))
 
 
 def _calibrate(words: list[str]) -> None:

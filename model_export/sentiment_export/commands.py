@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 from sentiment_service.engine.model.bundle import Precision, ReferenceKind, sha256
 from sentiment_service.engine.options import Preprocessing
+from sentiment_service.errors import UserError
 from sentiment_service.exported_models import HUB_ID
 from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.formats import POSITIVE, SHARE, count
-from sentiment_service.settings.settings import CheckpointOptions
+from sentiment_service.settings.settings import CheckpointOptions, flag
 from sentiment_service.settings.sources import (
     CommandParser,
     add_settings,
@@ -46,6 +47,8 @@ Turn a checkpoint into a bundle that `sentiment serve` loads.
   sentiment-export distil SOURCE ...       make a faster model with fewer layers from texts alone
   sentiment-export COMMAND --help          all options of a command
 """
+# The options of an export that a bundle, which was judged when it was made, cannot follow.
+JUDGING = ("evaluate", "max_accuracy_loss", "calibrate", "reference", "debug_parity")
 SOURCE = (
     "hub id (org/name[@revision]), a directory with a checkpoint or ONNX graphs, or a model's "
     "directory in a hub cache"
@@ -83,6 +86,8 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
         "fp16 for CUDA; an ONNX graph that is quantized or fp16 stays what it is (default: "
         f"{','.join(DEFAULT)})",
     )
+    # For the service: what to copy of a bundle that has none of these, the first that it has.
+    parser.add_argument("--else", type=_listed, default=(), dest="others", help=argparse.SUPPRESS)
     add_settings(parser, CheckpointOptions.model_fields)
     parser.add_argument(
         "--evaluate",
@@ -127,8 +132,19 @@ def export_command(words: list[str], commands: Iterable[str]) -> None:
     if not Path(options.source).exists():  # otherwise nothing of the hub is needed
         from sentiment_export.checkpoint.hub import fetch_bundle
 
+        def refuse(name: str) -> None:
+            reading.refuse_bundle(name)
+            if given := [
+                one for one in JUDGING if getattr(options, one) != parser.get_default(one)
+            ]:
+                raise UserError(
+                    f"{name} is a bundle, which is copied as it is: leave out "
+                    f"{', '.join(map(flag, given))}, and use sentiment-export evaluate and "
+                    "calibrate on the copy"
+                )
+
         wanted = (options.source, options.output, options.revision, options.precision)
-        fetched = fetch_bundle(*wanted, options=reading)
+        fetched = fetch_bundle(*wanted, others=options.others, refuse=refuse)
     if not fetched:
         _export_checkpoint(options, reading)
     print(f"wrote {options.output}")
@@ -302,8 +318,12 @@ def source(value: str) -> str:
     return os.path.expanduser(value)  # noqa: PTH111 - a hub id stays as it is
 
 
+def _listed(value: str) -> list[str]:
+    return [name.strip() for name in value.split(",")]
+
+
 def _precisions(value: str) -> tuple[Precision, ...]:
-    wanted = [name.strip() for name in value.split(",")]
+    wanted = _listed(value)
     unknown = [name for name in wanted if name not in EXPORTED]
     if unknown:
         raise argparse.ArgumentTypeError(

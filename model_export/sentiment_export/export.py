@@ -121,7 +121,7 @@ def export(
             manifest = checks.passed(manifest, precision)
         manifest = _only(manifest, [p for p in precisions if p not in gate.refused], directory)
         if not manifest.variants:
-            raise UserError(f"no bundle was written: {gate.verdict()}")
+            raise UserError(f"no bundle was written: {gate.verdict()}; give --precision fp32")
         if judge:
             manifest = judge(Bundle(directory, manifest, dict(checkpoint.config)))
         text = manifest.model_dump_json(indent=2, exclude_none=True)

@@ -34,6 +34,7 @@ from tests.support.model_export.plain_graph import (
 from tests.support.serving import COMMAND, ROOT, environment, eventually
 
 REPO = "acme/tiny-sentiment"
+AUTO = "--else fp32,fp16"
 # In the place of sentiment-export: notes its arguments in the manifest, and the commit COMMIT.
 FAKE = """
 import json, os, pathlib, sys
@@ -291,10 +292,42 @@ def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
     assert with_bundles(Settings()) == Settings()  # of the embedded model
     assert not fake.exists()
     main, old, other = _used(fake, "acme/gone", "acme/gone@refs/pr/1", "acme/lock")
-    assert _words(main) == "acme/gone --precision int8"
-    assert _words(old) == "acme/gone --precision int8 --revision refs/pr/1"
+    assert _words(main) == f"acme/gone --precision int8 {AUTO}"
+    assert _words(old) == f"acme/gone --precision int8 {AUTO} --revision refs/pr/1"
     assert other.name == "lock"
     assert len({main, old, other, *_used(fake, "acme/gone", precision="fp32")}) == 4
+
+
+def test_a_models_directory_in_a_hub_cache(fake: Path, tmp_path: Path) -> None:
+    """Its main revision is exported, or served if it is a bundle, under the model's name."""
+    model = tmp_path / "models--acme--tiny"
+    snapshot = model / "snapshots" / ("a1" * 20)
+    for directory in (snapshot, model / "refs"):
+        directory.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    (model / "refs/main").write_text(snapshot.name)
+    (bundle,) = _used(fake, str(model))
+    assert _words(bundle) == f"{snapshot} --precision int8"
+    assert bundle.name == "tiny"
+    (snapshot / "manifest.json").touch()
+    assert _used(fake, str(model)) == [snapshot]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "words"),
+    [
+        ("cpu", "auto", f"--precision int8 {AUTO}"),
+        ("cuda", "auto", "--precision fp16 --else fp32"),
+        ("cpu", "fp16", "--precision fp16"),
+    ],
+)
+def test_a_bundle_on_the_hub_may_have_another_variant(
+    fake: Path, device: str, precision: str, words: str
+) -> None:
+    """Under auto, any that would be served of a directory; a named precision is asked for alone."""
+    (bundle,) = _used(fake, "acme/gone", device=device, precision=precision)
+    assert _words(bundle) == f"acme/gone {words}"
 
 
 def test_an_export_that_is_killed_is_called_that(
@@ -365,10 +398,10 @@ FLAGS = (
 def test_options_belong_to_the_kept_export(fake: Path) -> None:
     """Each is handed on, and another choice is another export; the same choice is found again."""
     plain, chosen = _used(fake, "acme/gone"), _used(fake, "acme/gone", **OPTIONS)
-    assert _words(chosen[0]) == f"acme/gone --precision int8 {FLAGS}"
+    assert _words(chosen[0]) == f"acme/gone --precision int8 {FLAGS} {AUTO}"
     assert chosen == _used(fake, "acme/gone", **OPTIONS)
     several, single = (_used(fake, "acme/gone", multi_label=value) for value in (True, False))
-    assert _words(single[0]).endswith(" --single-label")
+    assert _words(single[0]).endswith(f" --single-label {AUTO}")
     assert len({*plain, *chosen, *several, *single}) == 4
 
 
@@ -446,9 +479,14 @@ def test_a_moved_branch_is_fetched(
     assert f"{REPO}, commit {commit} of 2022-09-21, is kept in" in caplog.text
     _used(fake, REPO, refresh=True)
     assert "exporting" not in capsys.readouterr().out
-    hub.fail(503)
-    with pytest.raises(UserError, match=f"{REPO} cannot be refreshed: Server error '503 "):
-        _used(fake, REPO, refresh=True)
+    for status, cure in [(401, "; set HF_TOKEN to a token that may read it, or"), (503, ";")]:
+        hub.fail(status, times=1)
+        with pytest.raises(UserError) as caught:
+            _used(fake, REPO, refresh=True)
+        said = str(caught.value)
+        assert said.startswith(f"{REPO} cannot be refreshed: ")
+        assert f"'{status} " in said
+        assert said.endswith(f"{cure} leave out --refresh to use what is kept")
 
 
 def test_a_start_tells_that_a_branch_has_moved(

@@ -152,6 +152,25 @@ def test_the_picture_shows_what_the_table_does(
     assert cells[:3] == expected
 
 
+@pytest.mark.parametrize("json_or_text", [["--json"], []])
+def test_a_picture_that_cannot_be_written_costs_no_figures(
+    bundle: Path,
+    tmp_path: Path,
+    reviews: Path,
+    capsys: pytest.CaptureFixture[str],
+    json_or_text: list[str],
+) -> None:
+    """A directory that is missing is found before the work, anything else after they are shown."""
+    (tmp_path / "here.svg").mkdir()
+    words = [str(reviews), *NAMED, *json_or_text, "--picture"]
+    assert main(["evaluate", "acme/none", *words, str(tmp_path / "none/out.svg")]) == 1
+    assert f"{tmp_path / 'none'}: No such file or directory" in capsys.readouterr().err
+    assert main(["evaluate", str(bundle), *words, str(tmp_path / "here.svg")]) == 1
+    printed = capsys.readouterr()
+    assert "accuracy" in printed.out
+    assert "Is a directory" in printed.err
+
+
 def test_a_checkpoint_is_exported_once(
     bundle: Path,
     tmp_path: Path,

@@ -16,7 +16,7 @@ from onnx.defs import onnx_opset_version
 from sentiment_service.engine.model.bundle import Precision
 from sentiment_service.errors import UserError, first_line
 
-from sentiment_export.checkpoint.layout import origin
+from sentiment_export.checkpoint.layout import cure, snapshot_with
 
 PRODUCER = "sentiment-export"  # what our own graphs name as their maker
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -116,9 +116,10 @@ def read_model(path: Path) -> ModelProto:
     except (OSError, DecodeError, ValueError) as error:
         raise UserError(
             f"cannot read {path}: it is not an ONNX model, or was cut ({first_line(error)})"
+            f"{cure(path)}"
         ) from error
     if not model.graph.node or not model.graph.output:
-        raise UserError(f"cannot read {path}: it is not an ONNX model, or was cut")
+        raise UserError(f"cannot read {path}: it is not an ONNX model, or was cut{cure(path)}")
     return model
 
 
@@ -146,7 +147,7 @@ def _data_file(graph: Path, location: str) -> Path:
     if not file.is_file():
         raise UserError(f"{graph} has weights in {location}, which is missing: put it beside it")
     # A hub's cache has links to files of the same model.
-    snapshot = next((parent for parent in graph.parents if origin(parent)), None)
+    snapshot = snapshot_with(graph)
     home = snapshot.parent.parent if snapshot else graph.parent
     if not file.resolve().is_relative_to(home.resolve()):
         raise UserError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
+from ssl import SSLError
 from typing import TypeVar
 
 from huggingface_hub import HfApi, ModelInfo, constants, get_hf_file_metadata, hf_hub_download
@@ -26,8 +27,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils._validators import validate_repo_id
 from sentiment_service.atomic_files import atomic_directory
 from sentiment_service.engine.model.bundle import MANIFEST, SIDE_FILES, Bundle, HubCommit, Precision
-from sentiment_service.errors import UserError, first_line
-from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
+from sentiment_service.errors import UserError, first_line, system_error
 
 from sentiment_export.checkpoint.config import check_task, read_config
 from sentiment_export.checkpoint.layout import (
@@ -36,6 +36,7 @@ from sentiment_export.checkpoint.layout import (
     DEFAULT_REVISION,
     GRAPH,
     choose_files,
+    commit_date,
     is_complete,
     snapshot_of,
     weight_files,
@@ -49,6 +50,8 @@ UNREACHABLE: type[Exception] = HfHubHTTPError.__mro__[HfHubHTTPError.__mro__.ind
 CUT = ("RemoteProtocolError", "ReadError", "ChunkedEncodingError")
 # What the hub's client raises, KeyError and TypeError where an answer is not that of a hub.
 FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError, UNREACHABLE)
+# The variable that names the certificates to trust, for those libraries.
+CERTIFICATES = "REQUESTS_CA_BUNDLE" if "requests" in UNREACHABLE.__module__ else "SSL_CERT_FILE"
 TRIES = 5
 MAX_WAIT_S = 60.0
 # Newer clients of the hub wait themselves before they ask again for a file, as long as it says.
@@ -71,6 +74,13 @@ def with_retries(call: Callable[[], T], *, waits: bool = True) -> T:
     while True:
         try:
             return call()
+        except ImportError as error:
+            if "SOCKS" not in str(error):
+                raise
+            raise UserError(
+                "a SOCKS proxy (ALL_PROXY, HTTPS_PROXY) needs the package socksio: install it, or "
+                "give a proxy of http://"
+            ) from error
         except (OSError, RuntimeError, UNREACHABLE) as error:
             # "Not in the cache" hides the error of the request to the hub.
             cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
@@ -99,6 +109,7 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     request = None
     with suppress(RuntimeError):  # httpx, of an error without one
         request = getattr(getattr(error, "response", None) or error, "request", None)
+    address = "/".join(str(request.url).split("/")[:3]) if request is not None else hub
     detail = first_line(error)
     other = f"a directory: there is none named {repo_id}"
     if isinstance(error, OfflineModeIsEnabled):
@@ -123,6 +134,11 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"there is no directory {repo_id}, and no model {repo_id} on {hub}; if it is private, "
             "set HF_TOKEN to a token that may read it"
         )
+    if status == 403 and not hub.startswith(address):  # the hub hands out large files elsewhere
+        return (
+            f"{address} denies access to {repo_id}; check the network and the proxy (HTTPS_PROXY), "
+            f"or give {other}"
+        )
     if status == 403:
         return (
             f"{hub} denies access to {repo_id}; set HF_TOKEN to a token that may read it, or give "
@@ -140,12 +156,30 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy, or give "
             f"{other}"
         )
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            "the token has a character that no token has; set HF_TOKEN to a valid one, or remove "
+            "it for a public model"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        why = detail.rpartition("failed: ")[2].partition(" (_ssl")[0]
+        return (
+            f"the certificate of {address} is not trusted ({why}); let {CERTIFICATES} name a file "
+            "with that of its issuer, such as your company"
+        )
     if isinstance(error, UNREACHABLE) and status is None:
-        address = "/".join(str(request.url).split("/")[:3]) if request is not None else hub
         return (
             f"cannot reach {address} ({type(error).__name__}); check the network, the proxy "
             f"(HTTPS_PROXY) and HF_ENDPOINT, or give {other}"
         )
+    unreadable = (FileNotFoundError, IsADirectoryError, PermissionError, SSLError)
+    if isinstance(error, unreadable) and not error.filename:
+        return (
+            f"the certificates in {CERTIFICATES}, {os.environ.get(CERTIFICATES)}, cannot be used: "
+            f"{detail}; let it name a file of certificates, or unset it"
+        )
+    if isinstance(error, OSError) and not _is_cached(error.filename or cache):
+        return system_error(error)
     errno = error.errno if isinstance(error, OSError) and status is None else None
     if errno or "No space left" in detail:  # a client not written in Python gives text only
         return (
@@ -157,6 +191,11 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         f"cannot download {repo_id}: {detail}; run the same command again, and if that does not "
         f"help, set HF_HUB_DISABLE_XET=1 or delete {repo_id} from {cache}"
     )
+
+
+def _is_cached(file: str) -> bool:
+    """Whether the hub's client has this file in its own directories."""
+    return str(file).startswith((constants.HF_HUB_CACHE, constants.HF_HOME))
 
 
 def _wait_s(error: Exception, attempt: int, *, waits: bool) -> float | None:
@@ -185,6 +224,11 @@ def _ask(repo_id: str, revision: str | None) -> tuple[ModelInfo, set[str]]:
     return info, {file.rfilename for file in info.siblings or ()}
 
 
+def _date_of(info: ModelInfo) -> str | None:
+    """When the commit was made (ISO 8601) that the hub has described, if it says it."""
+    return info.last_modified.isoformat() if info.last_modified else None
+
+
 def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
     """The directory of a snapshot in the hub's cache; downloads the files that are missing."""
     try:
@@ -211,7 +255,7 @@ def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
         # Weights come last: a snapshot that has them is complete.
         _download(repo_id, weights, commit)
         for name in weight_files(path, weights):
-            if of_graph and name not in held:
+            if name not in held:
                 raise UserError(f"{repo_id} has no {name}, in which {weights} has its weights")
             _download(repo_id, name, commit)
     except FAILURES as error:
@@ -224,11 +268,16 @@ def fetch_checkpoint(repo_id: str, revision: str, onnx: str | None) -> Path:
                     logger.warning("%s; using the copy in %s", why.split(";")[0], snapshot)
                 return snapshot
         raise UserError(why) from error
+    _note_commit(model, revision, commit, _date_of(info))
+    return path
+
+
+def _note_commit(model: Path, revision: str, commit: str, date: str | None) -> None:
+    """Keep what the hub has said of a revision in the model's directory of the cache."""
     if revision != commit:  # the hub's client reads this note when it is offline
         _note(model / "refs" / revision, commit)
-    if info.last_modified:
-        _note(model / DATES / commit, info.last_modified.isoformat())
-    return path
+    if date:
+        _note(model / DATES / commit, date)
 
 
 def _note(path: Path, text: str) -> None:
@@ -243,36 +292,65 @@ def fetch_bundle(
     revision: str | None,
     precisions: Sequence[Precision],
     *,
-    options: CheckpointOptions = AS_IT_SAYS,
+    others: Sequence[Precision] = (),
+    refuse: Callable[[str], None],
 ) -> bool:
     """Copy the bundle that a hub repository holds to ``output``; False if it holds none.
 
-    The copy has only those of the ``precisions`` that the bundle has. If the hub does not answer,
-    and its cache has the repository, the answer is False: ``find_checkpoint`` may find a
-    checkpoint there. ``options`` are what the user says of a checkpoint.
+    The copy has only those of the ``precisions`` that the bundle has, or else the first of the
+    ``others`` that it has. If the hub does not answer, the hub's cache does. ``refuse`` gets the
+    name of a bundle, and raises if the user asks for what only an export does.
     """
+    wanted = revision or DEFAULT_REVISION
     try:
-        info, names = _ask(source, revision)
-        if MANIFEST not in names or not is_bundle(_download(source, MANIFEST, info.sha).parent):
+        model = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source, repo_type="model")
+        commit, held = _commit_of_bundle(source, wanted, model)
+        if MANIFEST not in held or not is_bundle(
+            _download(source, MANIFEST, commit.revision).parent
+        ):
             return False
-        options.refuse_bundle(source)
-        print(f"{source} holds a bundle; its commit is {info.sha}")
+        refuse(source)
+        print(f"{source} holds a bundle; its commit is {commit.revision}")
         with atomic_directory(check_bundle_output(output)) as directory:
-            _copy(source, info, names & BUNDLE_FILES, directory, precisions)
+            _copy(source, commit, held & BUNDLE_FILES, directory, precisions, others)
             check_bundle_output(output)  # something may have been put there meanwhile
     except HFValidationError:
         return False
     except FAILURES as error:
-        name = repo_folder_name(repo_id=source, repo_type="model")
-        if is_outage(error) and (Path(constants.HF_HUB_CACHE) / name).is_dir():
-            return False
-        why = explain(error, source, revision or DEFAULT_REVISION)
-        raise UserError(why) from error
+        raise UserError(explain(error, source, wanted)) from error
+    if commit.revision:
+        _note_commit(model, wanted, commit.revision, commit.date)
     return True
 
 
+def _commit_of_bundle(source: str, revision: str, model: Path) -> tuple[HubCommit, set[str]]:
+    """The commit of a revision and the names of its files; of the cache if the hub is out of order.
+
+    Of the cache, the names are those that a bundle can have, and none of what is not a bundle.
+    """
+    try:
+        info, held = _ask(source, revision)
+        return HubCommit(repo_id=source, revision=info.sha, date=_date_of(info)), held
+    except FAILURES as error:
+        snapshot = snapshot_of(model, revision) if is_outage(error) else None
+        if snapshot is None:
+            raise
+        if not is_bundle(snapshot):
+            return HubCommit(), set()
+        if not isinstance(error, OfflineModeIsEnabled):
+            why = explain(error, source, revision)
+            logger.warning("%s; using the copy in %s", why.split(";")[0], snapshot)
+        date = commit_date(snapshot)
+        return HubCommit(repo_id=source, revision=snapshot.name, date=date), BUNDLE_FILES
+
+
 def _copy(
-    source: str, info: ModelInfo, held: set[str], directory: Path, precisions: Sequence[Precision]
+    source: str,
+    commit: HubCommit,
+    held: set[str],
+    directory: Path,
+    precisions: Sequence[Precision],
+    others: Sequence[Precision],
 ) -> None:
     """Copy the bundle of a commit, which has the files ``held``, to an empty directory."""
     (directory / "onnx").mkdir()
@@ -280,25 +358,25 @@ def _copy(
     def copy(name: str) -> None:
         if name not in held:  # the manifest may be anyone's
             raise UserError(f"{source} has no file {name}, which a bundle must have")
-        shutil.copyfile(_download(source, name, info.sha), directory / name)
+        shutil.copyfile(_download(source, name, commit.revision), directory / name)
 
     for name in (MANIFEST, *SIDE_FILES, "README.md"):
         copy(name)
     bundle = Bundle.open(directory)
     variants = bundle.manifest.variants
-    kept = {precision: variants[precision] for precision in precisions if precision in variants}
+    found = [precision for precision in precisions if precision in variants]
+    found = found or [precision for precision in others if precision in variants][:1]
+    kept = {precision: variants[precision] for precision in found}
     if not kept:
         raise UserError(
-            f"the bundle {source} has no {' or '.join(precisions)}; it has {', '.join(variants)}: "
-            "choose one of these with --precision"
+            f"the bundle {source} has no {' or '.join([*precisions, *others])}; "
+            f"it has {', '.join(variants)}: choose one of these with --precision"
         )
     for precision, variant in kept.items():
         copy(variant.file)
         if variant.data is not None:
             copy(variant.data.file)
         bundle.variant_path(precision)
-    date = info.last_modified.isoformat() if info.last_modified else None
-    commit = HubCommit(repo_id=source, revision=info.sha, date=date)
     manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
     text = manifest.model_dump_json(indent=2, exclude_none=True)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")

@@ -147,9 +147,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {first_line(error)}") from error
+        raise UserError(f"cannot read {path}: {first_line(error)}{cure(path)}") from error
     if not isinstance(held, dict):
-        raise UserError(f"cannot read {path}: it is not a JSON object")
+        raise UserError(f"cannot read {path}: it is not a JSON object{cure(path)}")
     return held
 
 
@@ -170,6 +170,22 @@ def origin(path: Path) -> tuple[str, str] | None:
     if snapshots != "snapshots" or not model.startswith(CACHED) or not COMMIT.fullmatch(commit):
         return None
     return model.removeprefix(CACHED).replace("--", "/"), commit
+
+
+def snapshot_with(path: Path) -> Path | None:
+    """The snapshot in a hub cache that has this file."""
+    return next((parent for parent in path.absolute().parents if origin(parent)), None)
+
+
+def cure(path: Path, elsewhere: str = "") -> str:
+    """What helps if this file is damaged, as the end of an error.
+
+    The hub's client takes what its cache holds for whole, and downloads it only if it is not there.
+    """
+    snapshot = snapshot_with(path)
+    if snapshot is None:
+        return elsewhere
+    return f"; delete {snapshot.parent.parent} and download it again"
 
 
 def commit_date(path: Path) -> str | None:

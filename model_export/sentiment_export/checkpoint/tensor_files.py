@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentiment_service.errors import UserError, first_line
 
-from sentiment_export.checkpoint.layout import shards
+from sentiment_export.checkpoint.layout import cure, shards
 
 # Types of values: PyTorch's spelling, that of its storages, that of safetensors, numpy's. NumPy has
 # no bfloat16, whose bits are the upper half of a float32's.
@@ -45,6 +45,7 @@ _NUMPY: dict[str, Any] = {name: dtype for name, *_, dtype in _TYPES}
 # A model of 1,000 layers has less. More is no model, and would only cost memory.
 MOST_TENSORS = 50_000
 MOST_HEADER_BYTES = 2**26
+AGAIN = "; copy or download it again"
 MOST_DIMENSIONS = 64  # NumPy's limit
 TUPLES = (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
 OLD_FORM = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")  # with which it begins
@@ -79,16 +80,15 @@ def read_tensors(weights: Path) -> dict[str, Tensor]:
     for file in shards(weights):
         path = weights.with_name(file)
         if not path.is_file():
-            raise UserError(f"{weights} names {file}, which is missing: copy or download it again")
+            raise UserError(f"{weights} names {file}, which is missing{cure(path, AGAIN)}")
         read = _safetensors if path.suffix == ".safetensors" else _pickled
         try:
             tensors |= read(path)
         except UserError:
             raise
         except Exception as error:  # a damaged file can raise anything
-            raise UserError(
-                f"{path} is damaged: {first_line(error)}; copy or download it again"
-            ) from error
+            why = first_line(error)
+            raise UserError(f"{path} is damaged: {why}{cure(path, AGAIN)}") from error
     return tensors
 
 

@@ -98,7 +98,7 @@ class CheckpointTokenizer:
 
     @property
     def truncation_side(self) -> str:
-        """Where longer texts are cut, as tokenizer_config.json says."""
+        """Where longer texts are cut, as tokenizer_config.json says, or else tokenizer.json."""
         return str(self.settings.get("truncation_side", "right"))
 
     def cut_to(self, max_tokens: int) -> None:
@@ -149,6 +149,8 @@ def load_tokenizer(
             lambda file: Tokenizer.from_str(tokenizer_files.read_text(file)),
         )
         settings = said
+        if tokenizer.truncation:  # transformers may save the side in this file alone
+            settings = {"truncation_side": tokenizer.truncation["direction"], **said}
         _follow(tokenizer, said, kind)
     elif files is BYTE_LEVEL_BPE:
         tokenizer = tokenizer_files.byte_level_bpe(path, settings, made_as)

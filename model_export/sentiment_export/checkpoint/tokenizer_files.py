@@ -16,6 +16,8 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.normalizers import BertNormalizer, Lowercase, Precompiled, Replace, Strip
 from tokenizers.processors import BertProcessing, RobertaProcessing, TemplateProcessing
 
+from sentiment_export.checkpoint.layout import cure
+
 SPACES = Replace(Regex(" {2,}"), " ")
 CONTROL, USER_DEFINED = 3, 4  # types of sentencepiece's pieces: no text has the one, all the other
 UNIGRAM = 1  # the model_type of sentencepiece's trainer; the other one here is byte pair encoding
@@ -262,7 +264,7 @@ def read(file: Path, how: Callable[[Path], Any]) -> Any:
     except UserError:
         raise
     except Exception as error:  # tokenizers raises plain Exceptions
-        raise UserError(f"{file} is damaged: {first_line(error)}") from error
+        raise UserError(f"{file} is damaged: {first_line(error)}{cure(file)}") from error
 
 
 def read_text(file: Path) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from sentiment_service.cli.command import main
 from sentiment_service.engine.model import device
+from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.engine.model.device import CudaState
+from sentiment_service.errors import UserError
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 
@@ -172,6 +174,22 @@ def test_what_is_wrong_is_said_in_one_line(
     message = json.loads(line)["message"]
     assert str(path) in message
     assert says in message
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_files_are_links_in_a_hub_cache(tmp_path: Path, *, cached: bool) -> None:
+    """There, to other files of the same model. Elsewhere, a bundle has no file outside itself."""
+    model = tmp_path / ("models--acme--tiny" if cached else "tiny")
+    path = make_bundle(model / "snapshots" / ("a1" * 20))
+    for file in [file for file in path.rglob("*") if file.is_file()]:
+        blob = model / file.name
+        file.rename(blob)
+        file.symlink_to(blob)
+    if cached:
+        assert Bundle.open(path).variant_path("fp32") == model / "model.onnx"
+        return
+    with pytest.raises(UserError, match="names a file outside itself"):
+        Bundle.open(path)
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,33 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from sentiment_export.checkpoint.checkpoint import find_checkpoint
+from sentiment_export.checkpoint.checkpoint import find_checkpoint, load_checkpoint
 from sentiment_export.checkpoint.hub import FAILURES, UNREACHABLE, explain, is_outage, with_retries
 from sentiment_export.checkpoint.layout import origin
+from sentiment_service.engine.model.bundle import Bundle
 from sentiment_service.errors import UserError
+from sentiment_service.settings.settings import CheckpointOptions
 
+from checks.support.tls import make_certificate
+from tests.support.checkpoints import make_checkpoint
 from tests.support.model_export.hub import Hub, Part
+from tests.support.serving import installed
+from tests.support.tiny_bundle import make_bundle
 
 ROOT = Path(__file__).parents[3]
 REPO = "acme/tiny-sentiment"
+BUNDLE = "acme/bundle"
 GOOD, OLD = "hf_good", "hf_old"  # tokens
 SCRIPT = """
 import sys
@@ -33,6 +44,11 @@ try:
     print(find_checkpoint(*sys.argv[1:]))
 except UserError as error:
     sys.exit(str(error))
+"""
+EXPORT = """
+import sys
+from sentiment_export.cli import main
+sys.exit(main(sys.argv[1:]))
 """
 NO_WAIT = "import time; time.sleep = lambda seconds: None\n"
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
@@ -77,6 +93,15 @@ def checkpoint(hub: Hub, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def bundle(hub: Hub, tmp_path: Path) -> Path:
+    """The fp32 bundle of a repository."""
+    made = make_bundle(tmp_path / "bundle")
+    (made / "README.md").touch()
+    hub.add(BUNDLE, made)
+    return made
+
+
+@pytest.fixture
 def weights(hub: Hub, tmp_path: Path) -> bytes:
     """The weights of a repository, of more bytes than the client writes at once."""
     content = os.urandom(2**20) * 24
@@ -105,12 +130,17 @@ def write_files(directory: Path, **files: bytes) -> Path:
 
 
 def start(
-    home: Path, endpoint: str, *words: str, before: str = "", **environment: str
+    home: Path,
+    endpoint: str,
+    *words: str,
+    before: str = "",
+    script: str = SCRIPT,
+    **environment: str,
 ) -> subprocess.Popen[str]:
     """Look for a checkpoint in another process, with its cache under ``home``."""
     kept = {k: v for k, v in os.environ.items() if "HF_" not in k and "proxy" not in k.lower()}
     return subprocess.Popen(
-        [sys.executable, "-c", before + SCRIPT, *words],
+        [sys.executable, "-c", before + script, *words],
         cwd=ROOT,
         env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **environment},
         stdout=subprocess.PIPE,
@@ -134,6 +164,15 @@ def refusal(home: Path, endpoint: str, *words: str, before: str = "", **environm
     assert (process.returncode, output) == (1, "")
     assert "Traceback" not in errors
     return errors.splitlines()[-1]
+
+
+def export(
+    home: Path, endpoint: str, *words: str, before: str = "", **environment: str
+) -> tuple[int | None, str]:
+    """The exit code of sentiment-export with these words, and the last line that it prints."""
+    process = start(home, endpoint, *words, before=before, script=EXPORT, **environment)
+    lines = "".join(process.communicate(timeout=60)).splitlines()
+    return process.returncode, lines[-1]
 
 
 def closed_port() -> str:
@@ -215,7 +254,10 @@ def test_revisions(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     ],
 )
 def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None:
-    """The index is read for the names of the shards; a copy that lacks one is not whole."""
+    """The index is read for the names of the shards; a copy that lacks one is not whole.
+
+    A repository that lacks one is refused with its name.
+    """
     weight_map = {"a": shards[0], "b": shards[1], "c": shards[1]}
     files = {index: json.dumps({"weight_map": weight_map}).encode(), "config.json": CONFIG}
     files |= {name: name.encode() for name in shards}
@@ -227,6 +269,11 @@ def test_shards(hub: Hub, tmp_path: Path, index: str, shards: list[str]) -> None
     (path / shards[1]).unlink()
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
     assert f"no complete copy of {REPO} at main" in error
+
+    (source / shards[1]).unlink()
+    hub.add(REPO, source)
+    error = refusal(tmp_path, hub.url, REPO)
+    assert error == f"{REPO} has no {shards[1]}, in which {index} has its weights"
 
 
 def test_a_cut_transfer_is_resumed(hub: Hub, weights: bytes, tmp_path: Path) -> None:
@@ -376,6 +423,72 @@ def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
     assert error.startswith("cannot reach http://hub.invalid (ConnectError); check the network")
 
 
+@pytest.fixture
+def untrusted(tmp_path: Path) -> Iterator[str]:
+    """The address of a server with a self-signed certificate, as a company's proxy has."""
+    certificate, key = make_certificate(tmp_path, "proxy", installed("openssl", "openssl"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_certificates(untrusted: str, tmp_path: Path) -> None:
+    """An untrusted one is called that, and SSL_CERT_FILE is named, which helps; so is one that it
+    names in vain."""
+    error = refusal(tmp_path, untrusted, REPO)
+    assert error == (
+        f"the certificate of {untrusted} is not trusted (self-signed certificate); let "
+        "SSL_CERT_FILE name a file with that of its issuer, such as your company"
+    )
+    trusted = {"SSL_CERT_FILE": str(tmp_path / "proxy.pem")}
+    assert "certificate" not in refusal(tmp_path, untrusted, REPO, before=NO_WAIT, **trusted)
+    for name in ("none.pem", "proxy.key", "."):
+        error = refusal(tmp_path, untrusted, REPO, SSL_CERT_FILE=str(tmp_path / name))
+        assert error.startswith(f"the certificates in SSL_CERT_FILE, {tmp_path / name}, cannot be")
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            {"ALL_PROXY": "socks5h://127.0.0.1:9"},
+            "a SOCKS proxy (ALL_PROXY, HTTPS_PROXY) needs the package socksio: install it",
+        ),
+        ({"HF_TOKEN": "t\u00f6ken"}, "the token has a character that no token has; set HF_TOKEN"),
+    ],
+)
+def test_a_variable_that_the_client_cannot_use(
+    hub: Hub, checkpoint: Path, tmp_path: Path, variables: dict[str, str], says: str
+) -> None:
+    """It is named, and what to set it to."""
+    assert refusal(tmp_path, hub.url, REPO, **variables).startswith(says)
+
+
+def test_a_timeout_that_is_no_number(tmp_path: Path) -> None:
+    """The client reads it at import, and does not say which variable it is."""
+    words = ["http://127.0.0.1:9", REPO, "--output", str(tmp_path / "out")]
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        code, line = export(tmp_path, *words, **{name: "1.5s"})
+        assert code == 1
+        assert line == f"sentiment-export: {name} is '1.5s'; it must be a whole number"
+
+
+def test_a_host_of_large_files_that_denies_access(
+    hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    """It is named in the place of the hub, and no token is asked for, which it would not get."""
+    hub.fail(403, part="cdn")
+    error = refusal(tmp_path, hub.url, REPO)
+    assert error.startswith(f"{hub.cdn_url} denies access to {REPO}; check the network and the pro")
+
+
 def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said."""
     error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
@@ -441,6 +554,24 @@ def test_a_hub_cache_as_source(hub: Hub, checkpoint: Path, tmp_path: Path) -> No
     with pytest.raises(UserError) as caught:
         find_checkpoint(str(model), "dev")
     assert str(caught.value) == f"{model} has no revision dev; it holds {commit}, main"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx"]
+)
+def test_a_damaged_file_in_the_cache_is_deleted_there(tmp_path: Path, name: str) -> None:
+    """To run the command again does not help: the hub's client takes the file for whole."""
+    whole = make_checkpoint(tmp_path / "whole", "bert")
+    (whole / "onnx").mkdir()
+    (whole / name).write_bytes(b"{ damaged")
+    model = tmp_path / "models--acme--tiny"
+    snapshot = Path(shutil.copytree(whole, model / "snapshots" / ("a1" * 20)))
+    options = CheckpointOptions(onnx=name if name.endswith(".onnx") else "")
+    cure = f"; delete {model} and download it again"
+    for path in (snapshot, whole):
+        with pytest.raises(UserError, match=re.escape(str(path / name))) as caught:
+            load_checkpoint(path, options)
+        assert str(caught.value).endswith(cure) == (path == snapshot)
 
 
 def test_a_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,3 +641,73 @@ def test_errors_of_the_clients_library_are_explained() -> None:
         assert is_outage(error)
         assert re.match(r"cannot reach http.*check the network", explain(error, "a/b", "main"))
     assert "http://hub.test:9 (ReadTimeout)" in explain(late, "a/b", "main")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ("--calibrate none.csv --evaluate none.csv", "--evaluate, --calibrate"),
+        ("--max-accuracy-loss 0 --reference fp32", "--max-accuracy-loss, --reference"),
+        ("--debug-parity", "--debug-parity"),
+    ],
+)
+def test_what_an_export_would_do_is_not_done_to_a_bundle(
+    hub: Hub, bundle: Path, tmp_path: Path, words: str, flags: str
+) -> None:
+    """Flags that only an export can follow are refused by name, and what does their work is named.
+
+    Without them, the bundle is copied.
+    """
+    given = [BUNDLE, "--output", str(tmp_path / "out")]
+    code, line = export(tmp_path, hub.url, *given, *words.split())
+    assert code == 1
+    assert line == (
+        f"sentiment-export: {BUNDLE} is a bundle, which is copied as it is: leave out {flags}, and "
+        "use sentiment-export evaluate and calibrate on the copy"
+    )
+    assert not (tmp_path / "out").exists()
+    assert export(tmp_path, hub.url, *given) == (0, f"wrote {tmp_path / 'out'}")
+
+
+def test_an_output_that_cannot_be_written(hub: Hub, bundle: Path, tmp_path: Path) -> None:
+    """It is not taken for the cache."""
+    code, line = export(tmp_path, hub.url, BUNDLE, "--output", "/proc/out", "--precision", "fp32")
+    assert code == 1
+    assert line.startswith("sentiment-export: /proc/.out.partial: ")
+
+
+def test_a_bundle_without_the_variant(hub: Hub, bundle: Path, tmp_path: Path) -> None:
+    """It is refused, with what it has, unless another variant would do: the first is copied."""
+    given = [BUNDLE, "--output", str(tmp_path / "out"), "--precision", "int8"]
+    code, line = export(tmp_path, hub.url, *given)
+    assert code == 1
+    assert line.endswith(f"{BUNDLE} has no int8; it has fp32: choose one of these with --precision")
+    assert export(tmp_path, hub.url, *given, "--else", "fp16,fp32")[0] == 0
+    assert [*Bundle.open(tmp_path / "out").manifest.variants] == ["fp32"]
+
+
+def test_a_bundle_in_the_cache_needs_no_hub(hub: Hub, bundle: Path, tmp_path: Path) -> None:
+    """Offline in silence, and with a warning if nobody answers, the whole copy is copied again.
+
+    A copy that lacks a file is called incomplete, and a branch is not taken for another one.
+    """
+    copies = [tmp_path / name for name in ("first", "offline", "down")]
+    words = [[BUNDLE, "--output", str(copy), "--precision", "fp32"] for copy in copies]
+    nobody, offline = closed_port(), {"HF_HUB_OFFLINE": "1"}
+    assert export(tmp_path, hub.url, *words[0])[0] == 0
+    assert export(tmp_path, hub.url, *words[1], **offline) == (0, f"wrote {copies[1]}")
+    process = start(tmp_path, nobody, *words[2], script=EXPORT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.startswith(f"cannot reach {nobody} (ConnectError); using the copy in")
+    first, *others = [
+        {file: (copy / file).read_bytes() for file in ("manifest.json", "onnx/model.onnx")}
+        for copy in copies
+    ]
+    assert others == [first, first]
+
+    says = f"{tmp_path / 'hub'} has no complete copy of {BUNDLE} at"
+    assert says + " dev;" in export(tmp_path, hub.url, *words[1], "--revision=dev", **offline)[1]
+    (graph,) = (tmp_path / "hub").rglob("snapshots/*/onnx/model.onnx")
+    graph.unlink()
+    assert says + " main;" in export(tmp_path, hub.url, *words[1], **offline)[1]

@@ -35,13 +35,29 @@ def _exported(source: Path, output: Path) -> Model:
     return load(output)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("of_json", "said"),
+    [
+        (None, {"truncation_side": "left"}),
+        (None, {"truncation_side": "right"}),
+        ("left", {}),
+        ("left", {"truncation_side": "right"}),
+    ],
+)
 def test_long_texts_are_cut_at_the_side_that_the_checkpoint_names(
-    tmp_path: Path, side: str
+    tmp_path: Path, of_json: str | None, said: dict[str, str]
 ) -> None:
-    """The service keeps the same tokens as transformers, and finds all of them in windows."""
+    """The service keeps the same tokens as transformers, and finds all of them in windows.
+
+    Where tokenizer_config.json says nothing, the side is that of tokenizer.json, in which alone
+    transformers saves it after a training that cut texts.
+    """
     source = make_checkpoint(tmp_path / "made", "bert")
-    (source / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    if of_json:
+        trained = AutoTokenizer.from_pretrained(source, truncation_side=of_json)
+        trained("a b c d", truncation=True, max_length=4)
+        trained.save_pretrained(source)
+    (source / "tokenizer_config.json").write_text(json.dumps(said))
     model = _exported(source, tmp_path / "bundle")
     tokenizer = AutoTokenizer.from_pretrained(source)
     text = " ".join(CORPUS * 2)
