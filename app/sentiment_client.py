@@ -652,7 +652,7 @@ class Client(_BaseClient):
     def _classified(self, calls: Iterator[_Call]) -> Iterator[Outcome]:
         waiting: deque[Future[list[Outcome]]] = deque()
         for call in calls:
-            waiting.append(_in_thread(partial(_done, call)))
+            waiting.append(_in_thread(call))
             if len(waiting) == self._concurrency:
                 yield from waiting.popleft().result()
         for outcomes in waiting:
@@ -1083,13 +1083,13 @@ def _done(call: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("it waits for an event loop")
 
 
-def _in_thread(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+def _in_thread(call: _Call) -> Future[list[Outcome]]:
     """Run the call in a daemon thread, so that a process can exit without waiting for it."""
     future: Future[list[Outcome]] = Future()
 
     def run() -> None:
         try:
-            future.set_result(call())
+            future.set_result(_done(call))
         except BaseException as error:
             future.set_exception(error)
 

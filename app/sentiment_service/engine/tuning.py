@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -276,7 +276,7 @@ def _costs(
     """What an earlier start kept, or what is measured now and kept; and when it was measured."""
     key = hashlib.sha256(_key(model, cpus, ways).encode()).hexdigest()[:16]
     file = config.cache_dir / f"tuning-{key}.json" if config.cache_dir else None
-    with _one_at_a_time(file) if model.provider == CUDA else nullcontext():
+    with _one_at_a_time(file if model.provider == CUDA else None):
         with suppress(OSError, ValueError):  # it is damaged: measure again
             if file and file.is_file() and (kept := _COSTS.validate_json(file.read_bytes())):
                 return kept, "earlier"
