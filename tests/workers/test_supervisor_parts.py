@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,6 +34,8 @@ from sentiment_service.workers.worker_process import (
     LEAST_PAUSE_S,
     MOST_PAUSE_S,
     STEADY_S,
+    VARIABLE,
+    Assignment,
     WorkerProcess,
 )
 
@@ -154,6 +157,27 @@ async def test_pauses_double_while_processes_die_young(
     doubled = [LEAST_PAUSE_S * 2**n for n in range(8)]
     assert pauses == [min(pause, MOST_PAUSE_S) for pause in doubled]
     assert lives.pause_after(ready_s=STEADY_S) == LEAST_PAUSE_S
+
+
+async def test_a_path_that_is_not_utf_8_reaches_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the supervisor says of a bundle is what its worker opens."""
+    started: dict[str, Any] = {}
+
+    def popen(_: list[str], **options: Any) -> SimpleNamespace:
+        started.update(options)
+        return SimpleNamespace(pid=1, poll=lambda: 0)
+
+    monkeypatch.setattr("sentiment_service.workers.worker_process.subprocess.Popen", popen)
+    settings = Settings().model_copy(update={"model": (Path(os.fsdecode(b"/caf\xe9")),)})
+    worker = WorkerProcess(0, Board.alone(), 0, lambda: 0, 1, settings, _nothing, _nothing)
+    worker.start()
+    worker.look()  # it has ended
+    monkeypatch.setenv(VARIABLE, started["env"][VARIABLE])
+    assignment = Assignment.of_this_process()
+    assert assignment
+    assert assignment.applied_to(Settings()).model == settings.model
 
 
 class FakeWorker:

@@ -5,6 +5,7 @@ its share of the machine.
 """
 
 import importlib.metadata
+import json
 import logging
 import math
 import os
@@ -56,7 +57,7 @@ class Assignment(BaseModel):
     def of_this_process(cls) -> Self | None:
         """What the supervisor has passed to this process; None if no supervisor has started it."""
         passed = os.environ.pop(VARIABLE, None)
-        return cls.model_validate_json(passed) if passed else None
+        return cls.model_validate(json.loads(passed)) if passed else None
 
     def applied_to(self, settings: Settings) -> Settings:
         """The settings with what the supervisor has determined for all workers."""
@@ -332,7 +333,8 @@ class WorkerProcess:
                 *(assignment.board, assignment.credentials, assignment.control),
                 *assignment.sites,
             ],
-            env={**os.environ, VARIABLE: assignment.model_dump_json()},
+            # Not pydantic's own JSON, which refuses a path that is not UTF-8.
+            env={**os.environ, VARIABLE: json.dumps(assignment.model_dump(mode="json"))},
             process_group=0,  # so that Ctrl-C reaches the supervisor alone
         )
 
