@@ -126,6 +126,39 @@ def test_a_pause_of_the_process_loses_no_request(start: Start) -> None:
     assert set(seen) <= {200, 503}
 
 
+# The process stands still, until a file exists, when it is about to close what has been quiet.
+STANDS_STILL = """
+import os
+from sentiment_service.server.http_protocol import HttpProtocol
+close_if_quiet = HttpProtocol.close_if_quiet
+
+def late(self, *times):
+    if not os.path.exists(path):
+        print("it stands still", file=sys.stderr, flush=True)
+        while not os.path.exists(path):
+            time.sleep(0.01)
+    close_if_quiet(self, *times)
+
+path = sys.argv.pop(1)
+HttpProtocol.close_if_quiet = late
+"""
+
+
+def test_what_arrives_in_a_pause_is_read_before_the_connection_closes(
+    start: Start, tmp_path: Path
+) -> None:
+    """A pause does not count as silence, although the process was past its last look at sockets."""
+    goes_on = tmp_path / "goes-on"
+    process = start("--drain-ms", "60000", command=patched(STANDS_STILL, str(goes_on)))
+    with connect(process.port) as connection:
+        process.signal(SIGTERM)
+        process.read_until("it stands still")
+        time.sleep(QUIET_S)
+        connection.sendall(b"GET /info HTTP/1.1\r\nhost: x\r\n\r\n")
+        goes_on.touch()
+        assert read_answer(connection)[0] == 200
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_more_signals_change_nothing_until_the_very_end(start: Start, workers: str) -> None:
     """Also while Python's interpreter ends, when it has given signals their defaults back."""

@@ -188,7 +188,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unsent is not None:
             self._unsent.cancel()
 
-    def close_if_quiet(self, since: float) -> None:
+    def close_if_quiet(self, since: float, now: float) -> None:
         """Close if nothing has arrived for a while; called repeatedly while the server stops.
 
         It stops ``since`` a time on the event loop's clock.
@@ -196,7 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.closing:
             return
         if self._state is ConnectionState.HEAD:
-            if self.loop.time() - max(since, self._quiet_since) < QUIET_S:
+            if now - max(since, self._quiet_since) < QUIET_S:
                 return
             if self._received:  # half a head
                 self._refuse(ShuttingDown())

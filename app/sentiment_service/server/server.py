@@ -220,18 +220,19 @@ class Server(uvicorn.Server):
         Both times, and ``accept_until``, when the listeners close at the latest, are on the clock
         ``time.monotonic``. The server stops ``since`` a time on the event loop's clock.
         """
-        quiet = Quiet()
+        quiet, loop = Quiet(), asyncio.get_running_loop()
         connections = self.server_state.connections
         listeners = self._listeners
         while time.monotonic() < until and (connections or not all(one.ended for one in listeners)):
             quiet_s = quiet.seconds(self._arrived())
             if quiet_s >= QUIET_S or time.monotonic() >= accept_until:
                 await self._accept_no_more()
-            # If the process stood still, timers come first, so let the sockets be read before.
-            await asyncio.sleep(0)
-            for connection in list(connections):
-                cast(HttpProtocol, connection).close_if_quiet(since)
+            # While the process stands still, clients send what it has not read. So silence counts
+            # until a time after which the sockets are read once more.
+            now = loop.time()
             await asyncio.sleep(LOOK_S)
+            for connection in list(connections):
+                cast(HttpProtocol, connection).close_if_quiet(since, now)
 
     async def _accept_no_more(self) -> None:
         for listener in self._listeners:
