@@ -117,17 +117,17 @@ async def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) ->
 class Lives:
     """The processes of a worker, one after another, on a clock of their own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr("sentiment_service.workers.worker_process.time", clock)
         self._code: int | None = None
 
         class Spawned(WorkerProcess):
             def _spawn(own, *_: Any) -> Any:  # noqa: N805 - self is the other one
                 return SimpleNamespace(pid=1, poll=lambda: self._code)
 
-        self._worker = Spawned(0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing)
+        self._worker = Spawned(
+            0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing, lambda: self.now
+        )
 
     def pause_after(self, *, ready_s: float | None) -> float:
         """The pause after a process that dies when it was ready for so long; None: never."""
@@ -148,11 +148,9 @@ def _nothing(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("ready_s", [None, 0.0, STEADY_S / 2])
-async def test_pauses_double_while_processes_die_young(
-    ready_s: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pauses_double_while_processes_die_young(ready_s: float | None) -> None:
     """Whether it was ready or not, up to a longest pause; a process that lasts ends that."""
-    lives = Lives(monkeypatch)
+    lives = Lives()
     pauses = [lives.pause_after(ready_s=ready_s) for _ in range(8)]
     doubled = [LEAST_PAUSE_S * 2**n for n in range(8)]
     assert pauses == [min(pause, MOST_PAUSE_S) for pause in doubled]

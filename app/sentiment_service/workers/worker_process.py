@@ -156,6 +156,7 @@ class WorkerProcess:
         settings: Settings,
         on_message: Callable[["WorkerProcess", Message], None],
         on_end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number = number
         self.status = WorkerStatus(board, number)
@@ -174,6 +175,7 @@ class WorkerProcess:
         self._settings = settings
         self._on_message = on_message
         self._on_end = on_end
+        self._clock = clock
         self._kill_reason = ""
         self._control: Control | None = None  # while it has a process
         self._channels: list[Channel] = []  # while it has a process
@@ -217,7 +219,7 @@ class WorkerProcess:
                 channels = [opened.enter_context(closing(Channel())) for _ in range(self._sites)]
                 self._process = self._spawn(control, channels)
             except OSError as error:
-                self._put_off(time.monotonic())
+                self._put_off(self._clock())
                 raise UserError(
                     f"worker {self.number} cannot be started: {system_error(error)}"
                 ) from error
@@ -230,7 +232,7 @@ class WorkerProcess:
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
-        self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
+        self.started_at, self._kill_reason, self.fault = self._clock(), "", ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Hand a connection of this port over; False if the worker cannot take it now."""
@@ -253,7 +255,7 @@ class WorkerProcess:
 
     def look(self) -> None:
         """Check whether the process has ended, is ready, or is silent."""
-        now = time.monotonic()
+        now = self._clock()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.phase is WorkerPhase.READY:
