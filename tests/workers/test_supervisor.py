@@ -392,9 +392,8 @@ def test_a_reload_that_fails_at_the_switch_is_answered(start: Start) -> None:
     assert reload(process.client).json()["status"] == "reloaded"
 
 
-def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_still_differ_are_not_loaded_again() -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
-    monkeypatch.setattr("sentiment_service.workers.supervisor.MIXED_S", -1.0)
 
     class Reloads(GroupReload):
         count = 0
@@ -403,7 +402,7 @@ def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.Monke
             self.count += 1
 
     workers = Supervisor(Settings(), Credentials.read(Settings()), 2, [])._workers
-    reloads = Reloads(workers)
+    reloads = Reloads(workers, mixed_s=-1.0)
     for worker in workers:
         worker.status.phase_number = WorkerPhase.READY
     expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}
