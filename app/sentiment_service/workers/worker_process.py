@@ -65,9 +65,9 @@ class Assignment(BaseModel):
         return settings.model_copy(update=self.model_dump(include=shared))
 
 
-def worker_count(settings: Settings) -> int:
-    """The number of worker processes that these settings mean here."""
-    linux, cpus = sys.platform == "linux", available_cpus()
+def worker_count(settings: Settings, cpus: float | None = None) -> int:
+    """The number of worker processes that these settings mean with so many CPUs, or all."""
+    linux, cpus = sys.platform == "linux", cpus or available_cpus()
     if settings.workers == "auto":
         each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
         return max(1, int(cpus) // each) if linux else 1
@@ -106,7 +106,9 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
     return settings
 
 
-def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:
+def take_share(
+    settings: Settings, number: int, workers: int, *, cpus: float | None = None
+) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
     The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
@@ -119,7 +121,7 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
         own = ",".join(gpus[number::workers] or [gpus[number % len(gpus)]])
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
     gpu_workers = len(range(number % len(gpus), workers, len(gpus)))
-    cpus = available_cpus() / workers
+    cpus = (cpus or available_cpus()) / workers
     return settings.model_copy(update={"workers": workers}), cpus, gpu_workers
 
 
