@@ -12,12 +12,12 @@ worker has at the moment is cleared when it ends.
 import hashlib
 import mmap
 import os
+import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from time import monotonic
 from typing import TypeAlias
 
 Numbers: TypeAlias = "memoryview[float]"
@@ -175,8 +175,17 @@ class MovingWindow:
     hits waits longer by the same time.
     """
 
-    def __init__(self, most: int, seconds: float, parts: Sequence[memoryview]) -> None:
+    def __init__(
+        self,
+        most: int,
+        seconds: float,
+        parts: Sequence[memoryview],
+        *,
+        keys: int = KEYS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._most, self._seconds = most, seconds
+        self._keys, self._clock = keys, clock
         self._shared = SharedHits(parts)
         # Accepted hits, in order, by the digest of the key. The key that was accepted last is at
         # the end.
@@ -191,7 +200,7 @@ class MovingWindow:
     def hit(self, key: str) -> float:
         """Count a hit and return 0. After too many, return the seconds until the next may come."""
         self.catch_up()
-        name, now = digest(key), monotonic()
+        name, now = digest(key), self._clock()
         wait_s = self._wait_s(name, now)
         if not wait_s:
             self._count(name, now)
@@ -208,7 +217,7 @@ class MovingWindow:
         else:
             hits.append(Bunch(at, at))
         self._hits.move_to_end(key)
-        if len(self._hits) > KEYS:
+        if len(self._hits) > self._keys:
             self._hits.popitem(last=False)
 
     def _wait_s(self, key: bytes, now: float) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sentiment_service.cli import bench, bench_service
+from sentiment_service.cli import bench
 from sentiment_service.cli.bench import Measurement, Step
 from sentiment_service.cli.bench_service import Target
 from sentiment_service.cli.command import main
@@ -465,14 +465,11 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
     ],
     ids=["100s", "headers", "body", "small pieces"],
 )
-def test_an_answer_without_an_end_is_given_up(
-    head: bytes, piece: bytes, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_without_an_end_is_given_up(head: bytes, piece: bytes, words: str) -> None:
     """Whether it is another 100 each time, a header or a piece of the body."""
-    monkeypatch.setattr(bench_service, "TIMEOUT_S", 0.5)
     endless = raw_server(lambda: chain([head], repeat(piece)))
     with endless as (url, _), pytest.raises(UserError, match=words):
-        Target(url).check("{}")
+        Target(url, timeout_s=0.5).check("{}")
 
 
 def test_answers_that_announce_another_are_not_counted() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentiment_service.cli import service_doctor
 from sentiment_service.cli.command import main
+from sentiment_service.cli.service_doctor import examine_service
 
 from benchmarks.service import free_port
 from checks.support.tls import make_certificate
@@ -243,11 +243,8 @@ def test_replicas_of_two_models(ask: Ask) -> None:
 
 @pytest.mark.parametrize("begins", ["", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\n\r\n"])
 @pytest.mark.parametrize("goes_on", [" ", "HTTP/1.1 100 Continue\r\n\r\n", "a: b\r\n"])
-def test_an_answer_that_does_not_end(
-    begins: str, goes_on: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_does_not_end(begins: str, goes_on: str) -> None:
     """The time is that of the whole answer, and not of each of its parts."""
-    monkeypatch.setattr(service_doctor, "TIMEOUT_S", 1)
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
 
         def answer() -> None:
@@ -261,7 +258,7 @@ def test_an_answer_that_does_not_end(
         with ThreadPoolExecutor(1) as pool:
             pool.submit(answer)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            (found,) = service_doctor.examine_service(url, None)
+            (found,) = examine_service(url, None, timeout_s=1)
     assert found.check == "connection"
     assert "timed out; a firewall" in found.line() or "cannot reach" in found.line()
 

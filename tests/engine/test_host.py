@@ -1,11 +1,9 @@
 """The CPU quota, read from directory trees in Linux's form."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sentiment_service.engine import host
 from sentiment_service.engine.host import available_cpus, cpu_flags, ways_to_share
 
 
@@ -14,20 +12,12 @@ def _eight_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
 
 
-@pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What stands for the root of the file system."""
-    monkeypatch.setattr(host, "ROOT", tmp_path)
-    host._cpuinfo.cache_clear()
-    yield tmp_path
-    host._cpuinfo.cache_clear()
-
-
-def _write(root: Path, files: dict[str, str]) -> None:
+def _write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    return root
 
 
 @pytest.mark.parametrize(
@@ -75,10 +65,9 @@ def _write(root: Path, files: dict[str, str]) -> None:
         ),
     ],
 )
-def test_the_tightest_limit_counts(root: Path, files: dict[str, str], cpus: float) -> None:
+def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], cpus: float) -> None:
     """Affinity and every cgroup above the process limit the CPUs; what is absent does not."""
-    _write(root, files)
-    assert available_cpus() == cpus
+    assert available_cpus(_write(tmp_path, files)) == cpus
 
 
 @pytest.mark.parametrize(
@@ -112,12 +101,11 @@ def test_runners_times_threads_fit_the_cpus(
     ],
     ids=["x86", "Arm", "the first processor's", "none"],
 )
-def test_the_flags_are_those_that_linux_lists(root: Path, listed: str, flags: set[str]) -> None:
+def test_the_flags_are_those_that_linux_lists(tmp_path: Path, listed: str, flags: set[str]) -> None:
     """CPU flags are read under the name that each architecture uses for them."""
-    _write(root, {"proc/cpuinfo": listed})
-    assert cpu_flags() == flags
+    assert cpu_flags(_write(tmp_path, {"proc/cpuinfo": listed})) == flags
 
 
-def test_where_linux_lists_nothing_there_are_no_flags() -> None:
+def test_where_linux_lists_nothing_there_are_no_flags(tmp_path: Path) -> None:
     """Without /proc/cpuinfo, as on macOS and Windows, there are no flags."""
-    assert cpu_flags() == frozenset()
+    assert cpu_flags(tmp_path) == frozenset()

@@ -128,11 +128,10 @@ async def test_a_few_requests_begin_in_an_iteration() -> None:
 
 @pytest.mark.parametrize(("patience_s", "begun"), [(60.0, [0, 1, 2, 3]), (0.001, [3, 0, 2, 1])])
 async def test_requests_that_are_late_do_not_make_all_others_late(
-    patience_s: float, begun: list[int], monkeypatch: pytest.MonkeyPatch
+    patience_s: float, begun: list[int]
 ) -> None:
     """When requests are late, every second one to begin is the latest; none is forgotten."""
-    monkeypatch.setattr("sentiment_service.server.arrivals.PATIENCE_S", patience_s)
-    turns = Turns()
+    turns = Turns(patience_s=patience_s)
     seen: list[int] = []
     for _ in range(STARTS_AT_ONCE):
         turns.take(lambda: None)

@@ -148,18 +148,14 @@ def test_an_early_refusal_is_seen_by_clients_that_send_all_first(
 
 
 @pytest.mark.parametrize("pause_s", [0.02, 0.5], ids=["it goes on", "it is silent"])
-async def test_what_is_dropped_is_not_read_for_ever(
-    pause_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_dropped_is_not_read_for_ever(pause_s: float) -> None:
     """A closing connection ends when its time is over, or after some silence."""
-    monkeypatch.setattr("sentiment_service.server.connection.LINGER_S", 1.0)
-    monkeypatch.setattr("sentiment_service.server.connection.SILENCE_S", 0.2)
     ours, client = socket.socketpair()
     for end in (ours, client):
         end.setblocking(False)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    connection = Connection(asyncio.Protocol, Buffers(), ended.set)
+    connection = Connection(asyncio.Protocol, Buffers(), ended.set, linger_s=1.0, silence_s=0.2)
     await loop.connect_accepted_socket(lambda: connection, ours)
     connection.sending = lambda: True
     connection.write(b"refused")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
-from sentiment_service.engine.batching import runners
 from sentiment_service.engine.batching.batcher import MicroBatcher
 from sentiment_service.engine.batching.fair_queue import TokenBudget
 from sentiment_service.engine.batching.runners import Watch
@@ -94,16 +93,13 @@ class Hooks:
 
 def batcher_of(infer: Infer = capitals, **options: Any) -> MicroBatcher[str, str]:
     """A batcher with one runner and hooks that do nothing, where ``options`` say nothing else."""
-    watch = options.pop("watch", runners.WATCH)
     hooks = {one.name: options.pop(one.name) for one in fields(Hooks) if one.name in options}
     usual: dict[str, Any] = {
         "runners": 1,
         "budget": TokenBudget(options.pop("max_batch_tokens", 1000)),
         "max_queue_tokens": 1000,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runners, "WATCH", watch)
-        return MicroBatcher(infer, Hooks(**hooks), **usual | options)
+    return MicroBatcher(infer, Hooks(**hooks), **usual | options)
 
 
 @asynccontextmanager

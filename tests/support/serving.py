@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import httpx2
 import pytest
@@ -87,8 +86,7 @@ _infer = Model.infer
 def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
     """Serve the application on a real socket, from a thread; yields its URL."""
     listener = bind("127.0.0.1", 0)
-    with patch("sentiment_service.server.server.KEEP_ALIVE_S", keep_alive_s):
-        server = Server({listener: app}, app.state.service, asyncio.Event())
+    server = Server({listener: app}, app.state.service, asyncio.Event(), keep_alive_s=keep_alive_s)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -25,28 +25,20 @@ from tests.support.raw_http import BODY, HEAD, HEALTH, connect, post, read_answe
 from tests.support.reloads import reload
 from tests.support.serving import eventually, patched, run_program, runs
 
-CPUS = "sentiment_service.workers.worker_process.available_cpus"
-
 
 @pytest.mark.parametrize(
     ("cpus", "device", "workers"),
     [(2.0, "auto", 1), (8.0, "cpu", 1), (64.0, "cpu", 8), (16.0, "cuda:0,1", 4), (0.5, "cuda", 1)],
 )
-def test_auto_follows_the_cpus(
-    cpus: float, device: str, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_follows_the_cpus(cpus: float, device: str, workers: int) -> None:
     """One worker for every 8 CPUs, or for every 4 where a GPU computes; always one at least."""
-    monkeypatch.setattr(CPUS, lambda: cpus)
     settings = Settings.model_validate({"workers": "auto", "device": device})
-    assert worker_count(settings) == workers
+    assert worker_count(settings, cpus) == workers
 
 
-def test_more_workers_than_cpus_is_a_warning(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_workers_than_cpus_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """They are started, because a container may get its CPUs later."""
-    monkeypatch.setattr(CPUS, lambda: 2.0)
-    assert worker_count(Settings(workers=3)) == 3
+    assert worker_count(Settings(workers=3), 2.0) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "3 workers share 2 CPUs: more workers than CPUs"
     ]
@@ -74,17 +66,11 @@ def test_gpus_are_dealt_out() -> None:
     ],
 )
 def test_a_share_is_cpus_and_gpus(
-    number: int,
-    workers: int,
-    device: str,
-    cpus: float,
-    gpu_workers: int,
-    monkeypatch: pytest.MonkeyPatch,
+    number: int, workers: int, device: str, cpus: float, gpu_workers: int
 ) -> None:
     """CPUs are divided; a worker knows how many have its GPU, itself included."""
-    monkeypatch.setattr(CPUS, lambda: 8.0)
     settings = Settings(device="cuda:0,1" if device else "cpu")
-    share = take_share(settings, number, workers)
+    share = take_share(settings, number, workers, cpus=8.0)
     assert share == (Settings(device=device or "cpu", workers=workers), cpus, gpu_workers)
 
 
@@ -392,9 +378,8 @@ def test_a_reload_that_fails_at_the_switch_is_answered(start: Start) -> None:
     assert reload(process.client).json()["status"] == "reloaded"
 
 
-def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_still_differ_are_not_loaded_again() -> None:
     """Once for each set of models; if all had the same in between, that set is tried again."""
-    monkeypatch.setattr("sentiment_service.workers.supervisor.MIXED_S", -1.0)
 
     class Reloads(GroupReload):
         count = 0
@@ -403,7 +388,7 @@ def test_models_that_still_differ_are_not_loaded_again(monkeypatch: pytest.Monke
             self.count += 1
 
     workers = Supervisor(Settings(), Credentials.read(Settings()), 2, [])._workers
-    reloads = Reloads(workers)
+    reloads = Reloads(workers, mixed_s=-1.0)
     for worker in workers:
         worker.status.phase_number = WorkerPhase.READY
     expected = {(1, 2): 1, (2, 1): 1, (1, 3): 2, (3, 3): 2, (1, 1): 2, (3, 1): 3}

@@ -117,17 +117,17 @@ async def test_an_answer_to_a_dead_worker_does_not_reach_the_next(pair: Pair) ->
 class Lives:
     """The processes of a worker, one after another, on a clock of their own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr("sentiment_service.workers.worker_process.time", clock)
         self._code: int | None = None
 
         class Spawned(WorkerProcess):
             def _spawn(own, *_: Any) -> Any:  # noqa: N805 - self is the other one
                 return SimpleNamespace(pid=1, poll=lambda: self._code)
 
-        self._worker = Spawned(0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing)
+        self._worker = Spawned(
+            0, Board.alone(), 0, lambda: 0, 1, Settings(), _nothing, _nothing, lambda: self.now
+        )
 
     def pause_after(self, *, ready_s: float | None) -> float:
         """The pause after a process that dies when it was ready for so long; None: never."""
@@ -148,11 +148,9 @@ def _nothing(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("ready_s", [None, 0.0, STEADY_S / 2])
-async def test_pauses_double_while_processes_die_young(
-    ready_s: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pauses_double_while_processes_die_young(ready_s: float | None) -> None:
     """Whether it was ready or not, up to a longest pause; a process that lasts ends that."""
-    lives = Lives(monkeypatch)
+    lives = Lives()
     pauses = [lives.pause_after(ready_s=ready_s) for _ in range(8)]
     doubled = [LEAST_PAUSE_S * 2**n for n in range(8)]
     assert pauses == [min(pause, MOST_PAUSE_S) for pause in doubled]
@@ -212,10 +210,10 @@ class FakeWorker:
 class Reloads:
     """The reloads of two fake workers; another one, which stops, asks for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, loading_s: float = 30.0) -> None:
         self.workers = [FakeWorker(WorkerPhase.READY) for _ in range(2)]
         self.asker = FakeWorker(WorkerPhase.STOPPING)
-        self.group = GroupReload(cast(list[WorkerProcess], self.workers))
+        self.group = GroupReload(cast(list[WorkerProcess], self.workers), loading_s=loading_s)
 
     async def ask(self, *, promote: bool = False) -> None:
         """Ask for a reload."""
@@ -237,9 +235,9 @@ class Reloads:
 
 
 @asynccontextmanager
-async def reloading() -> AsyncIterator[Reloads]:
+async def reloading(loading_s: float = 30.0) -> AsyncIterator[Reloads]:
     """Reloads that are carried out meanwhile."""
-    reloads = Reloads()
+    reloads = Reloads(loading_s)
     task = asyncio.create_task(reloads.group.run())
     yield reloads
     task.cancel()
@@ -273,10 +271,9 @@ async def test_a_reload_whose_workers_all_end_has_failed() -> None:
         assert answer.fault == Fault("not_ready", "no worker could load the model")
 
 
-async def test_a_worker_that_hangs_at_a_reload_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_hangs_at_a_reload_is_replaced() -> None:
     """It does not load the model in time: the others switch, and the next reload is not held up."""
-    monkeypatch.setattr("sentiment_service.workers.supervisor.LOADING_S", 0.1)
-    async with reloading() as reloads:
+    async with reloading(loading_s=0.1) as reloads:
         first, hangs = reloads.workers
         await reloads.ask()
         await reloads.done(first)
@@ -301,10 +298,9 @@ async def test_a_reload_does_not_wait_for_a_worker_that_is_silent() -> None:
         assert reloads.asker.messages == [Reloaded("first", None)]
 
 
-async def test_workers_that_all_hang_at_a_reload_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_that_all_hang_at_a_reload_go_on() -> None:
     """The reload fails in the end, and all keep the old model: ending all would end the service."""
-    monkeypatch.setattr("sentiment_service.workers.supervisor.LOADING_S", 0.1)
-    async with reloading() as reloads:
+    async with reloading(loading_s=0.1) as reloads:
         await reloads.ask()
         await until(lambda: bool(reloads.asker.messages))
         (answer,) = reloads.asker.messages

@@ -92,10 +92,14 @@ def own_service(settings: Mapping[str, object]) -> Server:
 
 @dataclass(frozen=True)
 class Target:
-    """A service at a URL, which may have a path, and the API key that it wants."""
+    """A service at a URL, which may have a path, and the API key that it wants.
+
+    ``timeout_s`` are the seconds for an answer to a request that is sent by hand.
+    """
 
     url: str
     key: str | None = None
+    timeout_s: float = TIMEOUT_S
 
     def check(self, body: str) -> None:
         try:
@@ -106,7 +110,7 @@ class Target:
             why = f"{error.verify_message}{trusted}"
             raise UserError(f"{self.url} does not answer: {why}") from None
         except TimeoutError:
-            raise UserError(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
+            raise UserError(f"{self.url} does not answer within {self.timeout_s:g} s") from None
         except (OSError, ValueError) as error:
             number = error.errno if isinstance(error, OSError) else None
             why = os.strerror(number) if number and number > 0 else first_line(error)
@@ -144,11 +148,11 @@ class Target:
         headers = {"content-type": "application/json"} if body else {}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
-        path, until = f"{to.path.rstrip('/')}{path}", time.monotonic() + TIMEOUT_S
-        with closing(kind(to.hostname or "", to.port, timeout=TIMEOUT_S)) as connection:
+        path, until = f"{to.path.rstrip('/')}{path}", time.monotonic() + self.timeout_s
+        with closing(kind(to.hostname or "", to.port, timeout=self.timeout_s)) as connection:
             connection.connect()
             # The connection's own limit is for each piece, and some answer in pieces for ever.
-            late = threading.Timer(TIMEOUT_S, _shut, [connection.sock])
+            late = threading.Timer(self.timeout_s, _shut, [connection.sock])
             late.start()
             try:
                 connection.request("POST" if body else "GET", path, body or None, headers)

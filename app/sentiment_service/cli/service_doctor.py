@@ -64,12 +64,14 @@ class _Asker(Client):
             late.cancel()
 
 
-def examine_service(url: str, api_key: str | None) -> Iterator[Finding]:
+def examine_service(
+    url: str, api_key: str | None, *, timeout_s: float = TIMEOUT_S
+) -> Iterator[Finding]:
     """All findings, from the connection to answers. After some problems, no more can be found."""
     try:
         with (
-            _Asker(url, timeout_s=TIMEOUT_S) as anyone,
-            _Asker(url, api_key=api_key, timeout_s=TIMEOUT_S) as service,
+            _Asker(url, timeout_s=timeout_s) as anyone,
+            _Asker(url, api_key=api_key, timeout_s=timeout_s) as service,
         ):
             try:
                 yield from _examine(anyone, service, api_key)

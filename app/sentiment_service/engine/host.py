@@ -1,4 +1,7 @@
-"""The CPUs and the memory that this process may use: affinity, and what its cgroups grant."""
+"""The CPUs and the memory that this process may use: affinity, and what its cgroups grant.
+
+``root`` is everywhere the directory that holds ``proc`` and ``sys``.
+"""
 
 import ctypes
 import os
@@ -8,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-
-ROOT = Path("/")  # which has proc and sys
 
 # How much nicer a thread that computes is than the event loop, which needs little time, but at
 # once: it answers probes, and feeds the runners. With as many runners as CPUs, it would wait for a
@@ -24,22 +25,22 @@ def be_nice() -> None:
             os.nice(NICE)
 
 
-def groups(controller: str) -> Iterator[tuple[int, Path]]:
+def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
     """The version (1 or 2) and directory of each group that limits this process.
 
     A parent's limit also applies to its children, so parents are included. On systems other than
     Linux there are no groups.
     """
     try:
-        memberships = (ROOT / "proc/self/cgroup").read_text().splitlines()
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for membership in memberships:
         _, controllers, path = membership.split(":", 2)
         if controllers == "":
-            version, mount = 2, ROOT / "sys/fs/cgroup"
+            version, mount = 2, root / "sys/fs/cgroup"
         elif controller in controllers.split(","):
-            version, mount = 1, ROOT / "sys/fs/cgroup" / controller
+            version, mount = 1, root / "sys/fs/cgroup" / controller
         else:
             continue
         # Inside a container the path may be that of the host and not exist here. The loop then
@@ -59,10 +60,10 @@ VECTOR_FLAGS = (
 )
 
 
-def available_cpus() -> float:
+def available_cpus(root: Path = Path("/")) -> float:
     """The number of CPUs that this process may use. A cgroup quota can make it a fraction."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min([float(affinity or 1), *_cgroup_quotas()])
+    return min([float(affinity or 1), *_cgroup_quotas(root)])
 
 
 def ways_to_share(cpus: float, *, runners: int, threads: int) -> list[tuple[int, int]]:
@@ -83,9 +84,9 @@ def cpu_name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def cpu_flags() -> frozenset[str]:
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
     """The instruction sets of the CPU, as the system spells them; empty if it lists none."""
-    return frozenset((_cpuinfo("flags") or _cpuinfo("Features")).split())  # x86, Arm
+    return frozenset((_cpuinfo("flags", root) or _cpuinfo("Features", root)).split())  # x86, Arm
 
 
 def vector_flags() -> str:
@@ -95,10 +96,10 @@ def vector_flags() -> str:
 
 
 @cache
-def _cpuinfo(name: str) -> str:
+def _cpuinfo(name: str, root: Path = Path("/")) -> str:
     """The first value of ``name`` in Linux's ``/proc/cpuinfo``; empty if there is none."""
     with suppress(OSError):
-        for line in (ROOT / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == name:
                 return value.strip()
@@ -108,9 +109,9 @@ def _cpuinfo(name: str) -> str:
 QUOTA_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 
-def _cgroup_quotas() -> Iterator[float]:
+def _cgroup_quotas(root: Path) -> Iterator[float]:
     """The number of CPUs that each cgroup of this process allows, where it sets a limit."""
-    for version, directory in groups("cpu"):
+    for version, directory in groups("cpu", root):
         with suppress(OSError, ValueError):  # there is no limit: no file, or it says "max" or -1
             texts = [(directory / name).read_text() for name in QUOTA_FILES[version]]
             quota, period = map(int, " ".join(texts).split())
@@ -125,17 +126,17 @@ MEMORY_FILES = {
 }
 
 
-def available_memory() -> int:
+def available_memory(root: Path = Path("/")) -> int:
     """The memory in bytes that this process may use: the machine's, or less in a cgroup."""
-    return _least_memory()[0]
+    return _least_memory(root)[0]
 
 
-def used_memory() -> int:
+def used_memory(root: Path = Path("/")) -> int:
     """What is used of that memory, by this process and others, as Kubernetes measures it."""
-    _, version, directory = _least_memory()
+    _, version, directory = _least_memory(root)
     with suppress(OSError, ValueError):
         if directory is None:
-            info = _numbers(ROOT / "proc/meminfo")
+            info = _numbers(root / "proc/meminfo")
             return 1024 * (info["MemTotal:"] - info["MemAvailable:"])
         _, current, cached = MEMORY_FILES[version]
         used = int((directory / current).read_text())
@@ -143,11 +144,11 @@ def used_memory() -> int:
     return 0
 
 
-def _least_memory() -> tuple[int, int, Path | None]:
+def _least_memory(root: Path) -> tuple[int, int, Path | None]:
     """The limit, and the version and the directory of the group that sets it."""
     least: tuple[int, int, Path | None]
     least = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0, None
-    for version, directory in groups("memory"):
+    for version, directory in groups("memory", root):
         with suppress(OSError, ValueError):  # there is no limit: no file, or it says "max"
             limit = int((directory / MEMORY_FILES[version][0]).read_text())
             if limit < least[0]:

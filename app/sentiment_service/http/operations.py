@@ -3,8 +3,8 @@
 import asyncio
 import gzip
 import platform
+import time
 from collections.abc import Callable
-from time import thread_time
 from typing import Annotated, Any
 
 import onnxruntime
@@ -386,8 +386,9 @@ class Scrapes:
     wait, and all that wait share one rendering: so scrapes take a small part of a CPU's time.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, cpu_time: Callable[[], float] = time.thread_time) -> None:
         self._metrics = metrics
+        self._cpu_time = cpu_time
         self._next: dict[str, asyncio.Task[bytes]] = {}  # the latest renderings, by their forms
         self._rests_until = 0.0  # on the event loop's clock
 
@@ -406,11 +407,11 @@ class Scrapes:
         now = asyncio.get_running_loop().time
         await asyncio.sleep(self._rests_until - now())
         await self._metrics.gpus.refresh()
-        started = thread_time()  # on a busy machine, the time that others take would count
+        started = self._cpu_time()  # on a busy machine, the time that others take would count
         encode, _ = FORMS[form]
         # With the time, gzip would fail on a clock beyond 2106.
         packed = gzip.compress(encode(self._metrics.registry), LEVEL, mtime=0)
-        rest_s = min(REST * (thread_time() - started), MAX_REST_S)
+        rest_s = min(REST * (self._cpu_time() - started), MAX_REST_S)
         self._rests_until = max(now(), self._rests_until) + rest_s
         return packed
 

@@ -243,15 +243,18 @@ class Turns:
     Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
     have arrived would all begin before the next connection is accepted or the next probe is read.
 
-    When the first in the queue has waited longer than PATIENCE_S, there are more than can begin. In
-    order of arrival all would be late, so every second to begin is then the latest one.
+    When the first in the queue has waited longer than ``patience_s``, there are more than can
+    begin. In order of arrival all would be late, so every second to begin is then the latest one.
 
     Create it on the event loop.
     """
 
-    def __init__(self, at_once: int = STARTS_AT_ONCE, period_s: float = 0.0) -> None:
+    def __init__(
+        self, at_once: int = STARTS_AT_ONCE, period_s: float = 0.0, patience_s: float = PATIENCE_S
+    ) -> None:
         self._at_once = at_once
         self._period_s = period_s
+        self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
         # Each entry: when its patience ends, on the loop's clock; how to begin it.
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
@@ -261,7 +264,7 @@ class Turns:
     def take(self, start: Callable[[], None]) -> None:
         """Call ``start``: now, or in a later period."""
         if self._waiting or self._started >= self._at_once:
-            self._waiting.append((self._loop.time() + PATIENCE_S, start))
+            self._waiting.append((self._loop.time() + self._patience_s, start))
             return
         self._started += 1
         if self._started == (1 if self._period_s else self._at_once):

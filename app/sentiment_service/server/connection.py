@@ -73,16 +73,21 @@ class Connection(asyncio.BufferedProtocol):
         protocol: Callable[[], asyncio.Protocol],
         buffers: Buffers,
         on_end: Callable[[], None] | None = None,
+        *,
+        linger_s: float = LINGER_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._make_protocol = protocol
         self._protocol: asyncio.Protocol | None = None  # from the begin to the end
         self._buffers = buffers
         self._on_end = on_end
+        self._linger_s = linger_s
+        self._silence_s = silence_s
         self.sending: Callable[[], bool] = bool  # it returns False
         self.closing = False  # whether ``close`` was called, or the connection is lost
         self._dropping = False  # whether nobody looks at what arrives
         self._silent = True  # nothing has been dropped since the last look
-        self._left_s = LINGER_S
+        self._left_s = linger_s
         self._look: asyncio.TimerHandle | None = None
         self._reads = True  # whether the protocol wants more
         self._resting = False  # whether the connection waits for its next turn to read
@@ -227,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
         self.stop()
         self._dropping = self.closing
         self.resume_reading()
-        self._left_s = LINGER_S
+        self._left_s = self._linger_s
         self._look_later()
 
     def stop(self) -> None:
@@ -242,10 +247,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _look_later(self) -> None:
         self._silent = True
-        self._look = self._loop.call_later(SILENCE_S, self._end_if_silent)
+        self._look = self._loop.call_later(self._silence_s, self._end_if_silent)
 
     def _end_if_silent(self) -> None:
-        self._left_s -= SILENCE_S
+        self._left_s -= self._silence_s
         if self._silent or self._left_s <= 0:
             self._transport.close()
         else:

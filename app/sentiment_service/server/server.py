@@ -103,10 +103,15 @@ class Server(uvicorn.Server):
     note_end: Callable[[], None] | None = None
 
     def __init__(
-        self, sites: Mapping[socket.socket, FastAPI], service: Service, hangup: asyncio.Event
+        self,
+        sites: Mapping[socket.socket, FastAPI],
+        service: Service,
+        hangup: asyncio.Event,
+        *,
+        keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
         self._apps = [*sites.values()]
-        self._configs = {site: _config(app) for site, app in sites.items()}
+        self._configs = {site: _config(app, keep_alive_s) for site, app in sites.items()}
         super().__init__(next(iter(self._configs.values())))
         self._service = service
         self._hangup = hangup
@@ -244,7 +249,7 @@ class Server(uvicorn.Server):
         return accepted + self.server_state.total_requests
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _config(app: FastAPI, keep_alive_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="on",
@@ -254,5 +259,5 @@ def _config(app: FastAPI) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # an exchange reads X-Forwarded-For itself
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=keep_alive_s,
     )

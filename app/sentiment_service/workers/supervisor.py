@@ -281,8 +281,15 @@ LATE = channels.Fault(NotReady.code, "no worker loaded the model in the time all
 class GroupReload:
     """Carries out the reloads that workers request, one after another, while ``run`` runs."""
 
-    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
+    def __init__(
+        self,
+        workers: Sequence[WorkerProcess],
+        *,
+        loading_s: float = LOADING_S,
+        mixed_s: float = MIXED_S,
+    ) -> None:
         self._workers = workers
+        self._loading_s, self._mixed_s = loading_s, mixed_s
         self._requests: asyncio.Queue[tuple[WorkerProcess, channels.Reload]] = asyncio.Queue()
         self._number = 0  # of the present reload
         self._ended: set[WorkerProcess] = set()  # since it began
@@ -315,7 +322,7 @@ class GroupReload:
             self._mixed = set()
         if len(models) == 1 or not ready or self._answers or not self._requests.empty():
             self._mixed_since = now
-        elif now - self._mixed_since > MIXED_S and models != self._mixed:
+        elif now - self._mixed_since > self._mixed_s and models != self._mixed:
             self._mixed_since, self._mixed = now, models
             logger.warning("the workers serve different models: all load them again")
             self.reload_all()
@@ -343,7 +350,7 @@ class GroupReload:
             worker for worker in self._workers if worker.phase in answering and not worker.silent
         ]
         faults = await self._have_done(
-            channels.Prepare(self._number, model, promote), workers, LOADING_S
+            channels.Prepare(self._number, model, promote), workers, self._loading_s
         )
         fault = _common(faults.values())
         if fault is not None:

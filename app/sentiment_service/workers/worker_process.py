@@ -65,9 +65,9 @@ class Assignment(BaseModel):
         return settings.model_copy(update=self.model_dump(include=shared))
 
 
-def worker_count(settings: Settings) -> int:
-    """The number of worker processes that these settings mean here."""
-    linux, cpus = sys.platform == "linux", available_cpus()
+def worker_count(settings: Settings, cpus: float | None = None) -> int:
+    """The number of worker processes that these settings mean with so many CPUs, or all."""
+    linux, cpus = sys.platform == "linux", cpus or available_cpus()
     if settings.workers == "auto":
         each = CPUS_A_GPU_WORKER if _computes_on_gpu(settings.device) else CPUS_A_WORKER
         return max(1, int(cpus) // each) if linux else 1
@@ -106,7 +106,9 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
     return settings
 
 
-def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings, float, int]:
+def take_share(
+    settings: Settings, number: int, workers: int, *, cpus: float | None = None
+) -> tuple[Settings, float, int]:
     """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
 
     The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
@@ -119,7 +121,7 @@ def take_share(settings: Settings, number: int, workers: int) -> tuple[Settings,
         own = ",".join(gpus[number::workers] or [gpus[number % len(gpus)]])
         settings = settings.model_copy(update={"device": f"{kind}:{own}"})
     gpu_workers = len(range(number % len(gpus), workers, len(gpus)))
-    cpus = available_cpus() / workers
+    cpus = (cpus or available_cpus()) / workers
     return settings.model_copy(update={"workers": workers}), cpus, gpu_workers
 
 
@@ -156,6 +158,7 @@ class WorkerProcess:
         settings: Settings,
         on_message: Callable[["WorkerProcess", Message], None],
         on_end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number = number
         self.status = WorkerStatus(board, number)
@@ -174,6 +177,7 @@ class WorkerProcess:
         self._settings = settings
         self._on_message = on_message
         self._on_end = on_end
+        self._clock = clock
         self._kill_reason = ""
         self._control: Control | None = None  # while it has a process
         self._channels: list[Channel] = []  # while it has a process
@@ -217,7 +221,7 @@ class WorkerProcess:
                 channels = [opened.enter_context(closing(Channel())) for _ in range(self._sites)]
                 self._process = self._spawn(control, channels)
             except OSError as error:
-                self._put_off(time.monotonic())
+                self._put_off(self._clock())
                 raise UserError(
                     f"worker {self.number} cannot be started: {system_error(error)}"
                 ) from error
@@ -230,7 +234,7 @@ class WorkerProcess:
         self.status.begin(self._process.pid)
         self._takes_connections = True
         self.exit_code, self.end_by, self.silent_s = None, math.inf, 0.0
-        self.started_at, self._kill_reason, self.fault = time.monotonic(), "", ""
+        self.started_at, self._kill_reason, self.fault = self._clock(), "", ""
 
     def give(self, site: int, connection: socket.socket) -> bool:
         """Hand a connection of this port over; False if the worker cannot take it now."""
@@ -253,7 +257,7 @@ class WorkerProcess:
 
     def look(self) -> None:
         """Check whether the process has ended, is ready, or is silent."""
-        now = time.monotonic()
+        now = self._clock()
         if self._process is not None and (code := self._process.poll()) is not None:
             self._ended(code, now)
         elif self.phase is WorkerPhase.READY:

@@ -169,13 +169,12 @@ def test_answers_that_are_not_taken_hold_up_nobody(bundle: Path) -> None:
             assert metric(process.client, "sentiment_http_requests_total", **labels) > 10
 
 
-def test_a_call_whose_client_takes_nothing_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_whose_client_takes_nothing_ends_in_time() -> None:
     """No other client must come for that."""
-    monkeypatch.setattr("sentiment_service.adapters.grpc.call.UNTAKEN_S", 0.2)
 
     async def status() -> int | None:
         port, service = free_port(), Service(Settings(), Paths())
-        limits = CallLimits(service, lambda task: server.drop(task))
+        limits = CallLimits(service, lambda task: server.drop(task), untaken_s=0.2)
         handlers = {
             path: rpc_handler(limits, path, HANDLERS.get(path)) for path in (LIVE.decode(), UNKNOWN)
         }

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from sentiment_service import shared_memory
 from sentiment_service.cli.command import main
 from sentiment_service.errors import RateLimited
 from sentiment_service.requests import limits as access
@@ -173,10 +172,9 @@ def test_an_ipv6_network_is_one_client() -> None:
     assert not passes("10.0.0.1")
 
 
-def test_a_window_forgets_the_keys_seen_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_forgets_the_keys_seen_least_recently() -> None:
     """Any number of addresses takes bounded memory; those seen last are still limited."""
-    monkeypatch.setattr(shared_memory, "KEYS", 3)
-    window = MovingWindow(1, 60, Board.alone().parts("hits"))
+    window = MovingWindow(1, 60, Board.alone().parts("hits"), keys=3)
     assert not any(window.hit(key) for key in "abcd")
     assert window.hit("d") > 0
     assert window.hit("a") == 0
@@ -231,19 +229,17 @@ def test_keys_are_described(serve: Serve) -> None:
     assert "securitySchemes" not in serve().get("/openapi.json").json()["components"]
 
 
-def test_a_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_moves() -> None:
     """Any period of the window's length has at most the limit; refused requests do not count."""
     times = iter([100, 106, 109, 109.5, 110, 111, 116])
-    monkeypatch.setattr(shared_memory, "monotonic", lambda: next(times))
-    window = MovingWindow(2, 10, Board.alone().parts("hits"))
+    window = MovingWindow(2, 10, Board.alone().parts("hits"), clock=lambda: next(times))
     assert [window.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 5, 0]
 
 
-def test_many_hits_of_a_long_window_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_hits_of_a_long_window_take_little_memory() -> None:
     """However many are allowed, a key has a few records; each hit counts for the whole time."""
     now = 0.0
-    monkeypatch.setattr(shared_memory, "monotonic", lambda: now)
-    window = MovingWindow(80_000, 86_400, Board.alone().parts("hits"))
+    window = MovingWindow(80_000, 86_400, Board.alone().parts("hits"), clock=lambda: now)
     for second in range(80_000):
         now = float(second)
         assert window.hit("key") == 0
@@ -252,11 +248,10 @@ def test_many_hits_of_a_long_window_take_little_memory(monkeypatch: pytest.Monke
     assert 86_400 <= now + window.hit("key") <= 86_400 * (1 + 1 / BUNCHES)
 
 
-def test_who_has_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_gone_is_forgotten() -> None:
     """A key is forgotten once its requests no longer count; keys that go on asking are kept."""
     now = 0.0
-    monkeypatch.setattr(shared_memory, "monotonic", lambda: now)
-    window = MovingWindow(2, 10, Board.alone().parts("hits"))
+    window = MovingWindow(2, 10, Board.alone().parts("hits"), clock=lambda: now)
     for address in range(100):
         window.hit(str(address))
     now = 9.0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sentiment_service.engine import host
 from sentiment_service.engine.host import available_memory, used_memory
 from sentiment_service.requests import service
 
@@ -125,15 +124,13 @@ def test_the_default_is_a_share_of_the_memory(
     ],
 )
 def test_the_memory_is_that_of_the_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int | None
+    tmp_path: Path, files: dict[str, str], limit: int | None
 ) -> None:
     """The memory is the lowest of the machine's and the control groups' limits, version 1 or 2."""
-    monkeypatch.setattr(host, "ROOT", tmp_path)
-    machine = available_memory()
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert available_memory() == (limit or machine)
+    assert available_memory(tmp_path) == (limit or available_memory(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(
@@ -163,11 +160,10 @@ def test_the_memory_is_that_of_the_container(
     ],
 )
 def test_the_memory_in_use_is_that_which_the_limit_is_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], used: int
+    tmp_path: Path, files: dict[str, str], used: int
 ) -> None:
     """Without what the system can drop, as Kubernetes counts it; without a limit, the machine's."""
-    monkeypatch.setattr(host, "ROOT", tmp_path)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert used_memory() == used
+    assert used_memory(tmp_path) == used

@@ -1,7 +1,5 @@
 """Limits of several workers: they hold for the service, whichever worker gets a request."""
 
-from unittest.mock import patch
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,12 +20,12 @@ def test_windows_of_workers_are_one_window(hits: list[tuple[int, str, float]], m
     """Hits one after another get the same answers, whichever of three workers each comes to."""
     now = 100.0
     one, *workers = (
-        MovingWindow(most, 10, board.parts("hits")) for board in (Board.alone(), *boards(3))
+        MovingWindow(most, 10, board.parts("hits"), clock=lambda: now)
+        for board in (Board.alone(), *boards(3))
     )
-    with patch.object(shared_memory, "monotonic", lambda: now):
-        for worker, key, passed_s in hits:
-            now += passed_s
-            assert workers[worker].hit(key) == one.hit(key)
+    for worker, key, passed_s in hits:
+        now += passed_s
+        assert workers[worker].hit(key) == one.hit(key)
 
 
 def test_a_successor_knows_the_hits_before_it() -> None:
@@ -61,12 +59,11 @@ def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> 
         assert [sum(bunch.count for bunch in hits) for hits in (seen, kept)] == [35, 10]
 
 
-def test_a_late_report_keeps_the_order_of_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_report_keeps_the_order_of_hits() -> None:
     """A worker that stood still between a hit and its report does not hide later hits."""
     now = 100.0
     first, second = boards(2)
-    monkeypatch.setattr(shared_memory, "monotonic", lambda: now)
-    window = MovingWindow(2, 10, first.parts("hits"))
+    window = MovingWindow(2, 10, first.parts("hits"), clock=lambda: now)
     assert window.hit("key") == 0
     shared_memory.SharedHits(second.parts("hits")).write(91.0, shared_memory.digest("key"))
     now = 102.0

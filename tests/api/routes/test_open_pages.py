@@ -123,12 +123,10 @@ class Gpus:
 class Scraper:
     """Scrapes, on an event loop whose time is virtual, that take ``took_s`` of CPU time."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, took_s: float = 0.0) -> None:
+    def __init__(self, took_s: float = 0.0) -> None:
         self.registry = Registry()
         served: Any = SimpleNamespace(registry=self.registry, gpus=Gpus())
-        clock = count(0, took_s).__next__
-        monkeypatch.setattr("sentiment_service.http.operations.thread_time", clock)
-        self._scrapes = Scrapes(served)
+        self._scrapes = Scrapes(served, cpu_time=count(0, took_s).__next__)
 
     async def scrape(self, accept: str = "") -> httpx2.Response:
         request: Any = SimpleNamespace(headers={"accept": accept})
@@ -150,9 +148,9 @@ ACCEPTED = [
 ]
 
 
-def test_scrapes_that_come_together_share_a_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrapes_that_come_together_share_a_rendering() -> None:
     """Whatever 206 of them accept, there is one rendering of each of two forms."""
-    scraper = Scraper(monkeypatch)
+    scraper = Scraper()
 
     async def scrape_all() -> list[httpx2.Response]:
         return await asyncio.gather(*map(scraper.scrape, ACCEPTED))
@@ -168,13 +166,13 @@ def test_scrapes_that_come_together_share_a_rendering(monkeypatch: pytest.Monkey
     ("took_s", "formats", "waits_s"), [(0.003, 1, 0.03), (0.02, 1, 0.05), (0.003, 2, 0.06)]
 )
 def test_scrapes_take_a_small_share_of_the_time(
-    took_s: float, formats: int, waits_s: float, monkeypatch: pytest.MonkeyPatch
+    took_s: float, formats: int, waits_s: float
 ) -> None:
     """After a rendering, ten times as long is none, 50 ms at most; each scrape is new.
 
     This holds for both formats together: a flood cannot take more by asking for each of them.
     """
-    scraper = Scraper(monkeypatch, took_s)
+    scraper = Scraper(took_s)
 
     async def scrape() -> list[float]:
         now = asyncio.get_running_loop().time

@@ -3,20 +3,19 @@
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 import pytest
-from sentiment_service.engine.model import device
 from sentiment_service.engine.model.device import (
     CPU,
     CUDA,
     MACHINE_CODE,
     CudaGpu,
     CudaState,
+    cuda_state,
 )
 
 SOURCE = Path(__file__).parents[2] / "support/machines/fake_libcuda.c"
@@ -41,8 +40,6 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Runtime:
     """Stands in for the package onnxruntime-gpu for CUDA 13, with all libraries of CUDA."""
 
-    __version__ = ort.__version__
-
     def __init__(
         self,
         cuda_version: str = "13.0",
@@ -56,13 +53,7 @@ class Runtime:
 
 def state_of(driver: str, root: Path = Path("/"), *path: Path, **runtime: Any) -> CudaState:
     """The state with NVIDIA's packages in ``path``; without those that PyTorch may have brought."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "_missing_libraries", device._missing_libraries.__wrapped__)
-        patch.setattr(device, "LIBCUDA", driver)
-        patch.setattr(device, "ROOT", root)
-        patch.setattr(device, "ort", Runtime(**runtime))
-        patch.setattr(sys, "path", [*map(str, path)])
-        return device.cuda_state()
+    return cuda_state(driver, root, Runtime(**runtime), [*map(str, path)])
 
 
 def test_nothing_is_missing(driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-from sentiment_service.engine.text import text_tokenizer
 from sentiment_service.engine.text.text_tokenizer import ID_BYTES, MAX_WORD_CHARS, WordCache, packed
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -84,11 +83,10 @@ def test_words_are_tokenised_once(tokenizer: Tokenizer) -> None:
     assert cache.encode(["one good day", "a day, good"]) == first
 
 
-def test_memory_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many different words come, no more than MAX_WORDS are kept, and long words are not
+def test_memory_is_bounded(tokenizer: Tokenizer) -> None:
+    """However many different words come, no more than max_words are kept, and long words are not
     kept at all; the ids stay right."""
-    monkeypatch.setattr(text_tokenizer, "MAX_WORDS", 50)
-    cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
+    cache = WordCache(tokenizer, max_tokens=MAX_TOKENS, max_words=50)
     for number in range(200):
         texts = [f"w{number} \u0301m{number} good {'long' * number}"]
         (ids,) = cache.encode(texts)
@@ -97,10 +95,9 @@ def test_memory_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
         assert all(len(word) <= MAX_WORD_CHARS for word in cache._ids)
 
 
-def test_many_threads_may_use_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_may_use_it(tokenizer: Tokenizer) -> None:
     """Threads that look up, learn and forget at the same time all get right ids."""
-    monkeypatch.setattr(text_tokenizer, "MAX_WORDS", 60)
-    cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
+    cache = WordCache(tokenizer, max_tokens=MAX_TOKENS, max_words=60)
     texts = _texts(300)
     expected = _reference(tokenizer, texts)
     wrong: list[str] = []

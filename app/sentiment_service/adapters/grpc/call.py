@@ -184,11 +184,18 @@ class CallLimits:
     ``drop`` ends the call of a task at once, whatever its client has not taken.
     """
 
-    def __init__(self, service: Service, drop: Callable[[ServingTask], object]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        drop: Callable[[ServingTask], object],
+        *,
+        untaken_s: float = UNTAKEN_S,
+    ) -> None:
         settings = service.settings
         bytes_allowed = service.inflight.limit // 2 // service.board.workers
         self.service = service
         self.drop = drop
+        self.untaken_s = untaken_s
         self.addresses: Mapping[str, str] = {}  # of clients for which gRPC has other names
         self.call_bytes = WINDOW_BYTES + settings.max_header_bytes
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
@@ -297,7 +304,7 @@ class Call(Exchange):
         self.release()
         self.limits.leaves(self._task, len(content))
         try:
-            async with asyncio.timeout(UNTAKEN_S) as timer:
+            async with asyncio.timeout(self.limits.untaken_s) as timer:
                 await self._context.write(content)
         finally:
             self.limits.leaving.remove(self._task)

@@ -30,7 +30,7 @@ from sentiment_service.engine.batching.fair_queue import (
     Result,
     TokenBudget,
 )
-from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners
+from sentiment_service.engine.batching.runners import BatchObserver, Runner, Runners, Watch
 from sentiment_service.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -74,6 +74,7 @@ class MicroBatcher(Generic[Item, Result]):
         runners: int,
         budget: TokenBudget,
         max_queue_tokens: int,
+        watch: Watch | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.device_lost: str | None = None
@@ -91,7 +92,9 @@ class MicroBatcher(Generic[Item, Result]):
         self._failed_in_a_row = 0
         self._admission = Admission(self.queue, budget=budget, max_queue_tokens=max_queue_tokens)
 
-        self.runners = Runners(runners, serve=self._serve, on_failure=self._fail, observer=observer)
+        self.runners = Runners(
+            runners, serve=self._serve, on_failure=self._fail, observer=observer, watch=watch
+        )
         self.runners.start()
 
     @property

@@ -95,9 +95,10 @@ class Runners:
         serve: Callable[[Runner], None],
         on_failure: Callable[[Batch], None],
         observer: BatchObserver,
+        watch: Watch | None = None,
     ) -> None:
         self._serve = serve
-        self.watch = WATCH
+        self.watch = watch or WATCH
         self._on_failure = on_failure
         self._observer = observer
         self._loop = asyncio.get_running_loop()

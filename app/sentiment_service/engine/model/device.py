@@ -9,9 +9,11 @@ import ctypes
 import io
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 
@@ -20,7 +22,6 @@ from sentiment_service.errors import UserError, first_line
 CUDA = "CUDAExecutionProvider"
 # The driver's own library. The name is the same in every version.
 LIBCUDA = "libcuda.so.1"
-ROOT = Path("/")  # has proc and sys
 
 _CONTAINER = (
     "a container needs nvidia-container-toolkit on the host and the option --gpus all (Kubernetes: "
@@ -101,13 +102,23 @@ _INIT_ERRORS = {
 }
 
 
-def cuda_state() -> CudaState:
-    """Ask the driver for its GPUs, and find out what is missing for CUDA."""
+def cuda_state(
+    library: str = LIBCUDA,
+    root: Path = Path("/"),
+    runtime: Any = ort,
+    path: Sequence[str] | None = None,
+) -> CudaState:
+    """Ask the driver's ``library`` for its GPUs, and find out what is missing for CUDA.
+
+    ``root`` is the directory that holds ``proc`` and ``sys``, ``runtime`` the module of ONNX
+    Runtime, and ``path`` where Python finds packages.
+    """
     # ONNX Runtime has this attribute if it was built for CUDA.
-    built_for = str(getattr(ort, "cuda_version", ""))
-    state = replace(_ask_driver(), driver=_driver_version(), runtime_cuda=built_for)
+    built_for = str(getattr(runtime, "cuda_version", ""))
+    answer = _ask_driver(library, root)
+    state = replace(answer, driver=_driver_version(root), runtime_cuda=built_for)
     problem, cure = state.problem, state.cure
-    if CUDA not in ort.get_available_providers():
+    if CUDA not in runtime.get_available_providers():
         problem = "the installed package onnxruntime is the one for CPUs"
         cure = "install the extra 'gpu' in place of 'cpu' (in a clone: make install HARDWARE=gpu)"
     elif not problem and _major(state.driver_cuda) < _major(state.runtime_cuda):
@@ -118,18 +129,20 @@ def cuda_state() -> CudaState:
         cure = "install a newer driver"
     elif not problem and all(gpu.problem for gpu in state.gpus):
         problem, cure = state.gpus[0].problem, "use another GPU"
-    elif not problem and (missing := _missing_libraries()):
+    elif not problem and (
+        missing := _missing_libraries(runtime, tuple(sys.path if path is None else path))
+    ):
         problem = f"these libraries of CUDA cannot be loaded: {', '.join(missing)}"
         cure = "install the extra 'gpu', which brings them (in a clone: make install HARDWARE=gpu)"
     return replace(state, problem=problem, cure=cure)
 
 
-def _ask_driver() -> CudaState:
+def _ask_driver(library: str, root: Path) -> CudaState:
     """The newest CUDA that the driver supports and its GPUs, or why it cannot be used."""
     try:
-        cuda = ctypes.CDLL(LIBCUDA)
+        cuda = ctypes.CDLL(library)
     except OSError as error:
-        return _no_library(error)
+        return _no_library(error, library, root)
     if code := cuda.cuInit(0):
         unknown = f"the NVIDIA driver does not start (cuInit: error {code})"
         return _INIT_ERRORS.get(
@@ -157,21 +170,21 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> CudaGpu:
     return CudaGpu(name.value.decode(errors="replace"), memory.value, (major.value, minor.value))
 
 
-def _no_library(error: OSError) -> CudaState:
+def _no_library(error: OSError, library: str, root: Path) -> CudaState:
     if "No such file" not in str(error):
         problem = f"the NVIDIA driver cannot be loaded ({first_line(error)})"
         return CudaState(problem=problem, cure="install it again")
-    if (ROOT / "proc/driver/nvidia").is_dir():
+    if (root / "proc/driver/nvidia").is_dir():
         # The host's kernel has the driver, and shows it in /proc to containers as well.
-        problem = f"this machine has an NVIDIA driver, but {LIBCUDA} is not found"
+        problem = f"this machine has an NVIDIA driver, but {library} is not found"
         return CudaState(problem=problem, cure=_CONTAINER)
-    problem = f"no NVIDIA driver is found ({LIBCUDA})"
+    problem = f"no NVIDIA driver is found ({library})"
     return CudaState(problem=problem, cure=f"install the driver; {_CONTAINER}")
 
 
-def _driver_version() -> str:
+def _driver_version(root: Path) -> str:
     try:
-        return (ROOT / "sys/module/nvidia/version").read_text().strip()
+        return (root / "sys/module/nvidia/version").read_text().strip()
     except OSError:
         return ""
 
@@ -181,20 +194,20 @@ def _major(version: str) -> int:
 
 
 @cache
-def _missing_libraries() -> tuple[str, ...]:
+def _missing_libraries(runtime: Any, path: tuple[str, ...]) -> tuple[str, ...]:
     """Load the libraries of the packages nvidia-*, and return the names of those that are missing.
 
     ONNX Runtime finds them by itself only if they are on the system's search path, or if the
     packages are installed beside its own. They may be elsewhere: ``pip install --target`` puts
     packages beside those of the machine.
     """
-    places = [str(lib) for entry in sys.path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
+    places = [str(lib) for entry in path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
     with contextlib.redirect_stdout(io.StringIO()) as output:  # it prints what it cannot load
         for place in places:
-            ort.preload_dlls(directory=place)
+            runtime.preload_dlls(directory=place)
         # A library that is loaded by now is found by its name, wherever it is.
         output.truncate(output.seek(0))
-        ort.preload_dlls()
+        runtime.preload_dlls()
     # What has a path was tried by its name as well.
     names = re.findall(r"^Failed to load ([^\s/]+):", output.getvalue(), re.MULTILINE)
     return tuple(dict.fromkeys(names))

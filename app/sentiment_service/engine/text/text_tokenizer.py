@@ -177,9 +177,12 @@ class WordCache:
     May be used from several threads.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_tokens: int, max_words: int = MAX_WORDS
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
+        self._max_words = max_words
         self._cut = _pattern(tokenizer, max_tokens)
         self._ids: dict[str, bytes] = {}  # packed
         self._dependent: set[str] = set()  # words whose ids depend on the words beside them
@@ -226,7 +229,7 @@ class WordCache:
         return ids if special < len(ids) <= self._max_tokens * ID_BYTES else None
 
     def _learn(self, words: Sequence[str]) -> None:
-        if len(self._ids) + len(self._dependent) + len(words) > MAX_WORDS:
+        if len(self._ids) + len(self._dependent) + len(words) > self._max_words:
             self._ids.clear()
             self._dependent.clear()
         learnt = dict(zip(words, self._tokenised(words), strict=True))

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
-from sentiment_service.engine.batching import runners
 from sentiment_service.engine.batching.batcher import MicroBatcher
 from sentiment_service.engine.batching.fair_queue import Answer, BatchReport, FairQueue, TokenBudget
 from sentiment_service.engine.batching.runners import Watch
@@ -245,15 +244,14 @@ class Record:
 
     async def _play(self) -> None:
         scenario = self.scenario
-        watch = Watch(look_s=LOOKS_EVERY_S, stuck_s=HANGS_AFTER_S)
-        with patch.object(runners, "WATCH", watch):
-            batcher: MicroBatcher[Text, Done] = MicroBatcher(
-                self._infer,
-                Hooks(batch=self._on_batch, runner_lost=self._on_loss),
-                runners=scenario.runners,
-                budget=self.budget,
-                max_queue_tokens=scenario.max_queue_tokens,
-            )
+        batcher: MicroBatcher[Text, Done] = MicroBatcher(
+            self._infer,
+            Hooks(batch=self._on_batch, runner_lost=self._on_loss),
+            runners=scenario.runners,
+            budget=self.budget,
+            max_queue_tokens=scenario.max_queue_tokens,
+            watch=Watch(look_s=LOOKS_EVERY_S, stuck_s=HANGS_AFTER_S),
+        )
         self._batcher = batcher
         self.simulation.before_advance = self._pause
         loop = asyncio.get_running_loop()
