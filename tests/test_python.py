@@ -453,12 +453,20 @@ def _closed() -> io.StringIO:
         return file
 
 
-@pytest.mark.parametrize("stderr", [None, _closed(), object()], ids=["none", "closed", "odd"])
+class _Odd:
+    isatty = False
+
+
+@pytest.mark.parametrize("module", ["os", "ipykernel"])
+@pytest.mark.parametrize(
+    "stderr", [None, _closed(), object(), _Odd()], ids=["none", "closed", "empty", "odd"]
+)
 def test_standard_error_may_be_anything(
     bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     stderr: object,
+    module: str,
 ) -> None:
     """A program may have none, a closed one, or an object without its methods: lines are left out.
 
@@ -470,9 +478,11 @@ def test_standard_error_may_be_anything(
         return settings
 
     monkeypatch.setattr("sentiment_service.python.with_bundles", exported)
+    monkeypatch.setattr("sentiment_service.python.BAR_AFTER_S", 0.0)
+    monkeypatch.setitem(sys.modules, module, sys.modules["os"])
     monkeypatch.setattr(sys, "stderr", stderr)
     with Classifier(bundle, **WAYS) as classifier:
-        assert classifier.classify(["love"]).labels == ["positive"]
+        assert len(classifier.classify(["love"] * 2_000)) == 2_000
     assert capsys.readouterr().out == ""
 
 

@@ -42,7 +42,7 @@ from sentiment_service.settings.sources import load_settings
 
 BAR_AFTER_S = 2.0
 # What standard error raises that is None, closed, or an object that a program has put there.
-UNUSABLE = (AttributeError, OSError, ValueError)
+UNUSABLE = (AttributeError, OSError, TypeError, ValueError)
 FLAG = re.compile("--([a-z]+(?:-[a-z]+)*)")
 Frame = TypeVar("Frame")
 
@@ -249,8 +249,7 @@ class Classifier:
     def _outcomes(
         self, texts: Sequence[str | TextPair | ServiceError], options: TextOptions
     ) -> list[AnsweredOutcome]:
-        shown = "ipykernel" in sys.modules or _on_terminal()
-        with progress_bar(shown=shown, total=len(texts), after_s=BAR_AFTER_S) as advance:
+        with progress_bar(shown=_shows_bars(), total=len(texts), after_s=BAR_AFTER_S) as advance:
             return [*chain.from_iterable(self._computed(texts, options, advance))]
 
     def _chunks(
@@ -309,9 +308,9 @@ def _values(column: Any) -> Iterable[Any]:
     return values
 
 
-def _on_terminal() -> bool:
+def _shows_bars() -> bool:
     try:
-        return sys.stderr.isatty()
+        return sys.stderr.isatty() or "ipykernel" in sys.modules
     except UNUSABLE:
         return False
 

@@ -243,11 +243,11 @@ def test_quantities_are_compared_in_all_units_of_the_schema() -> None:
     """A request above its limit is refused and one below it is not, whatever their unit."""
     schema = json.loads(generate.SCHEMA.read_text(encoding="utf-8"))
     (units,) = re.findall(r"\(([A-Za-z|]+)\)", schema["$defs"]["quantity"]["pattern"])
-    for unit in units.split("|"):
-        less, more = f"1{unit}", f"2{unit}"
+    pairs = [(f"1{unit}", f"2{unit}") for unit in units.split("|")]
+    for less, more in [*pairs, (2_000_000, 8_589_934_592)]:  # Helm writes such numbers as 2e+06
         for request, limit in ((less, more), (more, less)):
             resources = {"requests": {"memory": request}, "limits": {"memory": limit}}
-            assert ("is above" in _refusal({"resources": resources})) == (request == more), unit
+            assert ("is above" in _refusal({"resources": resources})) == (request == more), more
 
 
 @pytest.mark.parametrize("model", [{}, {"gpu": True, "model": {"name": "mine"}}], ids=str)

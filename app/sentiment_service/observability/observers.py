@@ -117,7 +117,8 @@ class Tracer:
 
     def close(self) -> None:
         """Send the remaining spans; give up after ``TIMEOUT_S`` seconds."""
-        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        # It does not end the provider: the application may run again.
+        sending = threading.Thread(target=self._provider.force_flush, daemon=True)
         sending.start()
         sending.join(TIMEOUT_S)
 

@@ -29,10 +29,10 @@ CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE----
 TIME = rb"(?:\x17\x0d|\x18\x0f)"
 VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + TIME + rb"\d{12,14}Z" + TIME + rb"(\d{12,14}Z)")
 NAMED = re.compile(rf"([A-Za-z][A-Za-z0-9._-]{{0,63}})=({API_KEY.pattern})")
-LIKE_NAMED = re.compile(r"[A-Za-z0-9._-]+=+[^=]")  # base64 has the sign at the end only
+LIKE_NAMED = re.compile(r"[^=+/]+=+[^=]")  # base64 has the sign at the end only
 NO_NAME = (
-    "it is taken for one key, because a name begins with a letter and has at most 64 characters, "
-    "and the key after name= has 8 to 256"
+    "it is taken for one key, because a name has at most 64 letters, digits and signs of . _ - and "
+    "begins with a letter, and the key after name= has 8 to 256"
 )
 NO_COMMENTS = "it begins with #, but a file of keys has no comments: remove the line"
 BYTE_ORDER_MARK = "\xef\xbb\xbf"  # of UTF-8, read as Latin-1

@@ -20,9 +20,9 @@ const NOT_OURS = ["No readable answer", "The answer did not come from the servic
 // The key is kept until the tab is closed.
 let storage = {};
 try {
-  storage = sessionStorage;
+  storage = sessionStorage ?? storage;
 } catch {
-  // The browser blocks cookies. A reload forgets the key.
+  // The browser blocks cookies. A reload forgets the key. (Some give null instead.)
 }
 export const apiKey = {
   get: () => storage[KEY] ?? "",

@@ -132,8 +132,8 @@ def test_metrics_have_at_most_a_hundred_names_of_keys(tmp_path: Path) -> None:
 
 
 NO_NAME = (
-    "it is taken for one key, because a name begins with a letter and has at most 64 characters, "
-    "and the key after name= has 8 to 256"
+    "it is taken for one key, because a name has at most 64 letters, digits and signs of . _ - and "
+    "begins with a letter, and the key after name= has 8 to 256"
 )
 
 
@@ -144,6 +144,8 @@ NO_NAME = (
         ("web==abc123", True),
         ("web=long-key-1,shop=abc123", True),
         ("1web=long-key-1", True),
+        ("web@shop=long-key-1", True),
+        ('"web"=long-key-1', True),
         (f"{'w' * 65}=long-key-1", True),
         ("web=long-key-1", False),
         ("web=long=key-1", False),

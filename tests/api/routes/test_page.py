@@ -586,14 +586,15 @@ def test_an_api_key(start: Start, visits: Visits) -> None:
     expect(page.locator("#code")).not_to_contain_text(KEY)
 
 
-def test_an_api_key_without_storage(start: Start, visits: Visits) -> None:
+@pytest.mark.parametrize(
+    "blocked", ['throw new DOMException("Access is denied", "SecurityError")', "return null"]
+)
+def test_an_api_key_without_storage(start: Start, visits: Visits, blocked: str) -> None:
     """A browser that blocks cookies has no storage for the key; there, a reload forgets it."""
     process = start("--api-keys", KEY)
     page = visits.open(process.url, example=False)
     page.add_init_script(
-        """Object.defineProperty(window, "sessionStorage", {
-          get() { throw new DOMException("Access is denied", "SecurityError"); },
-        })"""
+        f'Object.defineProperty(window, "sessionStorage", {{get() {{ {blocked}; }}}})'
     )
     for _ in range(2):
         page.reload()

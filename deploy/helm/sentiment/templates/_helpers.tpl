@@ -98,7 +98,7 @@ securityContext:
 {{- define "sentiment.quantity" -}}
 {{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "T" 1e12 "Ti" 1099511627776 "P" 1e15 "Pi" 1125899906842624 }}
 {{- $text := toString . }}
-{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text) | float64) }}
+{{- mulf (regexFind "^[0-9.]+(e[+][0-9]+)?" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text) | float64) }}
 {{- end }}
 
 {{- define "sentiment.autoscaled" -}}
