@@ -413,7 +413,8 @@ class _BaseClient:
             ValueError: the URL, the key or a number is not valid, or a variable of the environment
                 names a proxy or certificates that cannot be used.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "url")}
+        values = {**locals()}  # a debugger may change the dictionary itself
+        given = {name: value for name, value in values.items() if name not in ("self", "url")}
         times = 0 < timeout_s <= LONGEST_S and patience_s >= 0  # neither is NaN
         if not (times and batch_size >= 1 and concurrency >= 1):
             raise ValueError(
@@ -487,8 +488,8 @@ class _BaseClient:
         return pause_s
 
     async def _classify_one(self, value: Any, options: _Options) -> Prediction:
-        body = _body(_or_raised(_checked(value)), _members(options))
-        model = _OneModel(options.get("model"))
+        members = _members(options)
+        body, model = _body(_or_raised(_checked(value)), members), _OneModel(options.get("model"))
 
         def read(document: Any) -> Any:
             return _or_raised(*_outcomes(1, model, document))
@@ -499,12 +500,12 @@ class _BaseClient:
     async def _classify_all(
         self, texts: Any, options: _Options
     ) -> tuple[list[Outcome], ModelInfo | None]:
-        model, attempts = options.get("model"), 0
+        model, members, attempts = options.get("model"), _members(options), 0
         batches = [*_batches(texts, self._batch_size)]
         while True:
             attempts, one_model = attempts + 1, _OneModel(model)
             try:
-                calls = self._calls(batches, options, one_model)
+                calls = (self._in_places(batch, one_model, members) for batch in batches)
                 return await self._all(calls), one_model.model
             except SentimentError as error:
                 # The service has changed its model, and any will do.
@@ -512,12 +513,11 @@ class _BaseClient:
                 if not again or attempts == MAX_ATTEMPTS:
                     raise
 
-    def _calls(
-        self, batches: Iterable[Batch], options: _Options, one_model: _OneModel | None = None
-    ) -> Iterator[_Call]:
-        """A call for each batch; without ``one_model``, each may get another model's answer."""
+    def _calls(self, texts: Any, options: _Options) -> Iterator[_Call]:
+        """A call for each batch of the texts; each may get another model's answer."""
         model, members = options.get("model"), _members(options)
-        return (self._in_places(batch, one_model or _OneModel(model), members) for batch in batches)
+        batches = _batches(several(texts), self._batch_size)
+        return (self._in_places(batch, _OneModel(model), members) for batch in batches)
 
     async def _add_columns(self, table: T, column: str, prefix: str, options: _Options) -> T:
         table = whole_table(table)
@@ -646,8 +646,11 @@ class Client(_BaseClient):
         """The result of each text, in order. Later texts are read and sent in the meantime.
 
         If ``model`` is one of ``models()``, all are of that model.
+
+        Raises:
+            SentimentError: a request failed.
         """
-        return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
+        return self._classified(self._calls(texts, options))
 
     def _classified(self, calls: Iterator[_Call]) -> Iterator[Outcome]:
         waiting: deque[Future[list[Outcome]]] = deque()
@@ -675,7 +678,11 @@ class Client(_BaseClient):
         return _done(self._add_columns(table, column, prefix, options))
 
     def models(self) -> list[ModelInfo]:
-        """The models that the service has loaded; the first is the default."""
+        """The models that the service has loaded; the first is the default.
+
+        Raises:
+            SentimentError: the request failed.
+        """
         return _done(self._request("/models", _models))
 
     async def _all(self, calls: Iterator[_Call]) -> list[Outcome]:
@@ -741,7 +748,7 @@ class AsyncClient(_BaseClient):
         self, texts: Iterable[Any], **options: Unpack[_Options]
     ) -> AsyncGenerator[Outcome, None]:
         """Like ``Client.classify_iter``."""
-        return self._classified(self._calls(_batches(several(texts), self._batch_size), options))
+        return self._classified(self._calls(texts, options))
 
     async def _classified(self, calls: Iterator[_Call]) -> AsyncGenerator[Outcome, None]:
         waiting: deque[asyncio.Task[list[Outcome]]] = deque()

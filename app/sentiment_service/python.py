@@ -97,7 +97,8 @@ class Classifier:
             ValueError: an option is not valid.
             UserError: the model or the device cannot be used, or is not what an option is for.
         """
-        given = {name: value for name, value in locals().items() if value is not None}
+        values = {**locals()}  # a debugger may change the dictionary itself
+        given = {name: value for name, value in values.items() if value is not None}
         del given["self"]
         if model is not None:
             given["model"] = [str(model)]

@@ -882,12 +882,22 @@ def test_what_is_not_several_texts_has_no_results_one_by_one(client: Any, texts:
         client("http://localhost").classify_iter(texts)
 
 
-@pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_an_unknown_option_is_refused_with_those_that_there_are(client: Any) -> None:
-    """The error names the public function, and the option."""
+@pytest.mark.parametrize("texts", [None, ["good"], iter(["good"])], ids=["one", "list", "iterator"])
+async def test_an_unknown_option_is_refused_with_those_that_there_are(texts: Any) -> None:
+    """The error names the public function and the option, and no text has been read."""
     words = r"the options of classify are language, model, overflow, threshold: not \['foo'\]"
+    options: dict[str, Any] = {"foo": 1}
+    client, asyncio_client = Client("http://localhost"), AsyncClient("http://localhost")
     with pytest.raises(TypeError, match=words):
-        client("http://localhost").classify_iter(["good"], foo=1)
+        client.classify(texts, **options)
+    with pytest.raises(TypeError, match=words):
+        await asyncio_client.classify(texts, **options)
+    if texts is not None:
+        with pytest.raises(TypeError, match=words):
+            client.classify_iter(texts, **options)
+        with pytest.raises(TypeError, match=words):
+            asyncio_client.classify_iter(texts, **options)
+        assert list(texts) == ["good"]
 
 
 def _endless(taken: list[int]) -> Iterator[str]:

@@ -156,7 +156,7 @@ def outputs(body: InferRequest, done: Classification) -> list[Output]:
     if {output.name for output in body.outputs} - {*known}:
         raise InvalidRequest("outputs: only a model of sentiment has polarity")
     found = []
-    for asked in body.outputs or [RequestedOutput(name=name) for name in known]:
+    for asked in body.outputs or [_EACH[name] for name in known]:
         rows = [prediction[asked.name] for prediction in predictions]
         lists = [[*row.values()] if isinstance(row, dict) else [row] for row in rows]
         values = [value for one in lists for value in one]
@@ -166,6 +166,9 @@ def outputs(body: InferRequest, done: Classification) -> list[Output]:
         shape = _dims(asked.name, len(rows), model)
         found.append(Output(asked.name, _datatype(asked.name), shape, values, binary))
     return found
+
+
+_EACH = {name: RequestedOutput(name=name) for name in get_args(OutputName)}
 
 
 def _outputs_of(model: Model) -> list[OutputName]:

@@ -100,8 +100,8 @@ async def openapi(request: HttpRequest) -> Response:
 
 
 async def _file(request: HttpRequest, name: str) -> Response:
-    # No path with .. leads to a file, and that of a packed one has no .gz.
-    if ".." in name or name.endswith(".gz"):
+    # No path with .. or // leads to a file, and that of a packed one has no .gz.
+    if ".." in name or "//" in name or name.endswith(".gz"):
         raise not_found(request.exchange)
     try:
         response = await _FILES.get_response(name, request.scope)

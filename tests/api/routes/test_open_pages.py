@@ -26,6 +26,7 @@ from tests.support.virtual_time import Simulation
         "/docs/a/..%2fdocs.js",
         "/docs/swagger-ui/%2e%2e/docs.js",
         "/docs/%2e%2e/page.js",
+        "/docs//index.html",
         "/docs/a/%2e%2e/swagger-ui/swagger-ui-bundle.js",
         "/docs/a/%2e%2e/swagger-ui/swagger-ui-bundle.js.gz",
         "/docs/swagger-ui/swagger-ui-bundle.js.gz",
@@ -33,7 +34,7 @@ from tests.support.virtual_time import Simulation
     ],
 )
 def test_a_file_has_one_path(client: TestClient, path: str) -> None:
-    """A path with ``..`` leads to no file, and a packed file has only the name without .gz."""
+    """A path with ``..`` or ``//`` leads to no file; a packed file has only the name without .gz."""
     assert client.get(path).status_code == 404
 
 
