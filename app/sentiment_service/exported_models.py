@@ -124,10 +124,12 @@ class _Source:
 
 def _of_cache(path: Path) -> Path:
     """The snapshot of the main revision, if this is a model's directory in a hub cache."""
-    ref = path / "refs" / "main"
-    if not path.resolve().name.startswith(CACHED) or not ref.is_file():
+    ref, snapshots = path / "refs" / "main", path / "snapshots"
+    if not path.resolve().name.startswith(CACHED) or not snapshots.is_dir():
         return path
-    return path / "snapshots" / ref.read_text(encoding="utf-8").strip()
+    if not ref.is_file():
+        raise UserError(f"{path} has no revision main: give one of the directories in {snapshots}")
+    return snapshots / ref.read_text(encoding="utf-8").strip()
 
 
 def _source(path: Path, settings: Settings) -> _Source | None:
@@ -172,6 +174,8 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
 
     def needed() -> bool:
         held = _manifest(source.bundle)
+        if settings.precision not in ("auto", *held.get("variants", ())):
+            return True  # with auto, another variant may have been fetched
         return not held or (newest is not None and newest.revision != source.commit.revision)
 
     if needed():

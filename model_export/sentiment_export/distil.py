@@ -142,7 +142,7 @@ class Teacher:
     @classmethod
     def find(cls, recipe: Distillation) -> "Teacher":
         """The teacher; the weights of a bundle are read back."""
-        path = Path(recipe.source)
+        path = find_checkpoint(recipe.source, recipe.revision, recipe.options.onnx)
         if is_bundle(path):
             recipe.options.refuse_bundle(recipe.source)
             bundle = Bundle.open(path)
@@ -154,11 +154,10 @@ class Teacher:
             name, origin_of, key = bundle.manifest.name, bundle.manifest.source, bundle.digest
             hub = origin_of.repo_id, origin_of.revision
         else:
-            path = find_checkpoint(recipe.source, recipe.revision, recipe.options.onnx)
             bundle, checkpoint = None, load_checkpoint(path, recipe.options)
             said = json.dumps([checkpoint.files, recipe.options.checkpoint_flags()])
-            name, key = path.resolve().name, sha256(said.encode()).hexdigest()
-            hub = origin(path) or (None, None)
+            key, hub = sha256(said.encode()).hexdigest(), origin(path) or (None, None)
+            name = hub[0].rpartition("/")[2] if hub[0] else path.resolve().name
         if checkpoint.graph is not None:
             raise UserError(f"{path} is an ONNX graph, whose layers cannot be trained")
         if checkpoint.text_pairs:

@@ -30,7 +30,7 @@ BUNDLE_FILES = {
 
 
 def check_bundle_output(output: Path) -> Path:
-    """The absolute path of ``output``, if there is nothing, or a bundle and nothing else."""
+    """The absolute path of ``output``, if nothing, an empty directory or only a bundle is there."""
     output = _resolved(output)
     if _is_occupied(output) and not is_bundle(output):
         raise UserError(f"{output} exists and is not a bundle; choose another --output")
@@ -46,7 +46,7 @@ def check_bundle_output(output: Path) -> Path:
 
 
 def check_new_output(output: Path) -> Path:
-    """The absolute path of ``output``, if there is nothing."""
+    """The absolute path of ``output``, if nothing or an empty directory is there."""
     output = _resolved(output)
     if _is_occupied(output):
         raise UserError(f"{output} exists and is not replaced; choose another --output")

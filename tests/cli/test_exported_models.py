@@ -312,6 +312,9 @@ def test_a_models_directory_in_a_hub_cache(fake: Path, tmp_path: Path) -> None:
     assert bundle.name == "tiny"
     (snapshot / "manifest.json").touch()
     assert _used(fake, str(model)) == [snapshot]
+    (model / "refs/main").rename(model / "refs/dev")
+    with pytest.raises(UserError, match=f"{model} has no revision main: give one of the director"):
+        _used(fake, str(model))
 
 
 @pytest.mark.parametrize(
@@ -328,6 +331,17 @@ def test_a_bundle_on_the_hub_may_have_another_variant(
     """Under auto, any that would be served of a directory; a named precision is asked for alone."""
     (bundle,) = _used(fake, "acme/gone", device=device, precision=precision)
     assert _words(bundle) == f"acme/gone {words}"
+
+
+def test_what_auto_has_kept_is_not_taken_for_another_variant(fake: Path) -> None:
+    """It may be fp32 in the place of int8. Whoever names int8 then gets it, or learns why not."""
+    (bundle,) = _used(fake, "acme/gone")
+    manifest = bundle / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "variants": {"fp32": {}}}))
+    assert _used(fake, "acme/gone") == [bundle]
+    assert AUTO in _words(bundle)
+    assert _used(fake, "acme/gone", precision="int8") == [bundle]
+    assert AUTO not in _words(bundle)
 
 
 def test_an_export_that_is_killed_is_called_that(

@@ -124,9 +124,15 @@ def test_it_learns(recipe: Distillation, made: tuple[Path, list[str]], tmp_path:
 def test_a_bundle_teaches_what_its_checkpoint_does(
     recipe: Distillation, made: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    """Its weights are read back from fp32, so the student's graphs have the same bytes."""
-    export(load_checkpoint(Path(recipe.source)), tmp_path / "bundle")
-    words = ["distil", str(tmp_path / "bundle"), "--output", str(tmp_path / "student")]
+    """Its weights are read back from fp32, so the student's graphs have the same bytes.
+
+    Here it lies in a hub cache, and is named by its model's directory.
+    """
+    model = tmp_path / "models--acme--teacher"
+    export(load_checkpoint(Path(recipe.source)), model / "snapshots" / ("a1" * 20))
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("a1" * 20)
+    words = ["distil", str(model), "--output", str(tmp_path / "student")]
     words += ["--texts", *map(str, recipe.texts), "--labelled", str(recipe.labelled)]
     assert main([*words, "--epochs", "1", "--learning-rate", "1e-3"]) == 0
     found, expected = _files(tmp_path / "student"), _files(made[0])

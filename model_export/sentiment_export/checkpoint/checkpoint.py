@@ -27,6 +27,7 @@ from sentiment_export.checkpoint.layout import (
     CACHED,
     DEFAULT_REVISION,
     GRAPH,
+    check_revision,
     choose_local_files,
     of_cache,
     weight_files,
@@ -117,8 +118,7 @@ def find_checkpoint(source: str, revision: str | None = None, onnx: str | None =
     ``source`` is a checkpoint directory, a model's directory in a hub cache, or a hub id. ``onnx``
     is the graph to download in the place of weights; see ``choose_files``.
     """
-    if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
-        raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
+    check_revision(revision)
     path = Path(source)
     if source and path.is_dir():
         model = path.resolve()
@@ -137,9 +137,14 @@ def find_checkpoint(source: str, revision: str | None = None, onnx: str | None =
 
 
 def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Checkpoint:
-    """Load a local checkpoint; ``options`` override what it says, and what ``decide`` knows."""
-    side_files, weights, graph, entries = opened(path, options.onnx)
+    """Load a local checkpoint; ``options`` override what it says, and what ``decide`` knows.
+
+    Pickled weights are read as plain tensors; their code never runs.
+    """
+    side_files, weights = choose_local_files(path, options.onnx)
+    entries = read_config(path, str(path), of_graph=weights.endswith(GRAPH))
     check_task(entries, str(path))
+    graph = graph_of(path, weights, entries)
     decided = decide(path, entries, options)
     config = {
         **decided.entries,
@@ -199,15 +204,12 @@ def load_checkpoint(path: Path, options: CheckpointOptions = AS_IT_SAYS) -> Chec
     )
 
 
-def opened(path: Path, onnx: str) -> tuple[list[str], str, GraphFile | None, dict[str, Any]]:
-    """The names of the files (see ``choose_files``), the graph, and the entries of config.json."""
-    side_files, weights = choose_local_files(path, onnx)
-    of_graph = weights.endswith(GRAPH)
-    entries = read_config(path, str(path), of_graph=of_graph)
-    graph = GraphFile.read(path / weights) if of_graph else None
+def graph_of(path: Path, weights: str, entries: dict[str, Any]) -> GraphFile | None:
+    """The graph that stands in the place of weights; labels that it has not named get numbers."""
+    graph = GraphFile.read(path / weights) if weights.endswith(GRAPH) else None
     if graph and graph.labels and not entries.get("id2label"):
         entries["id2label"] = {index: f"LABEL_{index}" for index in range(graph.labels)}
-    return side_files, weights, graph, entries
+    return graph
 
 
 def _check_types(path: Path, config: Mapping[str, Any], tokenizer: CheckpointTokenizer) -> None:
@@ -270,7 +272,10 @@ class Described:
 
 
 def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
-    """The PyTorch module that config.json describes (eager attention, fp32), without weights."""
+    """The PyTorch module that config.json describes (eager attention, fp32), without weights.
+
+    Code in the checkpoint never runs.
+    """
     import torch
     from transformers import AutoModelForSequenceClassification
     from transformers.initialization import no_init_weights

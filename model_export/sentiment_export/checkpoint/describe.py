@@ -12,12 +12,12 @@ from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import AS_IT_SAYS
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
-from sentiment_export.checkpoint.checkpoint import Described, max_tokens, opened
-from sentiment_export.checkpoint.config import check_task, output_names
+from sentiment_export.checkpoint.checkpoint import Described, graph_of, max_tokens
+from sentiment_export.checkpoint.config import check_task, output_names, read_config
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import FAMILY, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
-from sentiment_export.checkpoint.layout import names_in, weight_files
+from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, names_in, weight_files
 from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
 from sentiment_export.checkpoint.weights import fit, unread
@@ -64,7 +64,9 @@ class Description:
 
 def describe(path: Path) -> Description:
     """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer."""
-    _, weights, graph, entries = opened(path, "")
+    _, weights = choose_local_files(path, "")
+    entries = read_config(path, str(path), of_graph=weights.endswith(GRAPH))
+    graph = graph_of(path, weights, entries)
     names = {*names_in(path), *(weight_files(path, weights) if graph else ())}
     problems: list[str] = []
 

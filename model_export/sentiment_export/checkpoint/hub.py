@@ -35,6 +35,7 @@ from sentiment_export.checkpoint.layout import (
     DATES,
     DEFAULT_REVISION,
     GRAPH,
+    check_revision,
     choose_files,
     commit_date,
     is_complete,
@@ -134,7 +135,9 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"there is no directory {repo_id}, and no model {repo_id} on {hub}; if it is private, "
             "set HF_TOKEN to a token that may read it"
         )
-    if status == 403 and not hub.startswith(address):  # the hub hands out large files elsewhere
+    if status == 403 and not hub.lower().startswith(
+        address.lower()
+    ):  # the hub hands out large files elsewhere
         return (
             f"{address} denies access to {repo_id}; check the network and the proxy (HTTPS_PROXY), "
             f"or give {other}"
@@ -301,6 +304,7 @@ def fetch_bundle(
     ``others`` that it has. If the hub does not answer, the hub's cache does. ``refuse`` gets the
     name of a bundle, and raises if the user asks for what only an export does.
     """
+    check_revision(revision)
     wanted = revision or DEFAULT_REVISION
     try:
         model = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=source, repo_type="model")
@@ -362,7 +366,7 @@ def _copy(
 
     for name in (MANIFEST, *SIDE_FILES, "README.md"):
         copy(name)
-    bundle = Bundle.open(directory)
+    bundle = Bundle.open(_download(source, MANIFEST, commit.revision).parent)
     variants = bundle.manifest.variants
     found = [precision for precision in precisions if precision in variants]
     found = found or [precision for precision in others if precision in variants][:1]
@@ -376,7 +380,7 @@ def _copy(
         copy(variant.file)
         if variant.data is not None:
             copy(variant.data.file)
-        bundle.variant_path(precision)
+        bundle.check(precision)
     manifest = bundle.manifest.model_copy(update={"variants": kept, "fetched": commit})
     text = manifest.model_dump_json(indent=2, exclude_none=True)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")

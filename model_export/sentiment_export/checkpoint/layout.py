@@ -194,6 +194,12 @@ def commit_date(path: Path) -> str | None:
     return note.read_text(encoding="utf-8") if note.is_file() else None
 
 
+def check_revision(revision: str | None) -> None:
+    """Check that a revision can be one, since it becomes a part of a path in the cache."""
+    if revision is not None and (not revision or ".." in revision or revision.startswith("/")):
+        raise UserError(f"{revision!r} is not a revision; give a branch, a tag or a commit")
+
+
 def of_cache(model: Path, revision: str) -> Path:
     snapshot = snapshot_of(model, revision)
     if snapshot is None:

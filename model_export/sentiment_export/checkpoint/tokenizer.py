@@ -149,8 +149,8 @@ def load_tokenizer(
             lambda file: Tokenizer.from_str(tokenizer_files.read_text(file)),
         )
         settings = said
-        if tokenizer.truncation:  # transformers may save the side in this file alone
-            settings = {"truncation_side": tokenizer.truncation["direction"], **said}
+        if (tokenizer.truncation or {}).get("direction") == "left":
+            settings = {"truncation_side": "left", **said}  # transformers may save it here alone
         _follow(tokenizer, said, kind)
     elif files is BYTE_LEVEL_BPE:
         tokenizer = tokenizer_files.byte_level_bpe(path, settings, made_as)

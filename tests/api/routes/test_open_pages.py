@@ -34,7 +34,7 @@ from tests.support.virtual_time import Simulation
     ],
 )
 def test_a_file_has_one_path(client: TestClient, path: str) -> None:
-    """A path with ``..`` or ``//`` leads to no file; a packed file has only the name without .gz."""
+    """A path with ``..`` or ``//`` leads to no file, nor does the name of a packed one with .gz."""
     assert client.get(path).status_code == 404
 
 

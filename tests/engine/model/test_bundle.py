@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sentiment_service.cli.command import main
 from sentiment_service.engine.model import device
-from sentiment_service.engine.model.bundle import Bundle
+from sentiment_service.engine.model.bundle import Bundle, sha256
 from sentiment_service.engine.model.device import CudaState
 from sentiment_service.errors import UserError
 from sentiment_service.main import create_app
@@ -185,11 +185,33 @@ def test_files_are_links_in_a_hub_cache(tmp_path: Path, *, cached: bool) -> None
         blob = model / file.name
         file.rename(blob)
         file.symlink_to(blob)
-    if cached:
-        assert Bundle.open(path).variant_path("fp32") == model / "model.onnx"
+    if not cached:
+        with pytest.raises(UserError, match="names a file outside itself"):
+            Bundle.open(path)
         return
-    with pytest.raises(UserError, match="names a file outside itself"):
-        Bundle.open(path)
+    assert Bundle.open(path).variant_path("fp32") == model / "model.onnx"
+    (model / "model.onnx").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=f"delete {model} and download it again$"):
+        Bundle.open(path).variant_path("fp32")
+
+
+def test_weights_beside_a_graph_that_is_a_link(tmp_path: Path) -> None:
+    """ONNX Runtime looks for them beside the linked file. In a hub cache, they are not there."""
+    model = tmp_path / "models--acme--tiny"
+    path = make_bundle(model / "snapshots" / ("a1" * 20))
+    data = path / "onnx" / "model.onnx_data"
+    data.write_bytes(b"weights")
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    facts = {"file": "onnx/model.onnx_data", "sha256": sha256(data), "bytes": 7}
+    manifest["variants"]["fp32"]["data"] = facts
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert Bundle.open(path).variant_path("fp32") == path / "onnx" / "model.onnx"
+    for number, file in enumerate((path / "onnx").iterdir()):
+        blob = model / f"blob-{number}"
+        file.rename(blob)
+        file.symlink_to(blob)
+    with pytest.raises(UserError, match="give --model ORG/NAME, or a copy that sentiment-export"):
+        Bundle.open(path).variant_path("fp32")
 
 
 @pytest.mark.parametrize(

@@ -341,8 +341,9 @@ def test_a_model_that_may_not_be_read(
     """The error says what a token would need, signed in (403 or 404) or not (401)."""
     hub.tokens = {GOOD}
     change(hub)
-    error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=token)
-    assert error.startswith(says.format(repo=REPO, url=hub.url))
+    for url in (hub.url, hub.url.replace("127.0.0.1", "LocalHost")):
+        error = refusal(tmp_path, url, REPO, HF_TOKEN=token)
+        assert error.startswith(says.format(repo=REPO, url=url))
 
 
 def test_an_unknown_revision(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
@@ -689,7 +690,8 @@ def test_a_bundle_without_the_variant(hub: Hub, bundle: Path, tmp_path: Path) ->
 def test_a_bundle_in_the_cache_needs_no_hub(hub: Hub, bundle: Path, tmp_path: Path) -> None:
     """Offline in silence, and with a warning if nobody answers, the whole copy is copied again.
 
-    A copy that lacks a file is called incomplete, and a branch is not taken for another one.
+    A copy that lacks a file is called incomplete, and a branch is not taken for another one. A
+    damaged file is to be deleted. What leads out of the cache is no revision.
     """
     copies = [tmp_path / name for name in ("first", "offline", "down")]
     words = [[BUNDLE, "--output", str(copy), "--precision", "fp32"] for copy in copies]
@@ -709,5 +711,11 @@ def test_a_bundle_in_the_cache_needs_no_hub(hub: Hub, bundle: Path, tmp_path: Pa
     says = f"{tmp_path / 'hub'} has no complete copy of {BUNDLE} at"
     assert says + " dev;" in export(tmp_path, hub.url, *words[1], "--revision=dev", **offline)[1]
     (graph,) = (tmp_path / "hub").rglob("snapshots/*/onnx/model.onnx")
+    graph.write_bytes(b"damaged")
+    model = graph.parents[3]
+    says_damaged = f"delete {model} and download it again"
+    assert export(tmp_path, hub.url, *words[1])[1].endswith(says_damaged)
     graph.unlink()
     assert says + " main;" in export(tmp_path, hub.url, *words[1], **offline)[1]
+    out = export(tmp_path, hub.url, *words[1], "--revision=../../x")[1]
+    assert out.endswith("'../../x' is not a revision; give a branch, a tag or a commit")

@@ -256,6 +256,17 @@ class Bundle:
         return cls(path, manifest, config, digest)
 
     def variant_path(self, precision: Precision) -> Path:
+        """The path of a variant's ONNX file, which has been checked and can be opened."""
+        path, data = self.check(precision), self.manifest.variants[precision].data
+        if data is not None and not path.with_name(PurePosixPath(data.file).name).is_file():
+            raise UserError(
+                f"bundle {self.path} is one of links to other names, by which ONNX Runtime does "
+                f"not find {data.file}: give --model ORG/NAME, or a copy that "
+                "sentiment-export ORG/NAME --output DIR makes"
+            )
+        return path
+
+    def check(self, precision: Precision) -> Path:
         """Check the digest of a variant's ONNX file and of its weights, and return its path."""
         variant = self.manifest.variants.get(precision)
         if variant is None:
@@ -324,9 +335,10 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
 
 def _check_digest(bundle: Path, name: str, expected: str) -> Path:
     try:
-        path, home = (bundle / name).resolve(), bundle.resolve()
+        path, home, cure = (bundle / name).resolve(), bundle.resolve(), "copy or export it again"
         if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
             home = home.parent.parent  # where links lead to files of the same model
+            cure = f"delete {home} and download it again"  # else its client takes it for whole
         if not path.is_relative_to(home):
             raise UserError(f"bundle {bundle} names a file outside itself: {name}")
         digest = sha256(path)
@@ -335,7 +347,7 @@ def _check_digest(bundle: Path, name: str, expected: str) -> Path:
     if digest != expected:
         raise UserError(
             f"bundle {bundle}: {name} is damaged or was changed (SHA-256 {digest[:12]}…, "
-            f"the manifest says {expected[:12]}…): copy or export it again"
+            f"the manifest says {expected[:12]}…): {cure}"
         )
     return path
 
