@@ -86,7 +86,7 @@ def served(request: routes.HttpRequest) -> Classifier:
 
 
 async def _read(request: routes.HttpRequest) -> tuple[tensors.InferRequest, list[str]]:
-    if routes.media_type(request, b"content-type") not in _MEDIA_TYPES:
+    if routes.media_type(request) not in _MEDIA_TYPES:
         raise UnsupportedMediaType(f"send {' or '.join(_MEDIA_TYPES[1:])}")
     content = await routes.read_bytes(request)
     length = _json_length(request, content)

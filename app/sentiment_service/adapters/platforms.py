@@ -190,7 +190,7 @@ async def invocations(request: HttpRequest) -> Response:
     place. In JSON, the fields decide: `inputs` alone is answered as by Hugging Face's containers,
     `inputs` with a field of `POST /classify` as there, and `instances` as by Vertex AI.
     """
-    content_type = media_type(request, b"content-type")
+    content_type = media_type(request)
     if content_type in RECORDS:
         reader, answers = RECORDS[content_type]
         accepted = request.headers.get("accept", "").lower().split(",")

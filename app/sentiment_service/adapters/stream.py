@@ -124,7 +124,7 @@ async def classify_stream(request: HttpRequest) -> Response:
     null.
     """
     exchange = request.exchange
-    if media_type(request, b"content-type") not in ACCEPTED:
+    if media_type(request) not in ACCEPTED:
         raise errors.UnsupportedMediaType(f"send lines of JSON, with content-type: {MEDIA_TYPE}")
     for field in ndjson.NOT_TAKEN.keys() & request.query_params.keys():
         raise errors.InvalidRequest(ndjson.NOT_TAKEN[field])

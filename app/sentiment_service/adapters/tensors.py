@@ -149,6 +149,9 @@ def metadata_of(model: Model) -> dict[str, Any]:
     }
 
 
+_EACH = {name: RequestedOutput(name=name) for name in get_args(OutputName)}
+
+
 def outputs(body: InferRequest, done: Classification) -> list[Output]:
     """The outputs that the request names, or all that the model has. A bad text is an error."""
     model, predictions = done.model, every_prediction(done.outcomes)
@@ -166,9 +169,6 @@ def outputs(body: InferRequest, done: Classification) -> list[Output]:
         shape = _dims(asked.name, len(rows), model)
         found.append(Output(asked.name, _datatype(asked.name), shape, values, binary))
     return found
-
-
-_EACH = {name: RequestedOutput(name=name) for name in get_args(OutputName)}
 
 
 def _outputs_of(model: Model) -> list[OutputName]:

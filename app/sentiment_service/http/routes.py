@@ -245,7 +245,7 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
         return checked(request.parsed, schema)
     body = await read_bytes(request)
     query = _own_fields_of_query(request, schema)
-    main, _, sub = media_type(request, b"content-type").partition("/")
+    main, _, sub = media_type(request).partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
         text = text_body(_header(request, b"content-type"), body, schema)
         _belong_in_body(query.keys() & text.keys())
@@ -340,9 +340,9 @@ async def _receive_in_time(request: HttpRequest) -> Message:
         raise errors.DeadlineExceeded(late, of_client=True) from None
 
 
-def media_type(request: HttpRequest, name: bytes) -> str:
-    """The media type in the header ``name``, without its parameters; empty if there is none."""
-    return _header(request, name).partition(";")[0].strip().lower()
+def media_type(request: HttpRequest) -> str:
+    """The body's media type without its parameters; empty if no header says it."""
+    return _header(request, b"content-type").partition(";")[0].strip().lower()
 
 
 def _header(request: HttpRequest, name: bytes) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sentiment_service.engine.model.bundle import sha256
+from sentiment_service.engine.model.bundle import CACHED, sha256
 from sentiment_service.engine.options import Preprocessing
 from sentiment_service.engine.text.text_tokenizer import TextPair
 from sentiment_service.errors import UserError, first_line
@@ -24,7 +24,6 @@ from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import KNOWN_UNUSED, Encoder, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.checkpoint.layout import (
-    CACHED,
     DEFAULT_REVISION,
     GRAPH,
     check_revision,

@@ -135,9 +135,8 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"there is no directory {repo_id}, and no model {repo_id} on {hub}; if it is private, "
             "set HF_TOKEN to a token that may read it"
         )
-    if status == 403 and not hub.lower().startswith(
-        address.lower()
-    ):  # the hub hands out large files elsewhere
+    # The hub hands out large files elsewhere.
+    if status == 403 and not hub.lower().startswith(address.lower()):
         return (
             f"{address} denies access to {repo_id}; check the network and the proxy (HTTPS_PROXY), "
             f"or give {other}"

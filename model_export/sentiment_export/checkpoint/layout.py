@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sentiment_service.engine.model.bundle import MANIFEST
+from sentiment_service.engine.model.bundle import CACHED, MANIFEST
 from sentiment_service.errors import UserError, first_line
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
@@ -42,7 +42,6 @@ GRAPH = ".onnx"
 FP32_GRAPHS = ("model.onnx", "onnx/model.onnx")
 # The first line of what Git leaves in place of a large file, before Git LFS fetches the file.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-CACHED = "models--"  # a hub cache names a model's directory models--ORG--NAME
 DATES = "commit-dates"  # our own notes beside the hub client's refs and snapshots
 DEFAULT_REVISION = "main"
 COMMIT = re.compile(r"[0-9a-f]{40}")
