@@ -54,8 +54,7 @@ NAME_IN_PATH = {
     "schema": {"type": "string"},
     "example": MODEL,
 }
-# Another server's protocol has its own description.
-FOREIGN_BODY = {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}
+FOREIGN_BODY = {"required": True, "content": {JSON: {"schema": {"type": "object"}}}}
 
 
 class Problem(TypedDict):
@@ -118,21 +117,23 @@ def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str
     refusals = components.setdefault("responses", {})
     if keys:
         components["securitySchemes"] = {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            if "{name}" in path:
-                operation["parameters"] = [NAME_IN_PATH]
-            if method == "post" and "compatibility" in operation["tags"]:
-                operation["requestBody"] = FOREIGN_BODY
-                operation["responses"] = operation.pop("responses")  # behind it
-    for operation in [o for methods in document["paths"].values() for o in methods.values()]:
+    operations = [
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    for path, method, operation in operations:
         # By default the name of our function, which says little in a list of operations.
         operation["summary"] = operation["description"].partition("\n")[0]
         if keys:
             operation["security"] = [{"HTTPBearer": []}]
         answers = operation["responses"]
-        if [*answers] == ["200"]:  # of another server's protocol, which describes its errors
+        if "{name}" in path:
+            operation["parameters"] = [NAME_IN_PATH]
+        if "compatibility" in operation["tags"]:  # the protocol has its own description
             answers["default"] = {"description": "an error, in the form of the protocol"}
+            if method == "post":
+                operation["requestBody"] = FOREIGN_BODY
         for body in (operation.get("requestBody", {}), *answers.values()):
             for media_type, content in body.get("content", {}).items():
                 content["schema"] = _moved(content["schema"], schemas)

@@ -227,6 +227,7 @@ def test_two_components_of_one_name_are_refused() -> None:
         f"/{text['description']}": {
             "get": {
                 "description": "",
+                "tags": ["texts"],
                 "responses": {"200": {"content": {"application/json": {"schema": text}}}},
             }
         }
