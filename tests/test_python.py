@@ -30,7 +30,7 @@ from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
 from sentiment_service.results import Prediction as AnsweredPrediction
 from sentiment_service.settings.settings import CheckpointOptions, Settings
 
-from tests.support.serving import Gate, environment, run_program
+from tests.support.serving import Gate, Program, environment, run_program
 from tests.support.tiny_bundle import LABELS
 
 FIELDS = {field.name for field in fields(Prediction)}
@@ -641,7 +641,7 @@ except KeyboardInterrupt:
     print(classifier.classify("love").label)
     raise
 """
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "-c", f"{SLOW}\n{code}", str(bundle)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -33,7 +33,15 @@ from sentiment_service.shared_memory import Board
 
 from tests.conftest import FLAGS, Listen, Serve, Start
 from tests.support.raw_http import connect, exchange
-from tests.support.serving import SLOW_COMMAND, Gate, Process, eventually, installed, metric
+from tests.support.serving import (
+    SLOW_COMMAND,
+    Gate,
+    Process,
+    Program,
+    eventually,
+    installed,
+    metric,
+)
 from tests.support.streams import NDJSON, STREAM_HEAD, ask_line, chunk
 from tests.support.tiny_bundle import different_texts
 
@@ -179,7 +187,7 @@ def test_memory_does_not_grow_with_the_stream(start: Start, tmp_path: Path) -> N
         command = [installed("curl", "curl"), "-sS", "-N", "-X", "POST"]
         command += ["-H", "content-type: application/x-ndjson"]
         seen = 0
-        with subprocess.Popen(
+        with Program(
             [*command, "-T", str(source), f"{process.url}/classify/stream"], stdout=subprocess.PIPE
         ) as curl:
             assert curl.stdout

@@ -35,7 +35,7 @@ from sentiment_service.cli.load_generator import (
 from sentiment_service.errors import UserError
 from sentiment_service.installation import child_command
 
-from tests.support.serving import COMMAND, ROOT, children_of, environment, eventually, runs
+from tests.support.serving import COMMAND, ROOT, Program, children_of, environment, eventually, runs
 
 # What a fake service does before it answers: the number of the request, and the status to answer.
 Answer = Callable[[int], Awaitable[int]]
@@ -556,7 +556,7 @@ def test_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
 def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
     """The exit code is 130; no traceback is shown, and no process is left."""
     options = ["bench", "--model", str(bundle), "--seconds", "60", "--p99-ms", "20000"]
-    with subprocess.Popen(
+    with Program(
         [*COMMAND, *options],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -11,16 +11,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from sentiment_service.cli.command import _parser, main
 from sentiment_service.settings.settings import Settings, flag
 from sentiment_service.settings.sources import GROUPS, load_settings
 
-from tests.support.serving import COMMAND, ROOT, environment, run_program, terminal
+from tests.support.serving import COMMAND, ROOT, Program, environment, run_program, terminal
 
-Pipes = tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes], IO[bytes]]
+Pipes = tuple[Program, IO[bytes], IO[bytes], IO[bytes]]
 
 
 def _classify(
@@ -40,8 +40,11 @@ def _classify(
 def _answering(bundle: Path) -> Iterator[Pipes]:
     """The command with its three pipes, after it has answered its first line and waits for more."""
     command = [*COMMAND, "classify", "--model", str(bundle)]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:  # type: ignore[call-overload]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with Program(command, cwd=ROOT, env=environment(), **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
         process.stdin.write(b"love\n" * 1_000)
         process.stdin.flush()
         assert process.stdout.readline() == b"positive\t0.9756\tlove\n"

@@ -37,7 +37,15 @@ from sentiment_service.files.table import Chunk, ClassifiedChunk
 
 from tests.conftest import FLAGS, Listen
 from tests.support import serving
-from tests.support.serving import COMMAND, ROOT, Process, environment, eventually, terminal
+from tests.support.serving import (
+    COMMAND,
+    ROOT,
+    Process,
+    Program,
+    environment,
+    eventually,
+    terminal,
+)
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 # Chunks of about ten rows, and each batch takes at least 5 ms.
@@ -74,25 +82,22 @@ def _classify(
 @contextmanager
 def _started(
     *arguments: str | Path, command: Sequence[str] = SLOW_COMMAND, **options: Any
-) -> "Iterator[subprocess.Popen[str]]":
+) -> Iterator[Program]:
     usual: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stderr": subprocess.PIPE,
         "env": environment(),
     }
-    with subprocess.Popen(
-        [*command, "classify", *map(str, arguments)], cwd=ROOT, text=True, **(usual | options)
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()  # a test that failed may have left it stopped
+    command = [*command, "classify", *map(str, arguments)]
+    with Program(command, cwd=ROOT, text=True, **(usual | options)) as process:
+        yield process
 
 
-def _said(process: "subprocess.Popen[str]") -> str:
+def _said(process: Program) -> str:
     """What the process has written to standard error until its end."""
     assert process.stderr
-    return process.stderr.read()
+    written: str = process.stderr.read()
+    return written
 
 
 def _rows(count: int) -> list[tuple[str, str]]:
@@ -155,7 +160,7 @@ def _saved_rows(output: Path) -> int:
 
 
 @contextmanager
-def _paused(source: Path, target: Path, bundle: Path) -> "Iterator[subprocess.Popen[str]]":
+def _paused(source: Path, target: Path, bundle: Path) -> Iterator[Program]:
     """A run that writes nothing more after its first parts, until it is sent SIGCONT."""
     with _started(*_files(source, target, bundle)) as process:
         eventually(lambda: _chunks(target) > 1)

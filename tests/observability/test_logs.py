@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.support.serving import (
     ROOT,
     SLOW_COMMAND,
     Process,
+    Program,
     environment,
     eventually,
     metric,
@@ -220,10 +220,11 @@ def test_a_terminal_gets_words(bundle: Path) -> None:
     """At a terminal, a line is text for people, not JSON."""
     outside, inside = terminal()
     command = [*COMMAND, "serve", "--port", "0", "--model", str(bundle), *FLAGS]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=inside) as process:
+    with Program(command, cwd=ROOT, env=environment(), stderr=inside) as process:
         os.close(inside)
         with os.fdopen(outside, encoding="utf-8") as lines:
             while "serving tiny" not in (line := lines.readline()):
                 assert line
         process.send_signal(signal.SIGTERM)
+        process.wait(30)
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO serving tiny", line)

@@ -20,6 +20,7 @@ from tests.conftest import Start
 from tests.support.raw_http import BODY, HEAD, connect, read_all, statuses
 from tests.support.serving import (
     STUCK_COMMAND,
+    Program,
     children_of,
     environment,
     eventually,
@@ -89,17 +90,14 @@ def test_sigterm_ends_a_start(bundle: Path, workers: str, meanwhile: str) -> Non
     """
     flags = ["--port", "0", "--workers", workers, "--model", str(bundle), "--log-format", "json"]
     command = [*patched(LOADING.format(meanwhile)), "serve", *flags]
-    with subprocess.Popen(
+    with Program(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "loading\n"
         children = children_of(process.pid)
         process.send_signal(signal.SIGTERM)
-        try:
-            _, log = process.communicate(timeout=30)
-        finally:
-            process.kill()
+        _, log = process.communicate(timeout=30)
         assert process.returncode == 128 + signal.SIGTERM
     assert {json.loads(line)["level"] for line in log.splitlines()} == {"info"}
     assert len(children) == (workers == "2")

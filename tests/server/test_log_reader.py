@@ -25,6 +25,7 @@ from tests.support.serving import (
     COMMAND,
     ROOT,
     Process,
+    Program,
     environment,
     eventually,
     metric,
@@ -132,14 +133,11 @@ def bare(bundle: Path) -> Iterator[tuple[int, int]]:
             assert process.poll() is None, "the service ended at its start"
             return False
 
-    with subprocess.Popen(command, cwd=ROOT, env=environment()) as process:
-        try:
-            eventually(answers)
-            yield process.pid, port
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+    with Program(command, cwd=ROOT, env=environment()) as process:
+        eventually(answers)
+        yield process.pid, port
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_standard_files_that_are_closed_are_no_sockets(bare: tuple[int, int]) -> None:

@@ -185,6 +185,14 @@ def runs(pid: int) -> bool:
         return False
 
 
+class Program(subprocess.Popen[Any]):
+    """A process that ends with its ``with`` block, which else would wait for it."""
+
+    def __exit__(self, *exception: Any) -> None:
+        self.kill()
+        super().__exit__(*exception)
+
+
 def run_program(
     *command: str | Path, cwd: Path = ROOT, timeout_s: float = 60, **variables: str
 ) -> "subprocess.CompletedProcess[str]":

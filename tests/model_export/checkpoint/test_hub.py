@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -430,8 +430,10 @@ def untrusted(tmp_path: Path) -> Iterator[str]:
     certificate, key = make_certificate(tmp_path, "proxy", installed("openssl", "openssl"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = context.wrap_socket(
+        server.socket, server_side=True, do_handshake_on_connect=False
+    )
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield f"https://127.0.0.1:{server.server_port}"
