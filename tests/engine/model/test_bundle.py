@@ -190,9 +190,10 @@ def test_files_are_links_in_a_hub_cache(tmp_path: Path, *, cached: bool) -> None
             Bundle.open(path)
         return
     assert Bundle.open(path).variant_path("fp32") == model / "model.onnx"
-    (model / "model.onnx").write_bytes(b"damaged")
-    with pytest.raises(UserError, match=f"delete {model} and download it again$"):
-        Bundle.open(path).variant_path("fp32")
+    for name in ("model.onnx", "manifest.json"):
+        (model / name).write_bytes(b'{"damaged')
+        with pytest.raises(UserError, match=f"delete {model} and download it again$"):
+            Bundle.open(path).variant_path("fp32")
 
 
 def test_weights_beside_a_graph_that_is_a_link(tmp_path: Path) -> None:

@@ -316,8 +316,11 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
             raise UserError(f"there is no directory {path}; give that of a bundle") from None
         lacks = f"it has no {MANIFEST} (sentiment-export makes one)"
         raise UserError(f"{path} is not a bundle: {lacks}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {path / MANIFEST}: {first_line(error)}") from error
+    except ValueError as error:
+        damage = f"{path / MANIFEST} is damaged: {first_line(error)}"
+        raise UserError(f"{damage}; {_home(path)[1]}") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise UserError(
@@ -333,12 +336,18 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
         raise UserError(f"{path / MANIFEST}: {where}: {message}") from None
 
 
+def _home(bundle: Path) -> tuple[Path, str]:
+    """The directory in which all files of a bundle are, and what helps if one is damaged."""
+    home = bundle.resolve()
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
+        home = home.parent.parent  # links lead to files of the same model
+        return home, f"delete {home} and download it again"  # else the client takes it for whole
+    return home, "copy or export it again"
+
+
 def _check_digest(bundle: Path, name: str, expected: str) -> Path:
     try:
-        path, home, cure = (bundle / name).resolve(), bundle.resolve(), "copy or export it again"
-        if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
-            home = home.parent.parent  # where links lead to files of the same model
-            cure = f"delete {home} and download it again"  # else its client takes it for whole
+        path, (home, cure) = (bundle / name).resolve(), _home(bundle)
         if not path.is_relative_to(home):
             raise UserError(f"bundle {bundle} names a file outside itself: {name}")
         digest = sha256(path)
