@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import signal
 import socket
 import statistics
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sentiment_service.cli import bench
+from sentiment_service.cli import bench, bench_service
 from sentiment_service.cli.bench import Measurement, Step
 from sentiment_service.cli.bench_service import Target
 from sentiment_service.cli.command import main
@@ -35,7 +36,7 @@ from sentiment_service.cli.load_generator import (
 from sentiment_service.errors import UserError
 from sentiment_service.installation import child_command
 
-from tests.support.serving import COMMAND, ROOT, Program, children_of, environment, eventually, runs
+from tests.support.serving import ROOT, Program, children_of, environment, eventually, patched, runs
 
 # What a fake service does before it answers: the number of the request, and the status to answer.
 Answer = Callable[[int], Awaitable[int]]
@@ -556,13 +557,14 @@ def test_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
 def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
     """The exit code is 130; no traceback is shown, and no process is left."""
     options = ["bench", "--model", str(bundle), "--seconds", "60", "--p99-ms", "20000"]
+    # In the background of a shell, these tests and what they start ignore Ctrl-C.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     with Program(
-        [*COMMAND, *options],
+        [*patched(heeds), *options],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
         env=environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stderr is not None
         while "requests of 1 text" not in process.stderr.readline():
@@ -573,6 +575,21 @@ def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
         assert process.wait(60) == 130
         assert process.stderr.read() == ""
     eventually(lambda: not any(map(runs, children)))
+
+
+def test_a_log_that_is_held_open_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the service has started may live on, and be the only one that could end the log."""
+    monkeypatch.setattr(bench_service, "WAIT_S", 0.5)
+    code = """
+import subprocess, sys, time
+holder = subprocess.Popen(["sleep", "60"])
+print(f"http://127.0.0.1:{holder.pid}", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+    with bench_service.Server(sys.executable, "-c", code) as server:
+        holder = server.port
+    assert runs(holder)
+    os.kill(holder, signal.SIGKILL)
 
 
 def test_unknown_figures_are_null_in_json() -> None:
