@@ -49,7 +49,7 @@ class Server(BareServer):
     def wait(self) -> tuple[int, str]:
         """Wait for the end; the exit code, and what was logged after the first lines."""
         code = self._process.wait(WAIT_S)
-        self._reading.join()
+        self._reading.join(WAIT_S)
         return code, "".join(self._lines[self._taken :])
 
     def processes(self) -> list[int]:

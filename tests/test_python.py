@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import inspect
 import io
 import pickle
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import asdict, fields
+from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -27,6 +29,7 @@ from sentiment_client import Results, outcome_of
 from sentiment_service import Classifier, ItemError, Prediction, UserError
 from sentiment_service.engine.model.model import Model
 from sentiment_service.errors import EmptyText, InvalidRequest, TextTooLong
+from sentiment_service.files.table import Chunk
 from sentiment_service.results import Prediction as AnsweredPrediction
 from sentiment_service.settings.settings import CheckpointOptions, Settings
 
@@ -519,6 +522,32 @@ def test_closing_does_not_disturb_another_thread(classifier: Classifier, gate: G
         classifier.close()
         gate.open.set()
         assert len(results.result()) == 100
+
+
+def test_a_run_that_is_given_up_ends_on_any_thread(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may find it on a thread that holds a lock of all pools of threads."""
+    calls, given_up, freed = count(1), threading.Event(), threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def _adjust_thread_count(self) -> None:  # ``submit`` calls it while it holds the lock
+            of_tokenizer = threading.current_thread() is not threading.main_thread()
+            if of_tokenizer and next(calls) == 2:
+                assert given_up.wait(30)
+                gc.collect()
+                freed.set()
+            super()._adjust_thread_count()
+
+    monkeypatch.setattr("sentiment_service.files.local.ThreadPoolExecutor", Pool)
+    assert classifier._model
+    run: list[Any] = [classifier._model.outcomes([Chunk(None, ["love"])] * 2, read_ahead=1)]
+    run.append(run)
+    next(run[0])
+    del run
+    given_up.set()
+    assert freed.wait(30)
+    assert classifier.classify("love").label == "positive"
 
 
 def test_it_is_freed_without_close(bundle: Path) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import socket
 import ssl
+import struct
 import subprocess
 from pathlib import Path
 
@@ -93,6 +94,8 @@ class KeyUpdater:
         for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_s_mem", "BIO_new"):
             getattr(lib, name).restype = _Pointer
         self.raw = socket.create_connection(("127.0.0.1", port))
+        # OpenSSL reads from the descriptor itself, which knows nothing of Python's time limit.
+        self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
         self._context = lib.SSL_CTX_new(lib.TLS_client_method())
         self._tls = lib.SSL_new(self._context)
         lib.SSL_set_fd(self._tls, self.raw.fileno())

@@ -541,8 +541,7 @@ def test_shutdown_ends_a_stream_with_a_word(start: Start) -> None:
     process = start(command=SLOW_COMMAND)
     with connect(process.port, STREAM_HEAD + chunk(_lines(400))) as connection:
         received = connection.makefile("rb")
-        while not received.readline().startswith(b'{"id":0,'):
-            pass
+        next(line for line in received if line.startswith(b'{"id":0,'))
         process.signal(signal.SIGTERM)
         rest = [line for line in received if line.startswith(b"{")]
     code, _ = process.wait()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import signal
 import socket
 import statistics
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sentiment_service.cli import bench
+from sentiment_service.cli import bench, bench_service
 from sentiment_service.cli.bench import Measurement, Step
 from sentiment_service.cli.bench_service import Target
 from sentiment_service.cli.command import main
@@ -35,7 +36,7 @@ from sentiment_service.cli.load_generator import (
 from sentiment_service.errors import UserError
 from sentiment_service.installation import child_command
 
-from tests.support.serving import COMMAND, ROOT, Program, children_of, environment, eventually, runs
+from tests.support.serving import ROOT, Program, children_of, environment, eventually, patched, runs
 
 # What a fake service does before it answers: the number of the request, and the status to answer.
 Answer = Callable[[int], Awaitable[int]]
@@ -104,6 +105,8 @@ def raw_server(answer: Callable[[], Iterator[bytes]]) -> Iterator[tuple[str, lis
         while True:
             connection, _ = listener.accept()
             with connection, suppress(OSError):
+                # The system may take minutes to notice that a client is gone that read no further.
+                connection.settimeout(10)
                 if not (head := connection.recv(65_536)):
                     return
                 seen.append(head)
@@ -455,21 +458,23 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("head", "piece", "words"),
+    ("head", "piece", "timeout_s", "words"),
     [
         # Python limits the number of these since 3.14.
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "(within 0.5 s|it does not speak HTTP)"),
-        (OK, b"x: y\r\n", "it does not speak HTTP"),
-        (CHUNKED, b"10000\r\n" + b" " * 65_536 + b"\r\n", "answer has more than 16777216 bytes"),
-        (CHUNKED, b"4\r\n[[[[\r\n", "(within 0.5 s|more than 16777216 bytes)"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.5, "(within 0.5 s|it does not speak HTTP)"),
+        (OK, b"x: y\r\n", 60, "it does not speak HTTP"),
+        (CHUNKED, b"10000\r\n" + b" " * 65_536 + b"\r\n", 60, "has more than 16777216 bytes"),
+        (CHUNKED, b"4\r\n[[[[\r\n", 0.5, "(within 0.5 s|more than 16777216 bytes)"),
     ],
     ids=["100s", "headers", "body", "small pieces"],
 )
-def test_an_answer_without_an_end_is_given_up(head: bytes, piece: bytes, words: str) -> None:
+def test_an_answer_without_an_end_is_given_up(
+    head: bytes, piece: bytes, timeout_s: float, words: str
+) -> None:
     """Whether it is another 100 each time, a header or a piece of the body."""
     endless = raw_server(lambda: chain([head], repeat(piece)))
     with endless as (url, _), pytest.raises(UserError, match=words):
-        Target(url, timeout_s=0.5).check("{}")
+        Target(url, timeout_s=timeout_s).check("{}")
 
 
 def test_answers_that_announce_another_are_not_counted() -> None:
@@ -556,13 +561,14 @@ def test_wrong_usage(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
 def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
     """The exit code is 130; no traceback is shown, and no process is left."""
     options = ["bench", "--model", str(bundle), "--seconds", "60", "--p99-ms", "20000"]
+    # In the background of a shell, these tests and what they start ignore Ctrl-C.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     with Program(
-        [*COMMAND, *options],
+        [*patched(heeds), *options],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
         env=environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stderr is not None
         while "requests of 1 text" not in process.stderr.readline():
@@ -573,6 +579,21 @@ def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
         assert process.wait(60) == 130
         assert process.stderr.read() == ""
     eventually(lambda: not any(map(runs, children)))
+
+
+def test_a_log_that_is_held_open_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the service has started may live on, and be the only one that could end the log."""
+    monkeypatch.setattr(bench_service, "WAIT_S", 0.5)
+    code = """
+import subprocess, sys, time
+holder = subprocess.Popen(["sleep", "60"])
+print(f"http://127.0.0.1:{holder.pid}", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+    with bench_service.Server(sys.executable, "-c", code) as server:
+        holder = server.port
+    assert runs(holder)
+    os.kill(holder, signal.SIGKILL)
 
 
 def test_unknown_figures_are_null_in_json() -> None:

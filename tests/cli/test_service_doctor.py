@@ -246,6 +246,7 @@ def test_replicas_of_two_models(ask: Ask) -> None:
 def test_an_answer_that_does_not_end(begins: str, goes_on: str) -> None:
     """The time is that of the whole answer, and not of each of its parts."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        listener.settimeout(30)  # the client may give up before it connects
 
         def answer() -> None:
             connection, _ = listener.accept()

@@ -725,6 +725,9 @@ def _killed_at(step: int, source: Path, target: Path, *more: str) -> bool:
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
         child = os.fork()
     if not child:
+        # It has none of the threads of this process; what waits for one of them would never end.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
         left = step
 
         def counted(function: Any) -> Any:
@@ -871,11 +874,8 @@ def test_a_full_disk_keeps_the_complete_chunks(bundle: Path, tmp_path: Path) -> 
     source, target = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text("text\n" + "love\n" * 100 + f'"{"x" * 20_000}"\n' + "worst\n" * 100)
     options = _files(source, target, bundle)
-
-    def limit_file_size() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-
-    done = _classify(*options, command=SLOW_COMMAND, preexec_fn=limit_file_size)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))"
+    done = _classify(*options, command=[*SLOW_COMMAND[:2], f"{limit}\n{SLOW_COMMAND[2]}"])
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "File too large; 75 rows are saved; add --resume to continue" in line

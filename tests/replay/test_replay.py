@@ -101,10 +101,12 @@ HALF_A_BODY = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"
 def test_an_answer_that_is_cut_off_is_noted(sent: bytes, status: str, body: bytes) -> None:
     """In its head or in its body. The recorded answers have whole ones of every kind."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
 
         def answer() -> None:
             connection, _ = listener.accept()
             with connection:
+                connection.settimeout(30)
                 connection.recv(65_536)
                 connection.sendall(sent)
                 connection.shutdown(socket.SHUT_WR)

@@ -56,6 +56,10 @@ class Unread(Process):
                 self._lines.append(line)
                 self.reader.wait()
 
+    def __exit__(self, *exception: object) -> None:
+        self.reader.set()
+        super().__exit__(*exception)
+
     def leave(self) -> None:
         """Close the log's other end."""
         assert self._process.stderr is not None
@@ -66,7 +70,6 @@ class Unread(Process):
         """SIGTERM ends it with code 0, although nobody reads its log."""
         self.signal(signal.SIGTERM)
         assert self._process.wait(30) == 0
-        self.reader.set()
 
 
 def test_workers_are_replaced_while_nobody_reads(bundle: Path) -> None:

@@ -171,7 +171,7 @@ def test_more_signals_change_nothing_until_the_very_end(start: Start, workers: s
                 process.signal(number)
             time.sleep(0.002)
 
-    repeating = threading.Thread(target=repeat)
+    repeating = threading.Thread(target=repeat, daemon=True)
     repeating.start()
     code, log = process.wait()
     ended.set()

@@ -65,7 +65,7 @@ class Server:
     def __exit__(self, *exception: object) -> None:
         self._process.terminate()
         self._process.wait(WAIT_S)
-        self._reading.join()
+        self._reading.join(WAIT_S)  # something that it has started may still hold its log
 
     def _read(self, log: IO[str]) -> None:
         with log:

@@ -6,7 +6,7 @@ While the model computes, the next texts are read and tokenised.
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from operator import itemgetter
@@ -111,24 +111,30 @@ class LocalClassifier:
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
         """As ``classify``, for programs: in the place of a text that fails is its exception."""
         self._model.check(options)
-        tokenizer, runners = ThreadPoolExecutor(1), ThreadPoolExecutor(self._runners)
+        ended = threading.Event()
+        tokenize = partial(_submit, ThreadPoolExecutor(1), ended)
+        compute = partial(_submit, ThreadPoolExecutor(self._runners), ended)
         read: deque[Chunk] = deque()
         # Each waits until its chunk is tokenised; what it returns waits for the outcomes.
         waiting: deque[Callable[[], Callable[[Advance], list[Outcome]]]] = deque()
         try:
             for chunk in chunks:
                 read.append(chunk)
-                waiting.append(_submit(tokenizer, self._begin, chunk.texts, options, runners))
+                waiting.append(tokenize(self._begin, chunk.texts, options, compute))
                 if len(waiting) > read_ahead:
                     yield read.popleft(), waiting.popleft()()(advance)
             while waiting:
                 yield read.popleft(), waiting.popleft()()(advance)
         finally:
-            tokenizer.shutdown(wait=False, cancel_futures=True)
-            runners.shutdown(wait=False, cancel_futures=True)
+            # Not the pools' shutdown, which takes their locks. If nobody uses the run any more, the
+            # garbage collector ends it on any thread, also on one that holds such a lock.
+            ended.set()
 
     def _begin(
-        self, texts: Sequence[TextOrError], options: TextOptions, runners: Executor
+        self,
+        texts: Sequence[TextOrError],
+        options: TextOptions,
+        compute: Callable[..., Callable[[], BatchResults]],
     ) -> Callable[[Advance], list[Outcome]]:
         """Tokenise the texts and hand their batches to the runners.
 
@@ -143,7 +149,7 @@ class LocalClassifier:
         # The batches have the encodings sorted by length.
         order = sorted(range(len(to_infer)), key=lambda index: len(to_infer[index]), reverse=True)
         batches = [
-            _submit(runners, self._infer, batch)
+            compute(self._infer, batch)
             for batch in sorted_batches([to_infer[index] for index in order], self._budget.tokens)
         ]
 
@@ -174,16 +180,26 @@ class LocalClassifier:
             raise UserError(f"the model fails on every text: {first_line(error)}") from error
 
 
-def _submit(pool: Executor, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
+def _submit(
+    pool: Executor, ended: threading.Event, function: Callable[..., T], *arguments: Any
+) -> Callable[[], T]:
     """Have the pool call the function; what is returned waits for its result.
+
+    Once ``ended`` is set, nobody waits and nothing is called. A pool's threads end with the pool.
 
     When the main thread has ended, Python starts no more threads of pools, but other threads may go
     on, and functions of ``atexit`` are still called. Then the thread that waits calls it.
     """
+
+    def call() -> T:
+        if ended.is_set():
+            raise CancelledError
+        return function(*arguments)
+
     try:
-        return pool.submit(function, *arguments).result
+        return pool.submit(call).result
     except RuntimeError:
-        return partial(function, *arguments)
+        return call
 
 
 def sorted_batches(encodings: Iterable[Encoding], max_tokens: int) -> Iterator[list[Encoding]]:

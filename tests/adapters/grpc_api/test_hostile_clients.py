@@ -312,7 +312,7 @@ def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
                         return
 
     with serving(bundle) as (process, port):
-        clients = [threading.Thread(target=calls, args=(port,)) for _ in range(16)]
+        clients = [threading.Thread(target=calls, args=(port,), daemon=True) for _ in range(16)]
         for client in clients:
             client.start()
         for _ in range(64):
@@ -320,7 +320,7 @@ def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
         process.signal(signal.SIGTERM)
         code, log = process.wait()
         for client in clients:
-            client.join()
+            client.join(30)  # another server may have the port by now
     assert code == 0
     assert "Traceback" not in log
     assert seen.pop(grpc.StatusCode.CANCELLED, 0) <= len(clients)

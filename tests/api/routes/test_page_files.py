@@ -16,7 +16,7 @@ from sentiment_service.files.formats import open_table
 
 from tests.api.conftest import AXE, Visits
 from tests.conftest import Start
-from tests.support.serving import SLOW_COMMAND
+from tests.support.serving import SLOW_COMMAND, eventually
 
 # Ten rows: good ones, an empty one, one whose quotes break the rule, one with a cell too many, and
 # one that is not UTF-8.
@@ -315,10 +315,13 @@ def test_what_the_user_does_while_a_file_is_read(page: Page) -> None:
     choose(page, "a.txt", "\n".join([*first, *texts]).encode())
     page.get_by_role("button", name="Classify").click()
 
+    def have_asked() -> bool:
+        page.wait_for_timeout(10)
+        return bool(waiting)
+
     def next_rows(total: int) -> None:
         """Let the rows of one more request come."""
-        while not waiting:
-            page.wait_for_timeout(10)
+        eventually(have_asked)
         waiting.pop(0).continue_()
         expect(page.locator("#done")).to_contain_text(f"{total:,} texts")
 
