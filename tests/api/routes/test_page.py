@@ -784,6 +784,7 @@ def several(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     kinds: dict[str, dict[str, Any]] = {
         "moods": {"labels": ["1 star", "calm", LONG_LABEL]},
         "many": {"labels": [f"mood {number}" for number in range(19)], "outputs": 19},
+        "feelings": {"labels": ["grief", "curiosity", "disappointment"]},
         "multi": {
             "labels": ["anger", "joy", "love"],
             "problem_type": "multi_label_classification",
@@ -823,6 +824,17 @@ def test_several_models(several: str, visits: Visits) -> None:
         "return text.getClientRects()[0].top - cell.getBoundingClientRect().top }"
     )
     assert text_below_top < 15  # beside the dot, whose line is 20 pixels high
+
+
+def test_a_label_of_one_word_is_in_one_line(several: str, visits: Visits) -> None:
+    """The table's first column is as wide as the longest label, so no common word is cut."""
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("feelings")
+    classify(page, "love", "worst")
+    for width in (360, 640, 1280):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert lines(page, "disappointment") == 1
+        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
 
 
 def test_many_labels_are_sorted_by_score(several: str, visits: Visits) -> None:
