@@ -18,7 +18,7 @@ from tests.api.conftest import AXE, Visits
 from tests.conftest import FLAGS, Start
 from tests.support.reloads import release, reload
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process, run_program
-from tests.support.tiny_bundle import LABELS, make_bundle
+from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
 
 TOO_LONG = "x" * 60_000
 LONG_LABEL = "<b>喜びDonaudampfschifffahrtsgesellschaftskapitän</b>"
@@ -791,6 +791,8 @@ def several(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         },
     }
     models = [make_bundle(folder / name, name=name, **kind) for name, kind in kinds.items()]
+    models.append(make_bundle(folder / "pairs"))
+    write_manifest(models[-1], name="pairs", text_pairs=True)
     flags = [word for path in (bundle, *models) for word in ("--model", str(path))]
     with Process(*flags, *FLAGS) as process:
         yield process.url
@@ -850,6 +852,29 @@ def test_many_labels_are_sorted_by_score(several: str, visits: Visits) -> None:
     expect(bars.first).to_have_class("best")
     tones = bars.evaluate_all("bars => bars.map(bar => [bar.innerText, bar.dataset.tone])")
     assert all(int(text.split()[1]) % 8 == int(tone) for text, tone in tones)
+
+
+def test_the_words_are_near_though_there_are_many_labels(several: str, visits: Visits) -> None:
+    """The bars of 19 labels take half a window. The keyboard reaches and scrolls the others."""
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("many")
+    classify(page, "love")
+    bars = page.get_by_role("list", name="Scores")
+    last = bars.get_by_role("listitem").last
+    expect(last).not_to_be_in_viewport()
+    assert bars.evaluate("bars => bars.clientHeight") < 450
+    bars.focus()
+    page.keyboard.press("End")
+    expect(last).to_be_in_viewport()
+
+
+def test_a_model_of_pairs(several: str, visits: Visits) -> None:
+    """The page says that it sends no pairs."""
+    page = visits.open(several)
+    note = page.get_by_text("trained on pairs of texts")
+    expect(note).to_be_hidden()
+    page.get_by_label("Model").select_option("pairs")
+    expect(note).to_be_visible()
 
 
 def test_a_multi_label_model(several: str, visits: Visits) -> None:
