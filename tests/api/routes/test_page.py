@@ -829,7 +829,9 @@ def test_several_models(several: str, visits: Visits) -> None:
 
 
 def test_a_label_of_one_word_is_in_one_line(several: str, visits: Visits) -> None:
-    """The table's first column is as wide as the longest label, so no common word is cut."""
+    """The column of labels is as wide as the longest one, so no common word is cut: of a table,
+    and on a phone beside the bars of one text.
+    """
     page = visits.open(several)
     page.get_by_label("Model").select_option("feelings")
     classify(page, "love", "worst")
@@ -837,6 +839,10 @@ def test_a_label_of_one_word_is_in_one_line(several: str, visits: Visits) -> Non
         page.set_viewport_size({"width": width, "height": 740})
         assert lines(page, "disappointment") == 1
         assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    classify(page, "love")
+    page.set_viewport_size({"width": 375, "height": 740})
+    label = page.get_by_role("list", name="Scores").get_by_text("disappointment")
+    assert label.evaluate("label => label.getClientRects()[0].height") < 30
 
 
 def test_many_labels_are_sorted_by_score(several: str, visits: Visits) -> None:
