@@ -415,6 +415,34 @@ def test_a_pod_gets_what_the_values_add() -> None:
     assert only(made, "Service")["metadata"]["annotations"] == {"internal": "true"}
 
 
+def test_the_export_gets_what_a_download_may_need() -> None:
+    """Variables such as a proxy's or a mirror's, own certificates, and nodes with taints.
+
+    On nodes that it does not tolerate, the export would wait for ever, and the pods for it.
+    """
+    taint = {"key": "dedicated", "operator": "Exists"}
+    values = {
+        "gpu": True,
+        "model": {"name": "mine", "export": {"source": "team/mine", "tokenSecret": "hub"}},
+        "nodeSelector": {"pool": "texts"},
+        "tolerations": [taint],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
+        "envFrom": [{"secretRef": {"name": "proxy"}}],
+        "extraEnv": [{"name": "HF_ENDPOINT", "value": "https://mirror"}],
+    }
+    made = rendered(values)
+    job, pod = (only(made, kind)["spec"]["template"]["spec"] for kind in ("Job", "Deployment"))
+    (export,) = job["containers"]
+    assert [variable["name"] for variable in export["env"]] == ["HF_TOKEN", "HF_ENDPOINT"]
+    assert export["envFrom"] == values["envFrom"]
+    assert export["volumeMounts"][-1]["mountPath"] == "/etc/ca"
+    assert job["volumes"][-1] == pod["volumes"][-1] == {"name": "ca", "configMap": {"name": "ca"}}
+    for one in (job, pod, only(made, "Pod")["spec"]):
+        assert one["nodeSelector"] == {"pool": "texts"}
+        assert [found["key"] for found in one["tolerations"]] == ["nvidia.com/gpu", "dedicated"]
+
+
 @pytest.mark.parametrize("values", [{}, {"keysSecret": "keys"}], ids=str)
 def test_helm_test_asks_the_service(listen: Listen, tmp_path: Path, values: dict[str, Any]) -> None:
     """With the chart's image and a key, the pod's program says what a text is, and else why not."""

@@ -227,10 +227,11 @@ function start() {
 }
 
 function describe() {
-  const { name, precision, labels, language, max_tokens: most } = model();
+  const { name, precision, labels, language, text_pairs: pairs, max_tokens: most } = model();
   const classes = labels.length > MANY ? count(labels.length, "label") : labels.join(", ");
   $("served").textContent = `${name}, ${precision} · ${classes} · up to ${count(most, "token")}`;
   $("english-only").hidden = language !== "en";
+  $("pairs-only").hidden = !pairs;
   refresh();
 }
 

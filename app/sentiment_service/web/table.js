@@ -54,6 +54,7 @@ export class Table {
       this.#errors += Boolean(result.error);
     }
     this.#summary.add(rows, answer.labels);
+    this.element.style.setProperty("--longest", Math.max(...answer.labels.map(({ length }) => length)));
     this.element.querySelector("h2").textContent = count(this.#summary.total, "text");
     const left = this.#summary.total - this.#rows.length;
     const note = `The table has the first ${count(this.#rows.length - this.#errors, "text")} and ${count(this.#errors, "error")}; the file has all.`;

@@ -90,7 +90,9 @@ export function bars({ label: best, scores, labels: chosen = [best] }, labels) {
       labels,
     ),
   );
-  return element("ul", { className: "bars", ariaLabel: "Scores" }, ...items);
+  const list = element("ul", { className: "bars", ariaLabel: "Scores" }, ...items);
+  if (labels.length > MANY) list.tabIndex = 0; // so that the keyboard can scroll it
+  return list;
 }
 
 // The text. It takes the focus, so that the keyboard can scroll a long one.

@@ -18,7 +18,7 @@ from tests.api.conftest import AXE, Visits
 from tests.conftest import FLAGS, Start
 from tests.support.reloads import release, reload
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process, run_program
-from tests.support.tiny_bundle import LABELS, make_bundle
+from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
 
 TOO_LONG = "x" * 60_000
 LONG_LABEL = "<b>喜びDonaudampfschifffahrtsgesellschaftskapitän</b>"
@@ -784,12 +784,15 @@ def several(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     kinds: dict[str, dict[str, Any]] = {
         "moods": {"labels": ["1 star", "calm", LONG_LABEL]},
         "many": {"labels": [f"mood {number}" for number in range(19)], "outputs": 19},
+        "feelings": {"labels": ["grief", "curiosity", "disappointment"]},
         "multi": {
             "labels": ["anger", "joy", "love"],
             "problem_type": "multi_label_classification",
         },
     }
     models = [make_bundle(folder / name, name=name, **kind) for name, kind in kinds.items()]
+    models.append(make_bundle(folder / "pairs"))
+    write_manifest(models[-1], name="pairs", text_pairs=True)
     flags = [word for path in (bundle, *models) for word in ("--model", str(path))]
     with Process(*flags, *FLAGS) as process:
         yield process.url
@@ -825,6 +828,23 @@ def test_several_models(several: str, visits: Visits) -> None:
     assert text_below_top < 15  # beside the dot, whose line is 20 pixels high
 
 
+def test_a_label_of_one_word_is_in_one_line(several: str, visits: Visits) -> None:
+    """The column of labels is as wide as the longest one, so no common word is cut: of a table,
+    and on a phone beside the bars of one text.
+    """
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("feelings")
+    classify(page, "love", "worst")
+    for width in (360, 640, 1280):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert lines(page, "disappointment") == 1
+        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    classify(page, "love")
+    page.set_viewport_size({"width": 375, "height": 740})
+    label = page.get_by_role("list", name="Scores").get_by_text("disappointment")
+    assert label.evaluate("label => label.getClientRects()[0].height") < 30
+
+
 def test_many_labels_are_sorted_by_score(several: str, visits: Visits) -> None:
     """Of 19 labels the likely ones come first, in the colours that they have everywhere."""
     page = visits.open(several)
@@ -838,6 +858,29 @@ def test_many_labels_are_sorted_by_score(several: str, visits: Visits) -> None:
     expect(bars.first).to_have_class("best")
     tones = bars.evaluate_all("bars => bars.map(bar => [bar.innerText, bar.dataset.tone])")
     assert all(int(text.split()[1]) % 8 == int(tone) for text, tone in tones)
+
+
+def test_the_words_are_near_though_there_are_many_labels(several: str, visits: Visits) -> None:
+    """The bars of 19 labels take half a window. The keyboard reaches and scrolls the others."""
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("many")
+    classify(page, "love")
+    bars = page.get_by_role("list", name="Scores")
+    last = bars.get_by_role("listitem").last
+    expect(last).not_to_be_in_viewport()
+    assert bars.evaluate("bars => bars.clientHeight") < 450
+    bars.focus()
+    page.keyboard.press("End")
+    expect(last).to_be_in_viewport()
+
+
+def test_a_model_of_pairs(several: str, visits: Visits) -> None:
+    """The page says that it sends no pairs."""
+    page = visits.open(several)
+    note = page.get_by_text("trained on pairs of texts")
+    expect(note).to_be_hidden()
+    page.get_by_label("Model").select_option("pairs")
+    expect(note).to_be_visible()
 
 
 def test_a_multi_label_model(several: str, visits: Visits) -> None:

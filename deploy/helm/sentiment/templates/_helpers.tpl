@@ -56,6 +56,21 @@ imagePullSecrets:
 {{- end }}
 securityContext:
   {{- toYaml $context | nindent 2 }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if or .Values.gpu .Values.tolerations }}
+tolerations:
+  {{- if .Values.gpu }}
+  - key: nvidia.com/gpu
+    operator: Exists
+    effect: NoSchedule
+  {{- end }}
+  {{- with .Values.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "sentiment.container" -}}
