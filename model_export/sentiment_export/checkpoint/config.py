@@ -106,6 +106,10 @@ def check_task(config: Mapping[str, Any], where: str) -> None:
             f"{where} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
             "the checkpoint of a classifier"
         )
+    check_not_quantized(config, where)
+
+
+def check_not_quantized(config: Mapping[str, Any], where: str) -> None:
     if quantization := config.get("quantization_config"):
         given = quantization.get("quant_method") if isinstance(quantization, dict) else None
         method = given if isinstance(given, str) else "by an unknown method"
