@@ -108,6 +108,14 @@ def _adapter_only(path: Path) -> None:
     [
         pytest.param(lambda p: (p / "config.json").unlink(), "no config.json", id="no config"),
         pytest.param(
+            lambda p: [
+                (p / "checkpoint-500").mkdir(),
+                (p / "config.json").rename(p / "checkpoint-500" / "config.json"),
+            ],
+            "no config.json, .* there is one in checkpoint-500: choose",
+            id="a Trainer's directory",
+        ),
+        pytest.param(
             lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
         ),
         pytest.param(
