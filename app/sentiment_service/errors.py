@@ -42,6 +42,13 @@ def forget_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
+def interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C led to the error. Packages written in C make such errors while they load."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's message, or the error's ``repr`` where it has none.
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from sentiment_service.atomic_files import write_text_atomically
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, Precision
-from sentiment_service.errors import UserError, first_line, system_error
+from sentiment_service.errors import UserError, first_line, interrupted, system_error
 from sentiment_service.files.command import LOCAL
 from sentiment_service.installation import missing_extra
 from sentiment_service.settings.settings import Settings
@@ -61,16 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of standard output is gone; Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("sentiment-export: interrupted", file=sys.stderr)
-        return 130
-    except Exception as error:  # a checkpoint is anyone's file, and the libraries raise anything
+    # A checkpoint is anyone's file, and the libraries raise anything.
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupted(error):
+            print("sentiment-export: interrupted", file=sys.stderr)
+            return 130
         print(f"sentiment-export: {_in_one_line(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _in_one_line(error: Exception) -> str:
+def _in_one_line(error: BaseException) -> str:
     """What went wrong; of an error that no code expected, also where it was raised."""
     if isinstance(error, UserError):
         return str(error)

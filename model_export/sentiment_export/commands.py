@@ -12,7 +12,6 @@ from sentiment_service.engine.model.bundle import Precision, ReferenceKind, sha2
 from sentiment_service.engine.options import Preprocessing
 from sentiment_service.errors import UserError
 from sentiment_service.exported_models import HUB_ID
-from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.formats import POSITIVE, SHARE, count
 from sentiment_service.settings.settings import CheckpointOptions, flag
 from sentiment_service.settings.sources import (
@@ -162,7 +161,7 @@ def finetune_command(words: list[str]) -> None:
         "--train", type=local_path, nargs="+", required=True, help="one or more labelled files"
     )
     parser.add_argument("--validation", type=local_path, required=True, help="a labelled file")
-    FileOptions.add_arguments(parser)
+    Columns.add_arguments(parser)
     _add_training(parser, parser, "checkpoint", learning_rate=1e-4)
     parser.add_argument(
         "--seeds",
@@ -189,13 +188,13 @@ def finetune_command(words: list[str]) -> None:
     seed, times = Counter(options.seeds).most_common(1)[0]
     if times > 1:
         parser.error(f"argument --seeds: {seed} is given {times} times; give each seed once")
-    settings = vars(options)
-    output = settings.pop("output")
     # Imported here because it loads torch and transformers, which --help does not need.
     from sentiment_export.finetune import Recipe, finetune
 
-    finetune(Recipe(**settings), output)
-    print(f"wrote {output}")
+    names = Recipe.__dataclass_fields__
+    given = {name: value for name, value in vars(options).items() if name in names}
+    finetune(Recipe(**given, columns=Columns.of(options)), options.output)
+    print(f"wrote {options.output}")
 
 
 def distil_command(words: list[str]) -> None:

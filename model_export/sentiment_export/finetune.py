@@ -23,7 +23,6 @@ from sentiment_service.atomic_files import atomic_directory
 from sentiment_service.engine.options import Preprocessing
 from sentiment_service.engine.text.input_tokenizer import normaliser
 from sentiment_service.errors import UserError
-from sentiment_service.files.text_files import FileOptions
 from sentiment_service.settings.settings import CheckpointOptions
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, BERTWEET_BPE
@@ -34,7 +33,13 @@ from sentiment_export.checkpoint.layout import CONFIG_FILE, choose_local_files
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
 from sentiment_export.output import check_new_output
 from sentiment_export.quality.evaluation import batches
-from sentiment_export.quality.labelled import MAX_TRAINED_TOKENS, Columns, Example, read_examples
+from sentiment_export.quality.labelled import (
+    BY_DEFAULT,
+    MAX_TRAINED_TOKENS,
+    Columns,
+    Example,
+    read_examples,
+)
 from sentiment_export.quality.scores import Scores, score
 from sentiment_export.training import (
     WARMUP_SHARE,
@@ -48,6 +53,12 @@ from sentiment_export.training import (
 )
 
 LABEL_SMOOTHING = 0.05
+HEAD = {  # what config.json says of the classifier that is trained, whatever the base's says
+    "problem_type": SINGLE_LABEL,
+    "num_labels": len(SENTIMENTS),
+    "id2label": dict(enumerate(SENTIMENTS)),
+    "label2id": {label: index for index, label in enumerate(SENTIMENTS)},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +74,15 @@ class Recipe:
     batch_size: int
     preprocessing: Literal["auto", Preprocessing] = "auto"
     tokens_from: int | None = None  # only the word embeddings from this token id on are trained
-    encoding: str | None = None  # of the labelled files, as ``FileOptions`` has it
-    sheet: str | None = None
+    columns: Columns = BY_DEFAULT  # of the labelled files
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready copy. It is published with the model, so paths become file names."""
-        return asdict(self) | {
+        settings = asdict(self)
+        columns = settings.pop("columns")
+        return settings | {
+            **columns.pop("file"),
+            "columns": columns,
             "base": self.base.name,
             "train": [path.name for path in self.train],
             "validation": self.validation.name,
@@ -153,8 +167,7 @@ def training_preprocessing(
     tokenizer = ARCHITECTURES[entries["model_type"]].tokenizer_files(side_files)
     if tokenizer is BERTWEET_BPE and chosen == "auto":
         chosen = "bertweet"
-    head = {"id2label": dict(enumerate(SENTIMENTS)), "problem_type": SINGLE_LABEL}
-    decided = decide(recipe.base, {**entries, **head}, CheckpointOptions(preprocessing=chosen))
+    decided = decide(recipe.base, {**entries, **HEAD}, CheckpointOptions(preprocessing=chosen))
     preprocessing = decided.preprocessing
     if (chosen, preprocessing) == ("auto", "none") and "preprocessing" not in entries:
         preprocessing = "tweet"
@@ -164,8 +177,7 @@ def training_preprocessing(
 
 def _labelled_texts(recipe: Recipe) -> tuple[list[Example], list[Example]]:
     """The training texts, and the validation texts that are not among them."""
-    how = Columns(file=FileOptions(recipe.encoding, recipe.sheet))
-    read = partial(read_examples, labels=SENTIMENTS, columns=how)
+    read = partial(read_examples, labels=SENTIMENTS, columns=recipe.columns)
     train, rows = [*chain.from_iterable(map(read, recipe.train))], read(recipe.validation)
     validation = without_leaks(rows, train)
     for label in SENTIMENTS:
@@ -255,12 +267,7 @@ def tokenise(
 
 def load_base(base: Path) -> Any:
     """The pretrained encoder with a classifier for ``SENTIMENTS``."""
-    entries = read_config(base, str(base)) | {
-        "problem_type": SINGLE_LABEL,
-        "num_labels": len(SENTIMENTS),
-        "id2label": dict(enumerate(SENTIMENTS)),
-        "label2id": {label: index for index, label in enumerate(SENTIMENTS)},
-    }
+    entries = read_config(base, str(base)) | HEAD
     held, config = pretrained_weights(base, entries), model_config(entries)
     classifier = getattr(transformers, ARCHITECTURES[config.model_type].class_name)
     return classifier.from_pretrained(

@@ -143,12 +143,15 @@ def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
         assert errors.read() == b""
 
 
-@pytest.mark.parametrize("command", ["serve", "doctor"])
-def test_ctrl_c_during_the_imports_is_quiet(command: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [("service", "serve"), ("service", "doctor"), ("export", "describe")],
+)
+def test_ctrl_c_during_the_imports_is_quiet(package: str, command: str) -> None:
     """A slow machine needs seconds for them. The exit code is that of a later Ctrl-C."""
-    code = """
+    code = f"""
 import builtins, os, signal, sys
-from sentiment_service.__main__ import main
+from sentiment_{package}.__main__ import main
 importer = builtins.__import__
 def interrupted(name, *rest):
     if name == "pydantic":

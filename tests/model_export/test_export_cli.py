@@ -275,6 +275,9 @@ def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[
 
 
 UNEXPECTED = ZeroDivisionError("no such shape\nand ten lines more")
+# What packages written in C make of Ctrl-C while they load.
+LOADING = ImportError("initialization failed")
+LOADING.__cause__ = KeyboardInterrupt()
 
 
 @pytest.mark.parametrize(
@@ -286,6 +289,7 @@ UNEXPECTED = ZeroDivisionError("no such shape\nand ten lines more")
             r"unexpected ZeroDivisionError in test_export_cli\.py, line \d+: no such shape",
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (LOADING, 130, "interrupted"),
     ],
 )
 def test_an_error_that_nobody_expected_is_one_line(

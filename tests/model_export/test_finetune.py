@@ -28,7 +28,7 @@ from sentiment_export.quality.labelled import Example
 from sentiment_service.engine.text.tweets import normalise_bertweet
 from sentiment_service.errors import UserError
 
-from tests.support.checkpoints import CORPUS, make_checkpoint
+from tests.support.checkpoints import CORPUS, configure, make_checkpoint
 from tests.support.machines.small_disk import run_on_small_disk
 from tests.support.model_export.bertweet import make_bertweet
 from tests.support.model_export.interrupts import interrupted_in_step
@@ -196,6 +196,20 @@ def test_files_of_another_encoding(recipe: Recipe, trained: Path, tmp_path: Path
     _assert_equal(output, trained)
 
 
+def test_tables_with_names_of_their_own(recipe: Recipe, trained: Path, tmp_path: Path) -> None:
+    """They give the weights of the same texts in TSV."""
+    for path in (*recipe.train, recipe.validation):
+        rows = [line.split("\t")[1:] for line in path.read_text("utf-8").splitlines()]
+        table = "".join(f"{label},{text}\n" for label, text in [("mood", "tweet"), *rows])
+        (tmp_path / f"{path.stem}.csv").write_text(table, "utf-8")
+    words = f"--epochs 2 --seeds 0 --learning-rate {recipe.learning_rate} --batch-size 8".split()
+    words += ["--train", str(tmp_path / "train.csv"), "--output", str(tmp_path / "out")]
+    words += ["--validation", str(tmp_path / "validation.csv")]
+    named = ["--column", "tweet", "--label-column", "mood"]
+    assert main(["finetune", str(recipe.base), *words, *named]) == 0
+    _assert_equal(tmp_path / "out", trained)
+
+
 def test_only_tokens_from_an_id_on_are_trained(recipe: Recipe, tmp_path: Path) -> None:
     """All other weights stay the same to the last bit, and those of tokens that occur change."""
     base = make_checkpoint(tmp_path / "base", "bert")
@@ -256,6 +270,7 @@ def test_the_tokenizer_of_the_result_is_that_of_the_base(recipe: Recipe, tmp_pat
         ("mine", {"_name_or_path": "cardiffnlp/tweet-topic-21-multi"}, "auto", "tweet_topic"),
         ("robertuito-base-uncased", {}, "auto", "robertuito"),
         ("robertuito-base-uncased", {}, "none", "none"),
+        ("mine", {"num_labels": 5}, "auto", "tweet"),
         ("my-robertuito", {}, "auto", "robertuito; a guess from the name my-robertuito"),
     ],
 )
@@ -263,7 +278,7 @@ def test_the_normalisation_is_that_of_an_export_of_the_base(
     recipe: Recipe,
     tmp_path: Path,
     base: str,
-    entries: dict[str, str],
+    entries: dict[str, Any],
     flag: Any,
     says: str,
     capsys: pytest.CaptureFixture[str],
@@ -501,6 +516,7 @@ def test_what_is_left_out_or_cut_is_said(
         ({"validation": "train.tsv"}, "every text of .* is also in the training data"),
         ({"base": "nowhere"}, "nowhere is not a directory"),
         ({"base": "gpt"}, "unsupported architecture gpt2"),
+        ({"base": "packed"}, r"packed is quantized \(bitsandbytes\), .* give the checkpoint that"),
         ({"train": ["none.tsv"]}, r"there is no file .*none\.tsv"),
         ({"tokens_from": 10**6}, "base has no token 1000000 or above"),
     ],
@@ -513,6 +529,8 @@ def test_what_cannot_work_is_refused_before_training(
     _write(tmp_path / "two-labels.tsv", kept)
     shutil.copytree(copied.base, tmp_path / "gpt")
     (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    packed = shutil.copytree(copied.base, tmp_path / "packed")
+    configure(packed, quantization_config={"quant_method": "bitsandbytes"})
     changes: dict[str, Any] = {
         name: [tmp_path / one for one in value]
         if name == "train"

@@ -144,7 +144,7 @@ def test_wheel_brings_both_commands_and_the_licence(wheel: ZipFile) -> None:
     """Installing the wheel gives `sentiment` and `sentiment-export`, and the Apache-2.0 text."""
     commands = _metadata_file(wheel, "entry_points.txt").decode()
     assert "sentiment = sentiment_service.__main__:main" in commands
-    assert "sentiment-export = sentiment_export.cli:main" in commands
+    assert "sentiment-export = sentiment_export.__main__:main" in commands
     assert b"Apache License" in _metadata_file(wheel, "licenses/LICENSE")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.errors import UserError, system_error
+from sentiment_service.errors import UserError, interrupted, system_error
 from sentiment_service.files import command as classify_command
 from sentiment_service.files.command import LOCAL, add_input, input_fault, url_fault
 from sentiment_service.installation import missing_extra
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report(options, missing_extra(error))
         return 1
     except (ImportError, MemoryError, SystemError) as error:  # SystemError: of NumPy
-        if _interrupted(error):
+        if interrupted(error):
             return 130
         line = (str(error).strip().splitlines() or [repr(error)])[-1]
         reason = f"a package cannot be loaded (is there too little memory?): {line}"
@@ -113,13 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # for example, the disk is full
         _report(options, UserError(system_error(error)))
         return 1
-
-
-def _interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C led to the error. Packages written in C make such errors while they load."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _report(options: argparse.Namespace, error: Exception) -> None:

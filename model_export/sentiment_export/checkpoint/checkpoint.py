@@ -19,7 +19,13 @@ from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 from tokenizers import Tokenizer
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES, NotRecognised
-from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, model_config, read_config
+from sentiment_export.checkpoint.config import (
+    MULTI_LABEL,
+    check_not_quantized,
+    check_task,
+    model_config,
+    read_config,
+)
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import KNOWN_UNUSED, Encoder, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
@@ -294,6 +300,7 @@ def empty_classifier(path: Path, config: Mapping[str, Any]) -> Any:
 def pretrained_weights(path: Path, entries: Mapping[str, Any]) -> Weights:
     """What a new classifier starts from: the encoder, and what there is of head and pooler."""
     _, weights = choose_local_files(path)
+    check_not_quantized(entries, str(path))
     described = Described.of(path, entries, entries["num_labels"])
     expected, prefix = described.weights, f"{described.prefix}."
     encoder = {n: s for n, s in expected.items() if n.startswith(prefix) and "pooler" not in n}

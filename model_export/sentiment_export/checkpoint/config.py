@@ -106,6 +106,10 @@ def check_task(config: Mapping[str, Any], where: str) -> None:
             f"{where} is a {other[0]}, not a sequence classifier: fine-tune it first, or give "
             "the checkpoint of a classifier"
         )
+    check_not_quantized(config, where)
+
+
+def check_not_quantized(config: Mapping[str, Any], where: str) -> None:
     if quantization := config.get("quantization_config"):
         given = quantization.get("quant_method") if isinstance(quantization, dict) else None
         method = given if isinstance(given, str) else "by an unknown method"
@@ -181,6 +185,8 @@ PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
 def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()) -> list[str]:
     """The label of each output as config.json spells it, or as ``named`` (``--labels``) says."""
     names = output_names(config, where)
+    if named and config.get("id2label") is None and config.get("num_labels") is None:
+        names = dict(enumerate(named))  # the weights say whether they are as many
     _check_head(config.get("problem_type"), len(names), where)
     numbered = sorted(names) == list(range(len(names)))
     if named:

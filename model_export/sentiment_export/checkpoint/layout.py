@@ -70,7 +70,10 @@ def choose_files(
             "weights: fine-tune a sequence classifier on the same texts (sentiment-export finetune)"
         )
     if CONFIG_FILE not in held:
-        raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint")
+        inner = sorted(name for name in held if name.endswith(f"/{CONFIG_FILE}"))
+        folders = ", ".join(str(PurePosixPath(name).parent) for name in inner[:3])
+        instead = f"; there is one in {folders}: choose a directory" if inner else ""
+        raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint{instead}")
     if weights is None and MANIFEST in held:
         raise UserError(
             f"{where} is a bundle, which is what an export makes; serve it with --model"
@@ -122,7 +125,10 @@ def choose_local_files(path: Path, onnx: str | None = None) -> tuple[list[str], 
     """The same as ``choose_files`` for a local checkpoint directory, whose files are there."""
     if not path.is_dir():
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
-    side_files, weights = choose_files(names_in(path), str(path), onnx)
+    names = names_in(path)
+    if CONFIG_FILE not in names:  # a Trainer's directory has its checkpoints in others
+        names += [f"{file.parent.name}/{CONFIG_FILE}" for file in path.glob(f"*/{CONFIG_FILE}")]
+    side_files, weights = choose_files(names, str(path), onnx)
     pointers = [name for name in (*side_files, weights) if _is_pointer(path / name)]
     if weights not in pointers:
         pointers += [name for name in weight_files(path, weights) if _is_pointer(path / name)]

@@ -107,6 +107,13 @@ def check_fit(
 ) -> None:
     """Check that the tensors, as ``fit`` has named them, make up what config.json describes."""
     unused = unread(names, tensors)
+    # First: quantized weights can have other shapes, and others beside them.
+    for key in names.values():
+        if (dtype := tensors[key].dtype) not in READ_DTYPES:
+            raise UserError(
+                f"{key} in {where} is of type {dtype}, probably quantized; give the "
+                f"checkpoint from before, with weights in {', '.join(READ_DTYPES)}"
+            )
     for name, key in names.items():
         found, wanted = list(tensors[key].shape), list(expected[name])
         if found != wanted:
@@ -135,12 +142,6 @@ def check_fit(
             "describes; if no logit depends on it, load the checkpoint in "
             "AutoModelForSequenceClassification of transformers and save it again, which drops it"
         )
-    for key in names.values():
-        if (dtype := tensors[key].dtype) not in READ_DTYPES:
-            raise UserError(
-                f"{key} in {where} is of type {dtype}, probably quantized; give the "
-                f"checkpoint from before, with weights in {', '.join(READ_DTYPES)}"
-            )
 
 
 def _spellings(name: str, base_prefix: str) -> Iterator[str]:

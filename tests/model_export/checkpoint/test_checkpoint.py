@@ -58,11 +58,15 @@ def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path, classes: list[str]
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])
 def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
-    """They are not taken for the weights; export and description name the first in one line."""
+    """They are not taken for the weights; export and description name the first in one line.
+
+    Those of bitsandbytes have other shapes, and what they are computed with beside them.
+    """
     path = make_checkpoint(tmp_path / "made", "bert")
     weights = load_file(path / "model.safetensors")
     name = "bert.encoder.layer.1.output.dense.weight"
-    weights[name] = weights[name].to(dtype)
+    weights[name] = weights[name].to(dtype).reshape(-1, 1)
+    weights[f"{name}.absmax"] = torch.ones(3)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     says = f"{name} in model.safetensors is of type {str(dtype)[6:]}, probably quantized"
     with pytest.raises(UserError, match=says):
@@ -103,6 +107,14 @@ def _adapter_only(path: Path) -> None:
     ("harm", "says"),
     [
         pytest.param(lambda p: (p / "config.json").unlink(), "no config.json", id="no config"),
+        pytest.param(
+            lambda p: [
+                (p / "checkpoint-500").mkdir(),
+                (p / "config.json").rename(p / "checkpoint-500" / "config.json"),
+            ],
+            "no config.json, .* there is one in checkpoint-500: choose",
+            id="a Trainer's directory",
+        ),
         pytest.param(
             lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
         ),
