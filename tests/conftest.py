@@ -30,6 +30,9 @@ from tests.support.tiny_bundle import make_bundle
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# No test cuts the power; on a busy disk, each of the thousands of waits takes long.
+os.fsync = lambda fd: None
+
 # To read the certificates of all authorities takes 20 ms, and each client of httpx2 does it again:
 # also those that tests make at each look at what they wait for.
 httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
