@@ -158,6 +158,18 @@ def url(bundle: Path) -> Iterator[str]:
         yield process.url
 
 
+def served(*flags: str, embedded: bool = False, **options: Any) -> Any:
+    """A fixture: a server of the tiny or the embedded model, with these flags, for one module."""
+
+    @pytest.fixture(scope="module")
+    def process(bundle: Path) -> Iterator[Process]:
+        model = () if embedded else ("--model", str(bundle))
+        with Process(*model, *FLAGS, *flags, **options) as process:
+            yield process
+
+    return process
+
+
 @pytest.fixture
 def serve(bundle: Path) -> Iterator[Serve]:
     """Start the application with these settings; it ends with the test."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +31,7 @@ from sentiment_service.requests.exchange import Arrival
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board
 
-from tests.conftest import FLAGS, Listen, Serve, Start
+from tests.conftest import Listen, Serve, Start, served
 from tests.support.raw_http import connect, exchange
 from tests.support.serving import (
     SLOW_COMMAND,
@@ -45,12 +45,8 @@ from tests.support.serving import (
 from tests.support.streams import NDJSON, STREAM_HEAD, ask_line, chunk
 from tests.support.tiny_bundle import different_texts
 
-
-@pytest.fixture(scope="module")
-def process(bundle: Path) -> Iterator[Process]:
-    """A real server, because the result depends on how bytes arrive and leave."""
-    with Process("--model", str(bundle), *FLAGS) as process:
-        yield process
+# A real server, because the result depends on how bytes arrive and leave.
+process = served()
 
 
 def _post(client: TestClient, content: str | bytes, **options: Any) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ from sentiment_client import (
 )
 from sentiment_service import Classifier
 
-from tests.conftest import FLAGS
+from tests.conftest import FLAGS, served
 from tests.support.http_server import Answer, listening
 from tests.support.serving import Process, run_program
 from tests.support.tiny_bundle import make_bundle, write_manifest
@@ -76,11 +76,7 @@ def classify(request: pytest.FixtureRequest) -> Call:
     return call
 
 
-@pytest.fixture(scope="module")
-def service(bundle: Path) -> Iterator[Process]:
-    """A service with the tiny bundle."""
-    with Process("--model", str(bundle), *FLAGS, "--max-texts", "40") as process:
-        yield process
+service = served("--max-texts", "40")
 
 
 @pytest.fixture(scope="module")

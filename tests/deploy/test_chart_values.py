@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +18,7 @@ from checks.support.manifests import Object, containers, load, only
 from deploy.helm import generate
 from tests.conftest import Listen, Start
 from tests.server.test_tls import make_certificate
-from tests.support.serving import environment
+from tests.support.serving import run_program
 
 helm_python = pytest.importorskip("helm_python", reason="make install-dev installs it")
 
@@ -456,13 +455,7 @@ def test_helm_test_asks_over_tls(start: Start, tmp_path: Path) -> None:
 
 
 def _run(program: str, url: str, variables: dict[str, str]) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program, url],
-        env=environment(**variables, http_proxy="http://127.0.0.1:1"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    proxy = {"http_proxy": "http://127.0.0.1:1"}
+    done = run_program(sys.executable, "-c", program, url, **variables, **proxy)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout + done.stderr
