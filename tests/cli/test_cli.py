@@ -26,10 +26,12 @@ Pipes = tuple[Program, IO[bytes], IO[bytes], IO[bytes]]
 def _classify(
     bundle: Path, *arguments: str, start: str = 'exec "$@"', **options: Any
 ) -> "subprocess.CompletedProcess[bytes]":
-    usual = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    usual |= {} if "stdin" in options else {"input": b""}
-    command = ["sh", "-c", start, "sh", *COMMAND, "classify", "--model", bundle, *arguments]
-    return subprocess.run(command, cwd=ROOT, timeout=60, **(usual | options))
+    usual: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    usual |= {"env": environment()} | ({} if "stdin" in options else {"input": b""})
+    command = ["sh", "-c", start, "sh", *COMMAND, "classify", "--model", str(bundle), *arguments]
+    done: subprocess.CompletedProcess[bytes]
+    done = subprocess.run(command, cwd=ROOT, timeout=60, **(usual | options))
+    return done
 
 
 @contextmanager
