@@ -30,6 +30,9 @@ from tests.support.tiny_bundle import make_bundle
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# No test cuts the power; on a busy disk, each of the thousands of waits takes long.
+os.fsync = lambda fd: None
+
 # To read the certificates of all authorities takes 20 ms, and each client of httpx2 does it again:
 # also those that tests make at each look at what they wait for.
 httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
@@ -153,6 +156,18 @@ def url(bundle: Path) -> Iterator[str]:
     """The URL of a server of the tiny model, for all tests that only ask it."""
     with Process("--model", str(bundle), *FLAGS) as process:
         yield process.url
+
+
+def served(*flags: str, embedded: bool = False, **options: Any) -> Any:
+    """A fixture: a server of the tiny or the embedded model, with these flags, for one module."""
+
+    @pytest.fixture(scope="module")
+    def process(bundle: Path) -> Iterator[Process]:
+        model = () if embedded else ("--model", str(bundle))
+        with Process(*model, *FLAGS, *flags, **options) as process:
+            yield process
+
+    return process
 
 
 @pytest.fixture

@@ -128,15 +128,6 @@ def test_what_is_not_a_text_is_an_error_in_its_row(
     assert [error.split(":")[0] for error in columns["error"]] == ["invalid_request"] * 2
 
 
-def test_missing_values_of_every_kind(classifier: Classifier) -> None:
-    """None, NaN of each type, NA and NaT are empty; numbers, bytes and lists are invalid."""
-    missing = [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT]
-    values = [*["love"] * 31, *missing, 3, np.int64(3), b"love", ["love"]]
-    errors = _lists(classifier.add_columns({"text": values}))["error"]
-    codes = [error and error.split(":")[0] for error in errors]
-    assert codes == [*[None] * 31, *["empty_text"] * 5, *["invalid_request"] * 4]
-
-
 INDEXES = {
     "repeated": [0, 1, 0, 1],
     "of one label": ["a"] * 4,

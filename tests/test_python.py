@@ -33,6 +33,7 @@ from sentiment_service.files.table import Chunk
 from sentiment_service.results import Prediction as AnsweredPrediction
 from sentiment_service.settings.settings import CheckpointOptions, Settings
 
+from tests.support.batching import until
 from tests.support.serving import Gate, Program, environment, run_program
 from tests.support.tiny_bundle import LABELS
 
@@ -308,27 +309,22 @@ def test_a_generator_of_any_length(classifier: Classifier) -> None:
         classifier.classify_iter(["love"], overflow="cut")  # type: ignore[arg-type]
 
 
-def test_asyncio(classifier: Classifier, gate: Gate) -> None:
+async def test_asyncio(classifier: Classifier, gate: Gate) -> None:
     """The event loop goes on meanwhile; results and errors are those of ``classify``."""
     texts = ["love", None, "worst"] * 1_000
-
-    async def call() -> None:
-        gate.close()
-        waiting = asyncio.create_task(classifier.aclassify(texts))
-        while not gate.reached.is_set():  # noqa: ASYNC110 - it is an event of threads
-            await asyncio.sleep(0.01)
-        gate.open.set()
-        assert await waiting == classifier.classify(texts)
-        series = pd.Series(["love", ""], index=["a", "b"])
-        assert [*(await classifier.aclassify(series)).to_frame().index] == ["a", "b"]
-        assert (await classifier.aclassify("love")).label == "positive"
-        with pytest.raises(EmptyText):
-            await classifier.aclassify("")
-
-    asyncio.run(asyncio.wait_for(call(), 60))
+    gate.close()
+    waiting = asyncio.create_task(classifier.aclassify(texts))
+    await until(gate.reached.is_set)
+    gate.open.set()
+    assert await waiting == classifier.classify(texts)
+    series = pd.Series(["love", ""], index=["a", "b"])
+    assert [*(await classifier.aclassify(series)).to_frame().index] == ["a", "b"]
+    assert (await classifier.aclassify("love")).label == "positive"
+    with pytest.raises(EmptyText):
+        await classifier.aclassify("")
 
 
-def test_a_cancelled_call_of_asyncio(classifier: Classifier, gate: Gate) -> None:
+async def test_a_cancelled_call_of_asyncio(classifier: Classifier, gate: Gate) -> None:
     """What was being computed is finished, and nothing more is read."""
     read = 0
 
@@ -338,17 +334,13 @@ def test_a_cancelled_call_of_asyncio(classifier: Classifier, gate: Gate) -> None
             read += 1
             yield "love"
 
-    async def call() -> None:
-        gate.close()
-        task = asyncio.create_task(classifier.aclassify(endless()))
-        while not gate.reached.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        task.cancel()
-        gate.open.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(asyncio.wait_for(call(), 60))
+    gate.close()
+    task = asyncio.create_task(classifier.aclassify(endless()))
+    await until(gate.reached.is_set)
+    task.cancel()
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert read <= 8_000
     assert classifier.classify("love").label == "positive"
 
@@ -647,9 +639,14 @@ def test_closing_while_other_threads_classify(bundle: Path) -> None:
 
 
 def test_an_error_has_what_a_prediction_has(classifier: Classifier) -> None:
-    """Each figure of an error is None, so that results can be read as columns."""
+    """Each figure of an error is None, so that results can be read as columns, and the other way
+    round; none is a part of what the other is as a dict. Those of the client are of these classes.
+    """
     results = classifier.classify(["love", ""])
     assert [one.label for one in results] == ["positive", None]
+    assert [one.code for one in results] == [None, "empty_text"]
+    assert [one.message is None for one in results] == [True, False]
+    assert asdict(results[0]).keys() == FIELDS
     assert [getattr(results[1], name) for name in sorted(FIELDS)] == [None] * len(FIELDS)
     assert asdict(results[1]).keys() == {"code", "message"}
 

@@ -34,15 +34,11 @@ def test_the_client_gets_labels_and_scores(url: str) -> None:
     assert list(_scores(answer)) == ["positive", "neutral"]
 
 
-def test_the_asynchronous_client_gets_the_same(url: str) -> None:
+async def test_the_asynchronous_client_gets_the_same(url: str) -> None:
     """The asynchronous client, on aiohttp, gets the same; its requests share connections."""
-
-    async def classify() -> list[Any]:
-        async with AsyncInferenceClient(model=url) as client:
-            return await asyncio.gather(*map(client.text_classification, ["love", "worst"] * 4))
-
-    labels = [answer[0].label for answer in asyncio.run(classify())]
-    assert labels == ["positive", "negative"] * 4
+    async with AsyncInferenceClient(model=url) as client:
+        answers = await asyncio.gather(*map(client.text_classification, ["love", "worst"] * 4))
+    assert [answer[0].label for answer in answers] == ["positive", "negative"] * 4
 
 
 def test_the_client_shows_what_was_wrong(url: str) -> None:

@@ -103,16 +103,12 @@ def test_bodies_may_be_compressed(
     assert result.as_numpy("label").tolist() == [b"positive"] * 100
 
 
-def test_the_asynchronous_client_gets_the_same(url: str) -> None:
+async def test_the_asynchronous_client_gets_the_same(url: str) -> None:
     """The asynchronous client, on aiohttp, gets the same for several concurrent requests."""
-
-    async def classify() -> list[Any]:
-        async with aio.InferenceServerClient(url.removeprefix("http://")) as client:
-            assert await client.is_model_ready("tiny")
-            inputs = [_tensor(["love"], binary=bool(number % 2)) for number in range(8)]
-            return await asyncio.gather(*(client.infer("tiny", [tensor]) for tensor in inputs))
-
-    results = asyncio.run(classify())
+    async with aio.InferenceServerClient(url.removeprefix("http://")) as client:
+        assert await client.is_model_ready("tiny")
+        inputs = [_tensor(["love"], binary=bool(number % 2)) for number in range(8)]
+        results = await asyncio.gather(*(client.infer("tiny", [tensor]) for tensor in inputs))
     assert [result.as_numpy("label").tolist() for result in results] == [[b"positive"]] * 8
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +31,7 @@ from sentiment_service.requests.exchange import Arrival
 from sentiment_service.requests.limits import InflightBytes
 from sentiment_service.shared_memory import Board
 
-from tests.conftest import FLAGS, Listen, Serve, Start
+from tests.conftest import Listen, Serve, Start, served
 from tests.support.raw_http import connect, exchange
 from tests.support.serving import (
     SLOW_COMMAND,
@@ -45,12 +45,8 @@ from tests.support.serving import (
 from tests.support.streams import NDJSON, STREAM_HEAD, ask_line, chunk
 from tests.support.tiny_bundle import different_texts
 
-
-@pytest.fixture(scope="module")
-def process(bundle: Path) -> Iterator[Process]:
-    """A real server, because the result depends on how bytes arrive and leave."""
-    with Process("--model", str(bundle), *FLAGS) as process:
-        yield process
+# A real server, because the result depends on how bytes arrive and leave.
+process = served()
 
 
 def _post(client: TestClient, content: str | bytes, **options: Any) -> list[dict[str, Any]]:
@@ -402,34 +398,29 @@ def test_what_a_client_that_left_had_sent_is_not_computed(gate: Gate, listen: Li
 
 
 @pytest.mark.parametrize(("begun", "status"), [(False, "499"), (True, "200")])
-def test_a_client_that_left_is_counted_as_such(serve: Serve, begun: bool, status: str) -> None:
+async def test_a_client_that_left_is_counted_as_such(
+    serve: Serve, begun: bool, status: str
+) -> None:
     """Metrics have the status that was sent, or 499 if none was: it is no failure of the service.
 
     A real client would leave at the one or the other moment by chance.
     """
     client = serve()
     app = cast(FastAPI, client.app)
-    service = app.state.service
+    arrival = Arrival(0.0, departed=not begun)
 
-    async def answer() -> None:
-        arrival = Arrival(0.0, departed=not begun)
+    async def receive() -> Any:
+        await asyncio.Event().wait()
 
-        async def receive() -> Any:
-            await asyncio.Event().wait()
+    async def send(_: Any) -> None:
+        if begun:
+            arrival.departed = True
+            asyncio.get_running_loop().call_soon(cast(Callable[[], object], arrival.on_departure))
 
-        async def send(_: Any) -> None:
-            if begun:
-                arrival.departed = True
-                asyncio.get_running_loop().call_soon(
-                    cast(Callable[[], object], arrival.on_departure)
-                )
-
-        headers = [(b"content-type", b"application/x-ndjson")]
-        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/classify/stream"}
-        scope |= {"headers": headers, "query_string": b"", "client": None, "arrival": arrival}
-        await HttpExchange(service, app.router, scope, receive, send).run()
-
-    asyncio.run(answer())
+    headers = [(b"content-type", b"application/x-ndjson")]
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/classify/stream"}
+    scope |= {"headers": headers, "query_string": b"", "client": None, "arrival": arrival}
+    await HttpExchange(app.state.service, app.router, scope, receive, send).run()
     labels = {"operation": "stream", "outcome": "client_disconnected", "status": status}
     assert metric(client, "sentiment_http_requests_total", **labels) == 1
 
@@ -508,7 +499,7 @@ def test_lines_that_no_queue_would_hold_together_go_one_after_the_other(serve: S
     assert answers[-1]["error"]["code"] == "too_many_texts"
 
 
-def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClient) -> None:
+async def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClient) -> None:
     """A stream that is cancelled just after its end, when drain-ms is over, sends nothing more."""
     app = cast(FastAPI, client.app)
     service = app.state.service
@@ -525,14 +516,11 @@ def test_a_stream_that_is_cancelled_after_its_end_says_no_more(client: TestClien
             service.lifecycle.stop()
             cast(asyncio.Task[None], asyncio.current_task()).cancel()
 
-    async def answer() -> None:
-        scope: dict[str, Any] = {"method": "POST", "path": "/", "query_string": b""}
-        scope |= {"headers": [], "client": None}
-        exchange = HttpExchange(service, app.router, scope, receive, send)
-        classifier = service.models.classifiers.of(None)
-        await StreamedAnswers(exchange, classifier, DEFAULTS, decoder(""))(scope, receive, send)
-
-    asyncio.run(answer())
+    scope: dict[str, Any] = {"method": "POST", "path": "/", "query_string": b""}
+    scope |= {"headers": [], "client": None}
+    exchange = HttpExchange(service, app.router, scope, receive, send)
+    answers = StreamedAnswers(exchange, service.models.classifiers.of(None), DEFAULTS, decoder(""))
+    await asyncio.create_task(answers(scope, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 

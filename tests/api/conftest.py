@@ -49,6 +49,13 @@ class Visits:
         return page
 
 
+def faults(page: Page) -> list[tuple[str, str]]:
+    """What axe-core finds, once it is loaded: each rule, and the first element that breaks it."""
+    page.evaluate(f"{AXE}; null")
+    violations = page.evaluate("axe.run().then((found) => found.violations)")
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in violations]
+
+
 @pytest.fixture(scope="module")
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """What the pages of a module share, which keep nothing but in their own tabs."""

@@ -24,16 +24,14 @@ Pipes = tuple[Program, IO[bytes], IO[bytes], IO[bytes]]
 
 
 def _classify(
-    bundle: Path, *arguments: str, given: bytes = b"", **variables: str
+    bundle: Path, *arguments: str, start: str = 'exec "$@"', **options: Any
 ) -> "subprocess.CompletedProcess[bytes]":
-    return subprocess.run(
-        [*COMMAND, "classify", "--model", str(bundle), *arguments],
-        cwd=ROOT,
-        env=environment(**variables),
-        input=given,
-        capture_output=True,
-        timeout=60,
-    )
+    usual: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    usual |= {"env": environment()} | ({} if "stdin" in options else {"input": b""})
+    command = ["sh", "-c", start, "sh", *COMMAND, "classify", "--model", str(bundle), *arguments]
+    done: subprocess.CompletedProcess[bytes]
+    done = subprocess.run(command, cwd=ROOT, timeout=60, **(usual | options))
+    return done
 
 
 @contextmanager
@@ -58,18 +56,14 @@ def test_a_file_is_classified_with_standard_files_closed(
     """As some schedulers start commands; the results are in the file."""
     given, made = tmp_path / "texts.txt", tmp_path / "results.jsonl"
     given.write_text("love\n")
-    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND]
-    options = ["classify", "--model", str(bundle), "--input", str(given), "--output", str(made)]
-    done = subprocess.run([*shell, *options], env=environment(), timeout=60)
-    assert done.returncode == 0
+    files = ("--input", str(given), "--output", str(made))
+    assert _classify(bundle, *files, start=f'exec "$@" {closed}').returncode == 0
     assert json.loads(made.read_text())["label"] == "positive"
 
 
 def test_results_for_a_closed_standard_output_are_not_lost_in_silence(bundle: Path) -> None:
     """The command fails and says what to do."""
-    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND]
-    options = ["classify", "--model", str(bundle), "love"]
-    done = subprocess.run([*shell, *options], env=environment(), capture_output=True, timeout=60)
+    done = _classify(bundle, "love", start='exec "$@" >&-')
     assert done.returncode == 1
     assert done.stderr == (
         b"sentiment: standard output is closed; give --output FILE for the results\n"
@@ -90,7 +84,7 @@ def test_texts_as_arguments(bundle: Path) -> None:
 def test_bad_lines_are_answered_in_their_place(bundle: Path) -> None:
     """Empty, NUL, not UTF-8 and too long give an error line each; other lines are classified."""
     lines = b"love\n\nnot \xff UTF-8\r\nNUL \0\ntoo long a line\nworst"
-    done = _classify(bundle, given=lines, SENTIMENT_MAX_TEXT_CHARS="12")
+    done = _classify(bundle, input=lines, env=environment(SENTIMENT_MAX_TEXT_CHARS="12"))
     assert done.stdout.splitlines() == [
         b"positive\t0.9756\tlove",
         b"error\tempty_text\t",
@@ -104,7 +98,7 @@ def test_bad_lines_are_answered_in_their_place(bundle: Path) -> None:
 
 def test_nothing_is_left_in_the_home_directory(bundle: Path, tmp_path: Path) -> None:
     """ONNX Runtime's telemetry, which would write there, is off."""
-    done = _classify(bundle, "love", HOME=str(tmp_path))
+    done = _classify(bundle, "love", env=environment(HOME=str(tmp_path)))
     assert done.returncode == 0
     assert not list(tmp_path.iterdir())
 
@@ -122,17 +116,9 @@ def test_a_reader_that_stops_ends_it_quietly(bundle: Path) -> None:
 def test_a_full_disk_is_one_line(bundle: Path) -> None:
     """A write error is a one-line message and exit code 1, without a traceback."""
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [*COMMAND, "classify", "--model", str(bundle), "love"],
-            cwd=ROOT,
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
+        done = _classify(bundle, "love", stdout=full)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["sentiment: No space left on device"]
+    assert done.stderr == b"sentiment: No space left on device\n"
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(bundle: Path) -> None:
@@ -221,15 +207,7 @@ def test_one_of_two_files_for_tls_is_wrong_usage(
 def test_a_terminal_without_texts_is_wrong_usage(bundle: Path) -> None:
     """Without texts at a terminal, the command explains itself and does not wait for input."""
     outside, inside = terminal()
-    done = subprocess.run(
-        [*COMMAND, "classify", "--model", str(bundle)],
-        cwd=ROOT,
-        env=environment(),
-        stdin=inside,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = _classify(bundle, stdin=inside)
     os.close(outside)
     os.close(inside)
     assert done.returncode == 2

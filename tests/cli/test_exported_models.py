@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,15 @@ from tests.support.model_export.plain_graph import (
     quantize,
     weights_outside,
 )
-from tests.support.serving import COMMAND, ROOT, environment, eventually
+from tests.support.serving import (
+    COMMAND,
+    ROOT,
+    Program,
+    children_of,
+    environment,
+    eventually,
+    state_of,
+)
 
 REPO = "acme/tiny-sentiment"
 AUTO = "--else fp32,fp16"
@@ -72,31 +81,27 @@ def _environment(hub: Hub, tmp_path: Path, **more: str) -> dict[str, str]:
     return {**kept, "HF_ENDPOINT": hub.url, **caches}
 
 
-def _classify(model: str, variables: dict[str, str], cwd: Path = ROOT) -> "subprocess.Popen[str]":
-    return _started(["classify", "--model", model, "love"], variables, cwd)
+def _started(words: list[str], variables: dict[str, str], cwd: Path = ROOT) -> Program:
+    pipes: Any = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    command = [*COMMAND, *words]
+    return Program(command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, text=True, **pipes)
 
 
-def _started(
-    words: list[str], variables: dict[str, str], cwd: Path = ROOT
-) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*COMMAND, *words],
-        cwd=cwd,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _classified(
+    model: str, variables: dict[str, str], cwd: Path = ROOT, *words: str
+) -> tuple[int, str, str]:
+    """The exit code of `classify`, what it answered and what it told."""
+    with _started(["classify", "--model", model, *words, "love"], variables, cwd) as process:
+        answer, told = process.communicate(timeout=300)
+        return process.returncode, answer, told
 
 
 def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Path) -> None:
     """Of two starts, one exports and one waits. The next one, also in Python, asks nobody."""
     commit = hub.add(REPO, checkpoint.source)
     variables = _environment(hub, tmp_path)
-    both = [_classify(REPO, variables) for _ in range(2)]
-    ended = [(*process.communicate(timeout=300), process.returncode) for process in both]
-    answers, told, codes = zip(*ended, strict=True)
+    with ThreadPoolExecutor(2) as pool:
+        codes, answers, told = zip(*pool.map(_classified, [REPO] * 2, [variables] * 2), strict=True)
     assert codes == (0, 0), told
     assert answers[0] == answers[1]
     assert answers[0].endswith("\tlove\n")
@@ -110,8 +115,7 @@ def test_a_hub_id_is_exported_once(hub: Hub, checkpoint: Exported, tmp_path: Pat
     assert document["source"]["revision"] == commit
     assert document["source"]["date"] == "2022-09-21T10:15:00+00:00"
     hub.requests.clear()
-    again = _classify(REPO, variables)
-    assert again.communicate(timeout=180) == (answers[0], "")
+    assert _classified(REPO, variables) == (0, answers[0], "")
     code = f"from sentiment_service import Classifier; print(Classifier('{REPO}').classify('love'))"
     python = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True)
     label = answers[0].partition("\t")[0]
@@ -142,22 +146,17 @@ def test_a_bundle_on_the_hub_is_served_without_pytorch(
     hub.add(REPO, checkpoint.source)
     variables = _environment(hub, tmp_path)
     variables["PYTHONPATH"] = "."
-    answered = _classify("acme/bundle", variables, no_torch)
-    answer, told = answered.communicate(timeout=180)
-    assert answered.returncode == 0, told
-    assert answer.endswith("\tlove\n")
+    _answer("acme/bundle", variables, no_torch)
     (manifest,) = (tmp_path / "cache" / "models").rglob("manifest.json")
     assert list(json.loads(manifest.read_text())["variants"]) == ["int8"]
     assert not any(name.endswith("model.onnx") for name in hub.fetched())
-    impossible = _classify(REPO, variables, no_torch)
-    _, told = impossible.communicate(timeout=180)
-    assert impossible.returncode == 1
+    code, _, told = _classified(REPO, variables, no_torch)
+    assert code == 1
     last = told.splitlines()[-1]
     assert f"{REPO} cannot be used: this needs the package torch" in last
     assert f"-m uv pip install --python {Path(sys.executable).parent}/" in last
     variables["HF_ENDPOINT"] = "http://127.0.0.1:9"
-    unreachable = _classify("acme/other", variables, no_torch)
-    _, told = unreachable.communicate(timeout=180)
+    _, _, told = _classified("acme/other", variables, no_torch)
     last = told.splitlines()[-1]
     assert "acme/other cannot be used: cannot reach http://127.0.0.1:9" in last
     assert last.endswith("or give a directory: there is none named acme/other")
@@ -195,10 +194,8 @@ def test_an_onnx_repository_is_served_without_pytorch(
 
 
 def _answer(model: str, variables: dict[str, str], cwd: Path, *words: str) -> str:
-    command = ["classify", "--model", model, *words, "love"]
-    started = _started(command, variables, cwd)
-    answer, told = started.communicate(timeout=180)
-    assert started.returncode == 0, told
+    code, answer, told = _classified(model, variables, cwd, *words)
+    assert code == 0, told
     assert answer.endswith("\tlove\n")
     return answer
 
@@ -217,29 +214,22 @@ def test_a_command_that_ends_leaves_no_export(
     """Its export ends with it, whatever it does at that moment."""
     command, *rest = words
     command_line = [command, "--model", str(checkpoint.source), *rest]
-    process = _started(command_line, _environment(hub, tmp_path))
-    assert process.stderr
-    assert any("writing the graphs" in line for line in process.stderr)
-    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    export = os.pidfd_open(int(child))
-    signal.pidfd_send_signal(export, signal.SIGSTOP)  # it cannot end by itself
-    # Python would notice a signal just before it reads only after it has read the next line.
-    eventually(lambda: _state(process.pid) == "S")
-    process.send_signal(number)
-    try:
-        process.communicate(timeout=60)
-        assert select.select([export], [], [], 60)[0]  # readable: it has ended
-    finally:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(export, signal.SIGKILL)
-        process.kill()
-        process.communicate()
-        os.close(export)
-
-
-def _state(pid: int) -> str:
-    """S: the process sleeps; it waits for something."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    with _started(command_line, _environment(hub, tmp_path)) as process:
+        assert process.stderr
+        assert any("writing the graphs" in line for line in process.stderr)
+        (child,) = children_of(process.pid)
+        export = os.pidfd_open(child)
+        signal.pidfd_send_signal(export, signal.SIGSTOP)  # it cannot end by itself
+        # Python would notice a signal just before it reads only after it has read the next line.
+        eventually(lambda: state_of(process.pid) == "S")
+        process.send_signal(number)
+        try:
+            process.communicate(timeout=60)
+            assert select.select([export], [], [], 60)[0]  # readable: it has ended
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(export, signal.SIGKILL)
+            os.close(export)
 
 
 @pytest.fixture
@@ -433,7 +423,9 @@ def test_a_bundle_takes_no_options(
         _used(fake, "acme/one", "acme/two", **{name: value})
 
 
-def test_options_reach_the_answer(checkpoint: Exported, tmp_path: Path, hub: Hub) -> None:
+def test_options_reach_the_answer(
+    checkpoint: Exported, tmp_path: Path, hub: Hub, capfd: pytest.CaptureFixture[str]
+) -> None:
     """`classify --labels` of a checkpoint answers with these labels; the embedded model refuses.
 
     No hub is asked for a local one, nor for the repository that it names, which may be private.
@@ -441,16 +433,13 @@ def test_options_reach_the_answer(checkpoint: Exported, tmp_path: Path, hub: Hub
     variables = _environment(hub, tmp_path)
     source = shutil.copytree(checkpoint.source, tmp_path / "source")
     configure(source, _name_or_path="acme/private")
-    words = ["classify", "--labels", "a,b,c", "love"]
-    asked = _started([*words, "--model", str(source), "--json"], variables)
-    answer, told = asked.communicate(timeout=300)
-    assert asked.returncode == 0, told
+    labels = ("--labels", "a,b,c")
+    code, answer, told = _classified(str(source), variables, ROOT, *labels, "--json")
+    assert code == 0, told
     assert [*json.loads(answer)["scores"]] == ["a", "b", "c"]
     assert hub.requests == []
-    refused = _started(words, variables)
-    _, told = refused.communicate(timeout=60)
-    assert refused.returncode == 1
-    assert "the embedded model is a bundle, and --labels cannot change it" in told
+    assert main(["classify", *labels, "love"]) == 1
+    assert "the embedded model is a bundle, and --labels cannot change it" in capfd.readouterr().err
 
 
 def test_what_an_export_had_to_guess_is_said_at_each_start(

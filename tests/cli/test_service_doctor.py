@@ -259,7 +259,7 @@ def test_an_answer_that_does_not_end(begins: str, goes_on: str) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(answer)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            (found,) = examine_service(url, None, timeout_s=1)
+            (found,) = examine_service(url, None, timeout_s=0.35)
     assert found.check == "connection"
     assert "timed out; a firewall" in found.line() or "cannot reach" in found.line()
 

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from sentiment_service.settings.settings import Settings
 
 from checks.support.manifests import OVERLAYS, Object, containers, kubectl, load, only, render
 from deploy.prometheus import operator
-from tests.conftest import FLAGS
+from tests.conftest import served
 from tests.support.serving import ROOT, Process
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -28,11 +27,7 @@ MARGIN_S = 5  # seconds of a grace period in addition to the drain
 SETTINGS = {f"SENTIMENT_{name.upper()}" for name in Settings.model_fields}
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Process]:
-    """The embedded model, served."""
-    with Process(*FLAGS) as process:
-        yield process
+embedded = served(embedded=True)
 
 
 def _spec(overlay: Path) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def test_what_is_deployed_can_be_built() -> None:
     assert {image.removeprefix("sentiment-service:") for image in images} <= set(STAGES)
 
 
-def test_the_health_check_tells_ready_from_not(served: Process) -> None:
+def test_the_health_check_tells_ready_from_not(embedded: Process) -> None:
     """Exit code 0 if the service is ready, 1 if it does not listen. No proxy is used.
 
     It asks the port that the platform or a variable in any case has chosen.
@@ -98,11 +93,15 @@ def test_the_health_check_tells_ready_from_not(served: Process) -> None:
     assert command
     _, *arguments = json.loads(command[1])
     for name, port, code in (
-        ("PORT", served.port, 0),
+        ("PORT", embedded.port, 0),
         ("SENTIMENT_PORT", 1, 1),
         ("sentiment_port", 1, 1),
     ):
-        variables = {"PORT": str(served.port), name: str(port), "http_proxy": "http://127.0.0.1:1"}
+        variables = {
+            "PORT": str(embedded.port),
+            name: str(port),
+            "http_proxy": "http://127.0.0.1:1",
+        }
         variables["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(
             [sys.executable, *arguments], env=variables, capture_output=True, check=False
@@ -113,18 +112,18 @@ def test_the_health_check_tells_ready_from_not(served: Process) -> None:
 @pytest.mark.parametrize("first", [["docker-init", "--", "sentiment"], ["python", "sentiment"]])
 @pytest.mark.parametrize("flag", ["--port PORT", "--port=PORT", "--host 0.0.0.0 --port PORT"])
 def test_the_health_check_knows_the_flags_of_the_service(
-    served: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[str], flag: str
+    embedded: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[str], flag: str
 ) -> None:
     """The flags are those of the container's first process; they win over variables."""
-    words = [*first, "serve", "--model", "x", *flag.replace("PORT", str(served.port)).split()]
+    words = [*first, "serve", "--model", "x", *flag.replace("PORT", str(embedded.port)).split()]
     (tmp_path / "cmdline").write_text("\0".join(words) + "\0", encoding="utf-8")
     monkeypatch.setenv("SENTIMENT_PORT", "1")
     assert health_check.main(tmp_path / "cmdline") == 0
 
 
-def test_the_log_says_which_port_and_model_and_why(served: Process) -> None:
+def test_the_log_says_which_port_and_model_and_why(embedded: Process) -> None:
     """The first line names the port and the model, each with what decided it."""
-    first, *_ = served.first_lines.splitlines()
+    first, *_ = embedded.first_lines.splitlines()
     assert "port 0 (--port); model the embedded one (default)" in first
 
 
@@ -199,13 +198,13 @@ def _sorted(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
-def test_probes_ask_what_the_service_answers(served: Process, overlay: Path) -> None:
+def test_probes_ask_what_the_service_answers(embedded: Process, overlay: Path) -> None:
     """Each probe uses the service's port and a path that answers 200."""
     container = _container(overlay)
     probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
     assert {probe["port"] for probe in probes} == {"http"}
     for probe in probes:
-        assert httpx2.get(served.url + probe["path"]).status_code == 200
+        assert httpx2.get(embedded.url + probe["path"]).status_code == 200
     # A full queue or a drain must not restart a pod.
     assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
     assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
@@ -321,12 +320,12 @@ def test_one_autoscaler_scales_the_deployment(overlay: Path) -> None:
     assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_keda_asks_for_metrics_that_the_service_has(served: Process) -> None:
+def test_keda_asks_for_metrics_that_the_service_has(embedded: Process) -> None:
     """The service has the metrics, the job's name is right, and the threshold fits in the queue."""
     (path,) = (ROOT / "deploy/kubernetes").rglob("components/keda/scaledobject.yaml")
     spec = load(path)[0]["spec"]
     (scrape,) = load(ROOT / "deploy/prometheus/prometheus.yml")[0]["scrape_configs"]
-    text = httpx2.get(f"{served.url}/metrics").text
+    text = httpx2.get(f"{embedded.url}/metrics").text
     for trigger in spec["triggers"]:
         assert trigger["type"] == "prometheus"
         assert all(isinstance(value, str) for value in trigger["metadata"].values())

@@ -1009,12 +1009,6 @@ def test_jsonl_columns_have_types_in_parquet(
     assert (column.type, column.to_pylist()) == (kind, expected)
 
 
-def test_a_text_that_is_nan_is_no_text(tmp_path: Path) -> None:
-    """As if it were null."""
-    source = _Input(_file(tmp_path, "a.jsonl", b'{"text": NaN}\n{"text": "love"}'))
-    assert _texts(source) == ["empty_text: line 1 has no 'text'", "love"]
-
-
 def test_what_arrow_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names the column, and does not promise that the run can be continued."""
     monkeypatch.setattr("sentiment_service.files.json_tables._type_of", lambda _: bool)

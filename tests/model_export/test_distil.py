@@ -365,7 +365,6 @@ def test_a_full_disk_is_named_and_the_run_can_be_continued(
     code = "import sys; from sentiment_export.cli import main; sys.exit(main())"
     command: list[str | Path] = [sys.executable, "-c", code, "distil", teacher, "--texts"]
     command += [*recipe.texts, "--epochs", "1", "--output", "out"]
-    (tmp_path / "disk").mkdir()
     run = run_on_small_disk(tmp_path / "disk", 20_000, *command)
     assert run.returncode == 1, run.stdout
     line = run.stderr.splitlines()[-1]

@@ -474,7 +474,6 @@ def test_a_full_disk_is_named_and_nothing_stays_there(tmp_path: Path, kilobytes:
     """
     source = make_checkpoint(tmp_path / "source", "bert", vocab_size=30_000)  # 6 MB
     disk = tmp_path / "disk"
-    disk.mkdir()
     code = "import sys; from sentiment_export.cli import main; sys.exit(main())"
     command: list[str | Path] = [sys.executable, "-c", code, source, "--output", "out"]
     run = run_on_small_disk(disk, kilobytes, *command)

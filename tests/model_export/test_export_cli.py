@@ -24,6 +24,7 @@ from tests.support.serving import run_program
 
 LABELS = ["negative", "neutral", "positive"]
 DISTIL = ["distil", "base", "--texts", "t.txt", "--output", "out"]
+EVALUATE = ["evaluate", "bundle", "file"]
 FINETUNE = ["finetune", "base", "--train", "t.tsv", "--validation", "v.tsv", "--output", "out"]
 
 
@@ -245,6 +246,9 @@ def test_a_failure_is_one_line(
         (["checkpoint", "--output", "out", "--verbose"], "there is no option '--verbose'"),
         (["evalute", "bundle", "file"], "'evalute' (the nearest is evaluate)"),
         (["evaluate", "bundle"], "required: file"),
+        ([*EVALUATE, "--picture", "matrix.png"], "--picture: matrix.png must end in .svg"),
+        ([*EVALUATE, "--device", "cuda", "--precision", "int8"], "int8 is for CPUs"),
+        ([*EVALUATE, "--columns", "x"], "no option '--columns' (the nearest is --column)"),
         (["calibrate", "bundle"], "required: file"),
         (["calibrate", "bundle", "file", "--loss", "hinge"], "there is no 'hinge'"),
         (["finetune", "base"], "required: --train, --validation, --output"),

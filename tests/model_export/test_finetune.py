@@ -442,7 +442,6 @@ def test_a_full_disk_is_named_and_the_saves_are_kept(recipe: Recipe, tmp_path: P
     """One line that names the disk; no half file is left, neither of a save nor of the result."""
     base = make_checkpoint(tmp_path / "base", "bert", vocab_size=30_000)  # 6 MB
     disk = tmp_path / "disk"
-    disk.mkdir()
     command: list[str | Path] = [sys.executable, "-c", ON_SMALL_DISKS, "finetune", base]
     command += ["--train", *recipe.train, "--validation", recipe.validation]
     command += ["--output", "out", "--seeds", "0", "--epochs", "1"]

@@ -222,22 +222,6 @@ def test_a_failure_is_one_line(
     assert says in line
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--picture", "matrix.png"], "--picture: matrix.png must end in .svg"),
-        (["--device", "cuda", "--precision", "int8"], "int8 is for CPUs"),
-        (["--columns", "x"], "there is no option '--columns' (the nearest is --column)"),
-    ],
-)
-def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, before anything is read."""
-    with pytest.raises(SystemExit) as caught:
-        main(["evaluate", "bundle", "file", *words])
-    assert caught.value.code == 2
-    assert says in capsys.readouterr().err
-
-
 def test_calibrate_reads_the_columns_of_a_table(tmp_path: Path) -> None:
     """The same flags as those of evaluate."""
     path, file = make_bundle(tmp_path / "tiny"), tmp_path / "labelled.csv"

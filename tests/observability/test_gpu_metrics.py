@@ -108,15 +108,11 @@ def test_a_gpu_that_does_not_answer_does_not_hold_up_the_scrape(
     eventually(lambda: _gpus(scraped)["up"] == {"0": 1, "1": 1})
 
 
-def test_a_second_scrape_does_not_block_the_first(nvml: ModuleType) -> None:
+async def test_a_second_scrape_does_not_block_the_first(nvml: ModuleType) -> None:
     """It begins to read again before the first one shows what was read.
 
     The first must show that, and not wait for the second reading without a limit.
     """
-    asyncio.run(_two_scrapes(nvml))
-
-
-async def _two_scrapes(nvml: ModuleType) -> None:
     collector = metrics.GpuCollector()
     await collector.refresh()
     reading: Future[metrics.Gpus] = Future()

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sentiment_service.engine.model.bundle import Evaluation
 
 from tests.conftest import Serve
+from tests.support.reloads import reload
 from tests.support.serving import Gate, metric
 from tests.support.tiny_bundle import LABELS, evaluate, make_bundle, write_manifest
 
@@ -172,12 +173,8 @@ def test_the_reference_is_what_the_evaluation_predicted_and_read(
     confusion = [[2, 1, 1], [0, 1, 1], [0, 0, 4]]
     evaluate(bundle, confusion, lengths=lengths, tokens=700, unknown_tokens=7)
 
-    def reload() -> None:
-        admin = {"authorization": "Bearer admin-key-1"}
-        client.post("/models/tiny/reload", headers=admin).raise_for_status()
-
     for _ in range(2):
-        reload()
+        reload(client).raise_for_status()
     for label, share in zip(LABELS, (0.2, 0.2, 0.6), strict=True):
         found = metric(client, "sentiment_reference_share", model="tiny", label=label)
         assert found == pytest.approx(share)
@@ -187,7 +184,7 @@ def test_the_reference_is_what_the_evaluation_predicted_and_read(
     assert metric(client, "sentiment_reference_unknown_tokens", model="tiny") == 7
     shutil.rmtree(bundle)
     make_bundle(bundle, outputs=2, labels=("bad", "good"))
-    reload()
+    reload(client).raise_for_status()
     assert "sentiment_reference_share{" not in client.get("/metrics").text
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sentiment_service.engine.model.bundle import MANIFEST, Bundle, sha256
 from sentiment_service.errors import ServiceError
 from sentiment_service.settings.settings import CheckpointOptions, Settings, flag
 
-from tests.conftest import FLAGS
+from tests.conftest import FLAGS, served
 from tests.support.checkpoints import CORPUS, make_checkpoint, make_twitter_roberta
 from tests.support.model_export.hub import Hub
 from tests.support.serving import ROOT, Process, installed, run_program
@@ -56,11 +55,7 @@ def test_the_examples_are_found() -> None:
     assert ".venv/bin/sentiment" in commands
 
 
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[Process]:
-    """The embedded model, served."""
-    with Process(*FLAGS) as process:
-        yield process
+embedded = served(embedded=True)
 
 
 @pytest.mark.parametrize(

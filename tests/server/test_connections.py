@@ -5,7 +5,6 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from sentiment_service.server.connection import Buffers, Connection
 from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.server.server import Server
 
-from tests.conftest import FLAGS, Listen, Start
+from tests.conftest import FLAGS, Listen, Start, served
 from tests.support.raw_http import (
     BODY,
     HEAD,
@@ -41,11 +40,7 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 CHUNKS = b"5\r\nabcde\r\n" * 100_000
 
 
-@pytest.fixture(scope="module")
-def process(bundle: Path) -> Iterator[Process]:
-    """A real server that asks for a key."""
-    with Process("--model", str(bundle), *FLAGS, "--api-keys", KEY) as process:
-        yield process
+process = served("--api-keys", KEY)
 
 
 OVERRIDDEN = {

@@ -3,16 +3,14 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.client import parse_headers
 from io import BytesIO
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import FLAGS, Listen, Start
+from tests.conftest import Listen, Start, served
 from tests.support.raw_http import (
     BODY,
     HEAD,
@@ -33,11 +31,7 @@ CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
 LONG = b"a" * 3_000_000  # more than is read at once
 
 
-@pytest.fixture(scope="module")
-def process(bundle: Path) -> Iterator[Process]:
-    """A real server with small limits."""
-    with Process("--model", str(bundle), *FLAGS, "--max-header-bytes", "2000") as process:
-        yield process
+process = served("--max-header-bytes", "2000")
 
 
 def _coding(value: bytes) -> bytes:

@@ -3,9 +3,8 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.errors import InvalidRequest
 from sentiment_service.requests.validation import parse
 
-from tests.conftest import FLAGS, Serve
+from tests.conftest import Serve, served
 from tests.support.raw_http import connect, post
 from tests.support.serving import Process, eventually
 
@@ -24,11 +23,8 @@ NASTY = {"inputs": ["。」" * 25_000] * 6, "split": "sentences"}
 NASTY_BODY = json.dumps(NASTY, ensure_ascii=False).encode()
 
 
-@pytest.fixture(scope="module")
-def service(bundle: Path) -> Iterator[Process]:
-    """A process with a very large queue: no request is refused for its number of tokens."""
-    with Process("--model", str(bundle), *FLAGS, "--max-queue-tokens", "10000000") as process:
-        yield process
+# No request is refused for its number of tokens.
+service = served("--max-queue-tokens", "10000000")
 
 
 def _spent_until_idle(process: Process) -> float:

@@ -27,6 +27,7 @@ from tests.support.serving import (
     eventually,
     metric,
     runs,
+    state_of,
 )
 from tests.support.streams import NDJSON
 from tests.support.tiny_bundle import LABELS, MAX_TOKENS, WORDS, make_bundle, write_manifest
@@ -227,7 +228,7 @@ def test_the_candidate_stands_still_while_a_request_is_classified(
         (child,) = [
             pid for pid in pids if str(candidate) in Path(f"/proc/{pid}/cmdline").read_text()
         ]
-        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        return state_of(int(child))
 
     gate.close()
     first, second = (pool.submit(classify, client, text) for text in ("love", "it"))

@@ -177,12 +177,17 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def state_of(pid: int) -> str:
+    """T: the process is stopped. S: it sleeps. Z: it is a zombie, or gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
 def runs(pid: int) -> bool:
     """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return state_of(pid) != "Z"
 
 
 class Program(subprocess.Popen[Any]):

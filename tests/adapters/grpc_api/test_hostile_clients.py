@@ -9,9 +9,9 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,18 +169,34 @@ def test_answers_that_are_not_taken_hold_up_nobody(bundle: Path) -> None:
             assert metric(process.client, "sentiment_http_requests_total", **labels) > 10
 
 
-def test_a_call_whose_client_takes_nothing_ends_in_time() -> None:
-    """No other client must come for that."""
+@asynccontextmanager
+async def started(
+    handlers: dict[str, Any], options: Any = (), **more: Any
+) -> AsyncIterator[tuple[int, AioServer]]:
+    """A server of these methods in this process, and its port."""
+    port, server = free_port(), AioServer(list(options), handlers, crashed=print, **more)
+    server.add_insecure_port(f"127.0.0.1:{port}".encode())
+    await server.start()
+    yield port, server
+    await server.shutdown(None)
 
-    async def status() -> int | None:
-        port, service = free_port(), Service(Settings(), Paths())
-        limits = CallLimits(service, lambda task: server.drop(task), untaken_s=0.2)
-        handlers = {
-            path: rpc_handler(limits, path, HANDLERS.get(path)) for path in (LIVE.decode(), UNKNOWN)
-        }
-        server = AioServer([], handlers, crashed=print)
-        server.add_insecure_port(f"127.0.0.1:{port}".encode())
-        await server.start()
+
+def answered_by(answer: Any) -> dict[str, Any]:
+    """The handlers of a server that answers all calls so."""
+    return dict.fromkeys((INFER.decode(), UNKNOWN), grpc.stream_stream_rpc_method_handler(answer))
+
+
+def limited_by(limits: CallLimits) -> dict[str, Any]:
+    """The service's own handlers, with these limits."""
+    paths = (LIVE.decode(), INFER.decode(), UNKNOWN)
+    return {path: rpc_handler(limits, path, HANDLERS.get(path)) for path in paths}
+
+
+async def test_a_call_whose_client_takes_nothing_ends_in_time() -> None:
+    """No other client must come for that."""
+    service = Service(Settings(), Paths())
+    limits = CallLimits(service, lambda task: server.drop(task), untaken_s=0.2)
+    async with started(limited_by(limits)) as (port, server):
         with Connection(port, window=0) as hostile, Connection(port) as other:
             stream = hostile.begin(LIVE)
             hostile.send(stream, message(b""), end=True)
@@ -188,10 +204,7 @@ def test_a_call_whose_client_takes_nothing_ends_in_time() -> None:
             while not ended.done():  # grpc.aio refers to a call until another one comes
                 other.send(other.begin(LIVE), message(b""), end=True)
                 await asyncio.wait([ended], timeout=0.1)
-        await server.shutdown(None)
-        return ended.result()
-
-    assert asyncio.run(status()) == grpc.StatusCode.CANCELLED.value[0]
+    assert ended.result() == grpc.StatusCode.CANCELLED.value[0]
 
 
 def test_only_a_message_with_texts_may_be_long(served: tuple[Process, int]) -> None:
@@ -327,57 +340,40 @@ def test_clients_that_go_on_calling_are_told_of_the_end(bundle: Path) -> None:
     assert seen.keys() == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
-def test_calls_of_a_busy_method_are_taken_together() -> None:
+class Counting:
+    """Answers calls with nothing, and counts those that have begun."""
+
+    begun = 0
+
+    async def answer(self, requests: object, context: object) -> None:
+        self.begun += 1
+
+
+async def test_calls_of_a_busy_method_are_taken_together() -> None:
     """However long the turns of the event loop are, calls do not wait for one turn after another.
 
     gRPC cancels calls that wait for too long.
     """
-
-    async def turns() -> int:
-        port, began, turns = free_port(), 0, 0
-
-        async def answer(requests: object, context: object) -> None:
-            nonlocal began
-            began += 1
-
-        handler = grpc.stream_stream_rpc_method_handler(answer)
-        server = AioServer(
-            [], {"/busy/Busy": handler, UNKNOWN: handler}, busy=["/busy/Busy"], crashed=print
-        )
-        server.add_insecure_port(f"127.0.0.1:{port}".encode())
-        await server.start()
+    calls, turns = Counting(), 0
+    async with started(answered_by(calls.answer), busy=[INFER.decode()]) as (port, _):
         with Connection(port) as client:
             for _ in range(32):
-                client.begin(b"/busy/Busy")
-            while began < 32:
+                client.begin(INFER)
+            while calls.begun < 32:
                 # A long turn, in which gRPC's threads do all that they can.
                 time.sleep(0.02)  # noqa: ASYNC251
                 await asyncio.sleep(0)
                 turns += 1
-        await server.shutdown(None)
-        return turns
-
-    assert asyncio.run(turns()) < 64
+    assert turns < 64
 
 
-def test_calls_that_are_reset_do_not_end_those_of_others() -> None:
+async def test_calls_that_are_reset_do_not_end_those_of_others() -> None:
     """Of 12,000 that come and are reset in one turn of the event loop, few wait to be taken.
 
     gRPC cancels calls of any client when too many wait.
     """
-
-    async def outcome() -> tuple[int, list[int | None]]:
-        port, taken = free_port(), 0
-
-        async def answer(requests: object, context: object) -> None:
-            nonlocal taken
-            taken += 1
-
-        handler = grpc.stream_stream_rpc_method_handler(answer)
-        options = _options(Service(Settings(), Paths()))
-        server = AioServer(options, {INFER.decode(): handler, UNKNOWN: handler}, crashed=print)
-        server.add_insecure_port(f"127.0.0.1:{port}".encode())
-        await server.start()
+    taken, options = Counting(), _options(Service(Settings(), Paths()))
+    async with started(answered_by(taken.answer), options) as (port, _):
         with ExitStack() as connections:
             for _ in range(12):
                 hostile = connections.enter_context(Connection(port))
@@ -387,42 +383,24 @@ def test_calls_that_are_reset_do_not_end_those_of_others() -> None:
             others = [connections.enter_context(Connection(port)) for _ in range(20)]
             calls = [(other, other.begin(INFER)) for other in others]
             statuses = [await asyncio.to_thread(status_of, *call) for call in calls]
-        await server.shutdown(None)
-        return taken, statuses
-
-    taken, statuses = asyncio.run(outcome())
     assert statuses == [grpc.StatusCode.OK.value[0]] * 20
-    assert taken <= 12 * (STREAMS + 1) + AT_ONCE + 20
+    assert taken.begun <= 12 * (STREAMS + 1) + AT_ONCE + 20
 
 
-def test_it_is_known_when_all_calls_have_been_taken() -> None:
+async def test_it_is_known_when_all_calls_have_been_taken() -> None:
     """Of each method, and of none: each call that the library had read before has begun then."""
-
-    async def begun() -> tuple[int, int]:
-        port, begun = free_port(), 0
-
-        async def answer(requests: object, context: object) -> None:
-            nonlocal begun
-            begun += 1
-
-        handler = grpc.stream_stream_rpc_method_handler(answer)
-        server = AioServer([], {INFER.decode(): handler, UNKNOWN: handler}, crashed=print)
-        server.add_insecure_port(f"127.0.0.1:{port}".encode())
-        await server.start()
+    calls = Counting()
+    async with started(answered_by(calls.answer)) as (port, server):
         with Connection(port) as client:
             for _ in range(200):
                 client.begin(INFER)
                 client.reset(client.begin(NOT_TEXT))
             client.ping()
-            before = begun
+            before = calls.begun
             await server.all_taken()
             for _ in range(5):  # grpc.aio makes two tasks of a call
                 await asyncio.sleep(0)
-            after = begun
-        await server.shutdown(None)
-        return before, after
-
-    assert asyncio.run(begun()) == (0, 400)
+            assert (before, calls.begun) == (0, 400)
 
 
 def reconnect(port: int, until: float) -> None:
@@ -528,34 +506,26 @@ def test_bytes_that_are_no_message_are_not_counted(content: bytes) -> None:
         more_fields(content, METHODS[INFER.decode()].request.DESCRIPTOR, 10_000)
 
 
-def test_a_call_that_has_just_ended_is_dropped_without_a_traceback(
+async def test_a_call_that_has_just_ended_is_dropped_without_a_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Its turn to give way may come before grpc.aio knows of its end."""
+    ended = asyncio.Event()
 
-    async def drop_at_the_end() -> None:
-        port, ended = free_port(), asyncio.Event()
+    async def answer(requests: object, context: object) -> None:
+        task = _task()
+        task.add_done_callback(server.drop)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        task.add_done_callback(lambda _: ended.set())
 
-        async def answer(requests: object, context: object) -> None:
-            task: Any = asyncio.current_task()
-            task.add_done_callback(server.drop)
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-            task.add_done_callback(lambda _: ended.set())
-
-        handler = grpc.stream_stream_rpc_method_handler(answer)
-        server = AioServer([], {INFER.decode(): handler, UNKNOWN: handler}, crashed=print)
-        server.add_insecure_port(f"127.0.0.1:{port}".encode())
-        await server.start()
+    async with started(answered_by(answer)) as (port, server):
         with Connection(port) as client:
             stream = client.begin(INFER)
             await asyncio.sleep(0.2)
             client.reset(stream)
             await ended.wait()
             await asyncio.sleep(0.1)
-        await server.shutdown(None)
-
-    asyncio.run(drop_at_the_end())
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -611,7 +581,7 @@ async def _drop_500(port: int, limits: _Counted) -> None:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 @pytest.mark.parametrize("attack", [_reset_500, _drop_500])
-def test_calls_that_end_early_leave_nothing_in_memory(
+async def test_calls_that_end_early_leave_nothing_in_memory(
     attack: Callable[[int, _Counted], Awaitable[None]],
 ) -> None:
     """grpc.aio kept what it had given to each operation that failed or was cancelled."""
@@ -619,33 +589,23 @@ def test_calls_that_end_early_leave_nothing_in_memory(
     async def at_rest() -> int:
         """The library frees what belongs to calls a little after their ends."""
         sizes = []
-        for _ in range(20):
-            await asyncio.sleep(0.1)
+        for _ in range(10):
+            await asyncio.sleep(0.2)
             sizes.append(_Allocated.bytes_now())
         return min(sizes)
 
-    async def left() -> int:
-        port, service, sizes = free_port(), Service(Settings(), Paths()), []
-        limits = _Counted(service, lambda task: server.drop(task))
-        handlers = {
-            path: rpc_handler(limits, path, HANDLERS.get(path))
-            for path in (LIVE.decode(), INFER.decode(), UNKNOWN)
-        }
-        server = AioServer([], handlers, crashed=print)
-        server.add_insecure_port(f"127.0.0.1:{port}".encode())
-        await server.start()
+    limits = _Counted(Service(Settings(), Paths()), lambda task: server.drop(task))
+    sizes = []
+    async with started(limited_by(limits)) as (port, server):
         for rounds in (2, 4):
             for _ in range(rounds):
                 limits.begun = 0
                 await attack(port, limits)
             sizes.append(await at_rest())
-        await server.shutdown(None)
-        return sizes[1] - sizes[0]
-
-    assert asyncio.run(left()) < 75 * 4 * 500
+    assert sizes[1] - sizes[0] < 75 * 4 * 500
 
 
-def test_calls_whose_clients_leave_during_a_write_take_no_room() -> None:
+async def test_calls_whose_clients_leave_during_a_write_take_no_room() -> None:
     """After a thousand of them, as many answers as ever wait for their clients."""
     dropped: list[object] = []
 
@@ -661,16 +621,13 @@ def test_calls_whose_clients_leave_during_a_write_take_no_room() -> None:
             await call._write(METHODS[LIVE.decode()].response())
         limits.leaves(call._task)  # its status
 
-    async def leave_often() -> None:
-        limits = CallLimits(Service(Settings(), Paths()), dropped.append)
-        for _ in range(limits.most_calls):
-            await asyncio.create_task(leave(limits))
-        waiting: Any = [asyncio.create_task(asyncio.sleep(0)) for _ in range(10)]
-        for task in waiting:
-            limits.leaves(task)
-        await asyncio.gather(*waiting)
-
-    asyncio.run(leave_often())
+    limits = CallLimits(Service(Settings(), Paths()), dropped.append)
+    for _ in range(limits.most_calls):
+        await asyncio.create_task(leave(limits))
+    waiting: Any = [asyncio.create_task(asyncio.sleep(0)) for _ in range(10)]
+    for task in waiting:
+        limits.leaves(task)
+    await asyncio.gather(*waiting)
     assert dropped == []
 
 

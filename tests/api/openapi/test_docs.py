@@ -3,13 +3,12 @@
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.api.conftest import AXE
+from tests.api.conftest import faults
 from tests.conftest import FLAGS
 from tests.support.serving import Process
 
@@ -58,15 +57,6 @@ def operation(page: Page, method: str, path: str) -> Locator:
     return box
 
 
-def violations(page: Page) -> list[Any]:
-    """What axe finds: the rule, and the first element that breaks it."""
-    page.evaluate(AXE)
-    found = page.evaluate("axe.run()")["violations"]
-    return [
-        (one["id"], one["nodes"][0]["html"], one["nodes"][0]["failureSummary"]) for one in found
-    ]
-
-
 def test_all_operations_are_shown(page: Page, tiny: str) -> None:
     """Without internet, the page has each operation of the OpenAPI document.
 
@@ -78,10 +68,10 @@ def test_all_operations_are_shown(page: Page, tiny: str) -> None:
     for method, path in described:
         shown = page.locator(f'.opblock-{method} .opblock-summary-path[data-path="{path}"]')
         expect(shown).to_have_count(1)
-    assert violations(page) == []
+    assert faults(page) == []
     operation(page, "get", "/v1/models/{name}")
     expect(page.locator(".opblock-body")).to_be_visible()
-    assert violations(page) == []
+    assert faults(page) == []
 
 
 def test_a_request_can_be_tried(page: Page) -> None:
@@ -96,7 +86,7 @@ def test_a_request_can_be_tried(page: Page) -> None:
     answer = box.locator(".live-responses-table")
     expect(answer.locator(".response-col_status").last).to_contain_text("200")
     expect(answer).to_contain_text("logits")
-    assert violations(page) == []
+    assert faults(page) == []
 
 
 @pytest.mark.parametrize(("name", "length"), [("-bundle.js", 1_732_839), (".css", 187_956)])

@@ -5,8 +5,7 @@ from fastapi.testclient import TestClient
 from sentiment_service.errors import Overloaded
 from sentiment_service.results import every_prediction
 
-from tests.conftest import Listen
-from tests.support.raw_http import HEAD, connect, exchange, port_of
+from tests.support.raw_http import HEAD, connect, port_of
 from tests.support.streams import chunk
 
 
@@ -17,14 +16,6 @@ def test_a_body_of_unknown_length_is_refused_when_it_grows_too_large(url: str) -
         for _ in range(33):  # one more than the limit holds
             connection.sendall(part)
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
-
-
-def test_a_body_that_trickles_in_ends_at_the_deadline(listen: Listen) -> None:
-    """A client that sends half a body and waits gets 504; it cannot hold a request for ever."""
-    half = HEAD + b'connection: close\r\ncontent-length: 100\r\n\r\n{"inputs"'
-    answer = exchange(listen(deadline_ms=200), half)
-    assert answer.startswith(b"HTTP/1.1 504 ")
-    assert b"deadline_exceeded" in answer
 
 
 def test_the_error_of_one_text_is_not_changed_for_another() -> None:

@@ -1,4 +1,4 @@
-"""Compressed requests and answers, and the time that a request may take."""
+"""Compressed requests and answers."""
 
 import base64
 import gzip
@@ -18,7 +18,6 @@ from fastapi.testclient import TestClient
 from sentiment_service.http.decoding import PIECE_BYTES, decoder
 
 from tests.conftest import Serve
-from tests.support.serving import Gate
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -112,40 +111,3 @@ def test_a_long_answer_may_be_compressed_with_zstd(client: TestClient) -> None:
     with client.stream("POST", "/classify", json=inputs, headers=headers) as answer:
         packed = b"".join(answer.iter_raw())
     assert len(json.loads(zstd.decompress(packed))["results"]) == 200
-
-
-def test_time_that_is_over_at_the_start_is_no_overload(client: TestClient) -> None:
-    """If the time is over before the work starts, the answer is 504 and not an overload."""
-    codes = {
-        client.post(
-            "/classify",
-            json={"inputs": ["love " * 400] * 900},
-            headers={"x-request-timeout-ms": "1"},
-        ).json()["code"]
-        for _ in range(3)
-    }
-    assert codes == {"deadline_exceeded"}
-
-
-@pytest.mark.parametrize(
-    ("deadline_ms", "asked", "inputs"),
-    [
-        (10_000, "50", "love"),
-        (50, "600000", "love"),
-        (50, "9" * 10, ["love", "worst"]),
-        (50, "1" * 5_000, "it"),
-    ],
-)
-def test_a_request_may_ask_for_less_time_and_not_for_more(
-    serve: Serve, gate: Gate, deadline_ms: int, asked: str, inputs: str | list[str]
-) -> None:
-    """x-request-timeout-ms shortens the deadline, and cannot exceed that of the service.
-
-    After that, 504 for one text, or for a list of which no text was answered in time.
-    """
-    client = serve(deadline_ms=deadline_ms)
-    gate.close()
-    headers = {"x-request-timeout-ms": asked}
-    answer = client.post("/classify", json={"inputs": inputs}, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
-    assert "0.0" in answer.json()["detail"]

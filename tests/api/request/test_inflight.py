@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from sentiment_service.engine.host import available_memory, used_memory
 from sentiment_service.requests import service
 
-from tests.conftest import FLAGS, Listen, Serve
+from tests.conftest import Listen, Serve, served
 from tests.support.raw_http import HEAD, connect, exchange, post
 from tests.support.serving import Gate, Process, eventually, metric
 from tests.support.streams import STREAM_HEAD, chunk
@@ -21,12 +20,8 @@ BODY = json.dumps({"inputs": ["love"]}).encode().ljust(MEBIBYTE)
 CLOSING = post(BODY, b"connection: close")
 
 
-@pytest.fixture(scope="module")
-def process(bundle: Path) -> Iterator[Process]:
-    """A real server with room for four such bodies."""
-    flags = ["--max-inflight-bytes", str(4 * MEBIBYTE + 1_000), "--max-body-bytes", "2000000"]
-    with Process("--model", str(bundle), *FLAGS, *flags) as process:
-        yield process
+# With room for four such bodies.
+process = served("--max-inflight-bytes", str(4 * MEBIBYTE + 1_000), "--max-body-bytes", "2000000")
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Page, Route, expect
 
-from tests.api.conftest import AXE, Visits
+from tests.api.conftest import Visits, faults
 from tests.conftest import FLAGS, Start
 from tests.support.reloads import release, reload
 from tests.support.serving import SLOW_COMMAND, STUCK_COMMAND, Process, run_program
@@ -107,6 +107,14 @@ def rows(page: Page) -> list[list[str]]:
     return table
 
 
+def saved(page: Page) -> list[dict[str, str]]:
+    """The rows of the downloaded table."""
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    with download.value.path().open(encoding="utf-8-sig", newline="") as file:
+        return [*csv.DictReader(file)]
+
+
 def test_the_page_opens_with_an_example(page: Page, url: str) -> None:
     """What is typed takes its place. The version is beside the name, and /docs links back."""
     expect(page.locator("#texts")).to_have_value(re.compile("^I love the camera"))
@@ -121,8 +129,12 @@ def test_the_page_opens_with_an_example(page: Page, url: str) -> None:
 
 
 def test_one_text(page: Page) -> None:
-    """The answer shows label and polarity, a bar for each class, the tokens and the times."""
-    classify(page, "love")
+    """The answer shows label and polarity, a bar for each class, the tokens and the times.
+
+    As JSON, it is the service's answer.
+    """
+    with page.expect_response("**/classify") as response:
+        classify(page, "love")
     answer = page.get_by_role("region", name="Answer")
     expect(answer.get_by_role("heading", name="positive")).to_be_visible()
     bars = answer.get_by_role("list", name="Scores").get_by_role("listitem")
@@ -140,6 +152,9 @@ def test_one_text(page: Page) -> None:
     ):
         assert re.fullmatch(rf"{name}\s\d+(\.\d+)? m?s", fact)
     expect(page.get_by_role("status")).to_have_text(re.compile(r"positive, 9\d\.\d%"))
+    page.get_by_text("The answer as JSON").click()
+    shown = page.get_by_role("region", name="The answer as JSON").text_content() or ""
+    assert json.loads(shown) == response.value.json()
 
 
 def test_lines(page: Page) -> None:
@@ -370,8 +385,6 @@ def test_colours_and_widths(
     a phone, the examples are above the answer.
     """
     page = visits.open(url)
-
-    page.evaluate(f"{AXE}; null")
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 740})
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -392,8 +405,7 @@ def test_colours_and_widths(
             page.get_by_role("cell", name="worst").click()
         expect(page.get_by_text("Computing the effect")).to_have_count(0)
         assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
-        violations = page.evaluate("axe.run().then((found) => found.violations)")
-        assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in violations]
+        assert faults(page) == []
     if width < 1000:
         tops = [
             page.locator(part).evaluate("part => part.getBoundingClientRect().top")
@@ -486,7 +498,10 @@ def test_the_grey_part_of_a_long_text_is_in_sight(page: Page) -> None:
 
 
 def test_sentences(page: Page) -> None:
-    """All lines can be one text, and each sentence has a label of its own, or its error."""
+    """All lines can be one text, and each sentence has a label of its own, or its error.
+
+    So has each sentence of a text in an open row.
+    """
     page.get_by_label("Each line is a text").uncheck()
     page.get_by_label("Classify each sentence").check()
     classify(page, "😀 love it.", "worst day.")
@@ -504,15 +519,10 @@ def test_sentences(page: Page) -> None:
     for width in (360, 1200):
         page.set_viewport_size({"width": width, "height": 740})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_a_sentence_that_fails_in_a_row(page: Page) -> None:
-    """An open row of several texts shows the failed sentence of its text."""
-    page.get_by_label("Classify each sentence").check()
+    page.get_by_label("Each line is a text").check()
     page.get_by_label("Read long texts in windows").check()
     classify(page, "worst day. love it! \u200b", "love")
     page.get_by_role("button", name="worst day.").click()
-    sentences = page.get_by_role("list", name="Sentences").get_by_role("listitem")
     expect(sentences).to_have_count(3)
     expect(sentences.last).to_contain_text("errorThe text is empty or blank")
     expect(page.get_by_role("alert")).to_be_empty()
@@ -537,18 +547,12 @@ def test_rows_are_sorted_and_filtered(page: Page) -> None:
         assert [row[0] for row in rows(page)] == order
     page.get_by_role("button", name="1 negative").click()
     assert [row[2] for row in rows(page)] == ['worst , " day "']
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Download CSV").click()
-    with download.value.path().open(encoding="utf-8-sig", newline="") as file:
-        (saved,) = csv.DictReader(file)
-    assert list(saved) == [
-        *("text", "label", "score"),
-        *(f"score_{label}" for label in LABELS),
-        *("polarity", "warnings", "error"),
-    ]
-    assert saved["warnings"] == '["unknown_tokens"]'
-    assert (saved["text"], saved["label"]) == ('worst , " day "', "negative")
-    assert saved["score"] == saved["score_negative"] > "0.5"
+    (row,) = saved(page)
+    scores = [f"score_{label}" for label in LABELS]
+    assert [*row] == ["text", "label", "score", *scores, "polarity", "warnings", "error"]
+    assert row["warnings"] == '["unknown_tokens"]'
+    assert (row["text"], row["label"]) == ('worst , " day "', "negative")
+    assert row["score"] == row["score_negative"] > "0.5"
     page.get_by_role("button", name="1 negative").click()
     page.get_by_role("searchbox").fill("LOV")
     assert [row[2] for row in rows(page)] == ["love"]
@@ -695,15 +699,6 @@ def test_the_history_of_the_tab(page: Page) -> None:
     expect(entries.first).to_have_text("positive love")
     page.reload()
     expect(page.locator("#history")).to_be_hidden()
-
-
-def test_the_answer_as_json(page: Page) -> None:
-    """It is the service's answer."""
-    with page.expect_response("**/classify") as response:
-        classify(page, "love")
-    page.get_by_text("The answer as JSON").click()
-    shown = page.get_by_role("region", name="The answer as JSON").text_content() or ""
-    assert json.loads(shown) == response.value.json()
 
 
 def test_an_open_row_is_not_cut_off(page: Page) -> None:
@@ -898,14 +893,7 @@ def test_a_multi_label_model(several: str, visits: Visits) -> None:
     expect(bars.locator(".score")).to_have_text(["26.9%", "50.0%", "98.2%"])
     expect(answer).to_contain_text("Each label has a score of its own")
     classify(page, TOO_LONG, "love", "worst")
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Download CSV").click()
-    with download.value.path().open(encoding="utf-8-sig", newline="") as file:
-        assert [row["labels"] for row in csv.DictReader(file)] == [
-            "",
-            '["joy","love"]',
-            '["anger","joy"]',
-        ]
+    assert [row["labels"] for row in saved(page)] == ["", '["joy","love"]', '["anger","joy"]']
 
 
 def answer_with(page: Page, **answer: Any) -> None:

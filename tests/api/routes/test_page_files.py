@@ -14,7 +14,7 @@ from sentiment_service.cli.command import main
 from sentiment_service.errors import UserError
 from sentiment_service.files.formats import open_table
 
-from tests.api.conftest import AXE, Visits
+from tests.api.conftest import Visits, faults
 from tests.conftest import Start
 from tests.support.serving import SLOW_COMMAND, eventually
 
@@ -523,7 +523,6 @@ def test_a_dropped_file(page: Page) -> None:
 @pytest.mark.parametrize(("width", "scheme"), [(320, "dark"), (1200, "light")])
 def test_colours_and_widths(page: Page, width: int, scheme: Any) -> None:
     """A chosen and a classified file fit a phone, and axe-core finds no fault."""
-    page.evaluate(f"{AXE}; null")
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 740})
     choose(page, "reviews.csv", TEN.replace(b"so so", b"x" * 300))
@@ -535,5 +534,4 @@ def test_colours_and_widths(page: Page, width: int, scheme: Any) -> None:
             expect(page.locator("tr.details .word").first).to_be_visible()
             page.get_by_text("The answer as JSON").click()
         assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
-        violations = page.evaluate("axe.run().then((found) => found.violations)")
-        assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in violations]
+        assert faults(page) == []

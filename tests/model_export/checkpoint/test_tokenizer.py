@@ -161,6 +161,22 @@ def _texts(count: int = 2_000) -> list[str]:
 OF_THE_FILE = ("deberta-v2", "big_bird")
 
 
+@pytest.fixture
+def copied(checkpoints: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Copies a family's files; perhaps with a tokenizer.json, and with this tokenizer_config."""
+
+    def copy(family: str, said: object = None, *, whole: bool = False) -> Path:
+        shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
+        if whole:
+            made = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+            made.save(str(tmp_path / "tokenizer.json"))
+        if said is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+        return tmp_path
+
+    return copy
+
+
 def _loaded(path: Path) -> CheckpointTokenizer:
     return load_tokenizer(path, read_config(path, str(path)))
 
@@ -258,14 +274,12 @@ def _assert_ids_equal(path: Path, texts: list[str]) -> None:
     ],
 )
 def test_given_tokenizer_json_is_used_as_it_is(
-    checkpoints: Path, tmp_path: Path, said: dict[str, object]
+    copied: Callable[..., Path], said: dict[str, object]
 ) -> None:
     """A tokenizer.json is what the model was trained with, whatever the class is called."""
-    shutil.copytree(checkpoints / "xlm-roberta", tmp_path, dirs_exist_ok=True)
-    AutoTokenizer.from_pretrained(checkpoints / "xlm-roberta").save_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
-    given = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert _loaded(tmp_path).tokenizer.to_str() == given.to_str()
+    path = copied("xlm-roberta", said, whole=True)
+    given = Tokenizer.from_file(str(path / "tokenizer.json"))
+    assert _loaded(path).tokenizer.to_str() == given.to_str()
 
 
 @pytest.mark.parametrize(
@@ -282,17 +296,11 @@ def test_given_tokenizer_json_is_used_as_it_is(
 )
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_a_class_sets_beside_its_files_is_set(
-    checkpoints: Path, tmp_path: Path, family: str, said: dict[str, object], whole: bool
+    copied: Callable[..., Path], family: str, said: dict[str, object], whole: bool
 ) -> None:
     """Case, accents and a first space follow tokenizer_config.json, also beside a tokenizer.json
     that says otherwise, as in transformers."""
-    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
-    if whole:
-        AutoTokenizer.from_pretrained(checkpoints / family).backend_tokenizer.save(
-            str(tmp_path / "tokenizer.json")
-        )
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
-    _assert_ids_equal(tmp_path, _common(family, 300))
+    _assert_ids_equal(copied(family, said, whole=whole), _common(family, 300))
 
 
 @pytest.mark.parametrize(
@@ -339,13 +347,10 @@ def test_the_tokenizer_of_another_architecture_is_made(
     ],
 )
 def test_pairs_have_token_types_where_transformers_sends_some(
-    checkpoints: Path, tmp_path: Path, family: str, class_names: str
+    copied: Callable[..., Path], tmp_path: Path, family: str, class_names: str
 ) -> None:
     """By the class of the tokenizer, or without one, the architecture."""
-    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
-    if family != "deberta":  # in 5.24, its tokenizer.json has no types for pairs
-        whole = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
-        whole.save(str(tmp_path / "tokenizer.json"))
+    copied(family, whole=family != "deberta")  # in 5.24, whose has no types for pairs
     for class_name in (None, *class_names.split()):
         said = json.dumps({"tokenizer_class": class_name})
         (tmp_path / "tokenizer_config.json").write_text(said)
@@ -410,11 +415,10 @@ def test_tokens_without_a_row_are_left_out(checkpoints: Path, tmp_path: Path) ->
     ],
 )
 def test_missing_files_are_named(
-    checkpoints: Path, tmp_path: Path, family: str, removed: str, needed: str
+    copied: Callable[..., Path], tmp_path: Path, family: str, removed: str, needed: str
 ) -> None:
     """Without its tokenizer files a checkpoint is refused in a line that says what would do."""
-    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
-    (tmp_path / removed).unlink()
+    (copied(family) / removed).unlink()
     with pytest.raises(UserError) as caught:
         _loaded(tmp_path)
     expected = f"{tmp_path} lacks its tokenizer: {family} needs tokenizer.json, or {needed}; save"
@@ -441,24 +445,21 @@ DAMAGE: list[tuple[str, str, Callable[[bytes], bytes]]] = [
 
 @pytest.mark.parametrize(("family", "name", "damage"), DAMAGE)
 def test_damaged_file_is_named(
-    checkpoints: Path, tmp_path: Path, family: str, name: str, damage: Callable[[bytes], bytes]
+    copied: Callable[..., Path], family: str, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
     """A file that cannot be read, or holds something else, is named in one line."""
-    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
-    whole = (tmp_path / name).read_bytes() if (tmp_path / name).is_file() else b""
-    (tmp_path / name).write_bytes(damage(whole))
+    file = copied(family) / name
+    file.write_bytes(damage(file.read_bytes() if file.is_file() else b""))
     with pytest.raises(UserError) as caught:
-        _loaded(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / name} is damaged: ")
+        _loaded(file.parent)
+    assert str(caught.value).startswith(f"{file} is damaged: ")
     assert "\n" not in str(caught.value)
 
 
-def test_tokenizer_without_fast_form_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+def test_tokenizer_without_fast_form_is_refused(copied: Callable[..., Path]) -> None:
     """Japanese BERT cuts texts with a dictionary, for which there is no conversion."""
-    shutil.copytree(checkpoints / "bert", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
     with pytest.raises(UserError, match="no fast form"):
-        _loaded(tmp_path)
+        _loaded(copied("bert", {"tokenizer_class": "BertJapaneseTokenizer"}))
 
 
 @pytest.mark.parametrize(
@@ -472,17 +473,16 @@ def test_tokenizer_without_fast_form_is_refused(checkpoints: Path, tmp_path: Pat
     ],
 )
 def test_a_tokenizer_json_that_texts_would_fail_on_is_refused(
-    checkpoints: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str
+    copied: Callable[..., Path], change: Callable[[dict[str, Any]], None], says: str
 ) -> None:
     """Without a post-processor the classifier would read a word instead of a special token;
     without an unknown token, the first text with a character of its own would fail."""
-    shutil.copytree(checkpoints / "bert", tmp_path, dirs_exist_ok=True)
-    AutoTokenizer.from_pretrained(checkpoints / "bert").save_pretrained(tmp_path)
-    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    file = copied("bert", whole=True) / "tokenizer.json"
+    whole = json.loads(file.read_text())
     change(whole)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    file.write_text(json.dumps(whole))
     with pytest.raises(UserError, match=says):
-        _loaded(tmp_path)
+        _loaded(file.parent)
 
 
 @pytest.mark.parametrize(
@@ -496,12 +496,11 @@ def test_a_tokenizer_json_that_texts_would_fail_on_is_refused(
     ],
 )
 def test_settings_of_tokenizer_config_are_followed(
-    checkpoints: Path, tmp_path: Path, family: str, settings: dict[str, bool]
+    copied: Callable[..., Path], family: str, settings: dict[str, bool]
 ) -> None:
     """What tokenizer_config.json says of case, accents and punctuation."""
-    shutil.copytree(checkpoints / family, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    _assert_ids_equal(tmp_path, [*_common(family, 500), "Cafe\u0301", "Straße", "straße"])
+    texts = [*_common(family, 500), "Cafe\u0301", "Straße", "straße"]
+    _assert_ids_equal(copied(family, settings), texts)
 
 
 @pytest.mark.parametrize(
@@ -509,19 +508,13 @@ def test_settings_of_tokenizer_config_are_followed(
 )
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_setting_of_case_that_is_neither_true_nor_false_is_named(
-    checkpoints: Path, tmp_path: Path, said: dict[str, object], whole: bool
+    copied: Callable[..., Path], said: dict[str, object], whole: bool
 ) -> None:
     """In BERT's tokenizers, of which transformers takes no others, either."""
-    shutil.copytree(checkpoints / "bert", tmp_path, dirs_exist_ok=True)
-    if whole:
-        AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer.save(
-            str(tmp_path / "tokenizer.json")
-        )
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
     ((name, value),) = said.items()
     says = f"{name} in tokenizer_config.json is {value!r}; it must be true or false"
     with pytest.raises(UserError, match=says):
-        _loaded(tmp_path)
+        _loaded(copied("bert", said, whole=whole))
 
 
 def test_a_model_file_without_normalisation_is_followed(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tests.support.model_export.graphs import (
     ExactFlatClassifier,
     random_encodings,
     run,
+    run_for,
     session,
 )
 
@@ -193,7 +194,7 @@ def _largest_value(checkpoint: Checkpoint, path: Path) -> float:
     values = [value for node in nodes for value in node.outputs if value.name]
     exact.graph.outputs[:] = values
     opened = session(exact, optimised=False)
-    found = [run(opened, ENCODINGS, str(value.name)) for value in values]
+    found = run_for(opened, ENCODINGS, [str(value.name) for value in values])
     return max(float(np.abs(array).max()) for array in found if array.dtype == np.float32)
 
 

@@ -19,10 +19,11 @@ exit $code
 def run_on_small_disk(
     directory: Path, kilobytes: int, *command: str | Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in an empty disk of this size, mounted at ``directory`` for it alone.
+    """Run the command in an empty disk of this size, mounted at a new directory for it alone.
 
     The last line of its standard output names the files that it left there.
     """
+    directory.mkdir()
     unshared = ["unshare", "--mount", "--map-root-user", "sh", "-c", _SCRIPT, f"{kilobytes}k"]
     run = subprocess.run(
         [*unshared, directory, *command],

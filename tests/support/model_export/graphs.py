@@ -42,15 +42,20 @@ def run(
     opened: ort.InferenceSession, encodings: Sequence[Encoding], output: str = "logits"
 ) -> np.ndarray:
     """One output for a batch, padded to its longest text, or flat."""
+    return run_for(opened, encodings, [output])[0]
+
+
+def run_for(
+    opened: ort.InferenceSession, encodings: Sequence[Encoding], outputs: Sequence[str]
+) -> list[np.ndarray]:
+    """These outputs."""
     names = [node.name for node in opened.get_inputs()]
     if "token_offset" in names:
         metadata = opened.get_modelmeta().custom_metadata_map
         ids = np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
         lengths = np.array([*map(len, encodings)], np.int32)
-        flat = flat_feeds(ids, lengths, 0 * lengths, metadata)
-        (array,) = opened.run([output], {name: flat[name] for name in names})
-        assert isinstance(array, np.ndarray)
-        return array
+        feeds = flat_feeds(ids, lengths, 0 * lengths, metadata)
+        return [np.asarray(one) for one in opened.run(outputs, {n: feeds[n] for n in names})]
     pad = 0 if "token_type_ids" in names else 1
     shape = (len(encodings), max(map(len, encodings)))
     feeds = {name: np.zeros(shape, np.int64) for name in ("attention_mask", "token_type_ids")}
@@ -58,9 +63,7 @@ def run(
     for row, encoding in enumerate(encodings):
         feeds["input_ids"][row, : len(encoding)] = encoding.ids
         feeds["attention_mask"][row, : len(encoding)] = 1
-    (array,) = opened.run([output], {name: feeds[name] for name in names})
-    assert isinstance(array, np.ndarray)
-    return array
+    return [np.asarray(one) for one in opened.run(outputs, {n: feeds[n] for n in names})]
 
 
 def random_encodings(seed: int, texts: int = 5) -> list[Encoding]:
