@@ -44,9 +44,11 @@ def forget_frames(error: BaseException | None) -> None:
 
 def interrupted(error: BaseException | None) -> bool:
     """Whether Ctrl-C led to the error. Packages written in C make such errors while they load."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
+    seen: list[BaseException] = []  # causes can be a circle
+    while error is not None and error not in seen:
+        seen.append(error)
         error = error.__cause__ or error.__context__
-    return error is not None
+    return any(isinstance(one, KeyboardInterrupt) for one in seen)
 
 
 def first_line(error: BaseException) -> str:

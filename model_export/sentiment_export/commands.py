@@ -161,7 +161,7 @@ def finetune_command(words: list[str]) -> None:
         "--train", type=local_path, nargs="+", required=True, help="one or more labelled files"
     )
     parser.add_argument("--validation", type=local_path, required=True, help="a labelled file")
-    Columns.add_arguments(parser)
+    Columns.add_arguments(parser, groups=False)
     _add_training(parser, parser, "checkpoint", learning_rate=1e-4)
     parser.add_argument(
         "--seeds",

@@ -418,7 +418,8 @@ def test_a_pod_gets_what_the_values_add() -> None:
 def test_the_export_gets_what_a_download_may_need() -> None:
     """Variables such as a proxy's or a mirror's, own certificates, and nodes with taints.
 
-    On nodes that it does not tolerate, the export would wait for ever, and the pods for it.
+    On nodes that it does not tolerate, the export would wait for ever, and the pods for it. It has
+    none of the chart's volumes with keys and certificates, and mounts none.
     """
     taint = {"key": "dedicated", "operator": "Exists"}
     values = {
@@ -427,7 +428,8 @@ def test_the_export_gets_what_a_download_may_need() -> None:
         "nodeSelector": {"pool": "texts"},
         "tolerations": [taint],
         "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
-        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
+        "tlsSecret": "tls",
+        "extraVolumeMounts": [{"name": n, "mountPath": f"/etc/{n}"} for n in ("ca", "tls")],
         "envFrom": [{"secretRef": {"name": "proxy"}}],
         "extraEnv": [{"name": "HF_ENDPOINT", "value": "https://mirror"}],
     }
@@ -436,7 +438,7 @@ def test_the_export_gets_what_a_download_may_need() -> None:
     (export,) = job["containers"]
     assert [variable["name"] for variable in export["env"]] == ["HF_TOKEN", "HF_ENDPOINT"]
     assert export["envFrom"] == values["envFrom"]
-    assert export["volumeMounts"][-1]["mountPath"] == "/etc/ca"
+    assert [one["mountPath"] for one in export["volumeMounts"][1:]] == ["/models", "/etc/ca"]
     assert job["volumes"][-1] == pod["volumes"][-1] == {"name": "ca", "configMap": {"name": "ca"}}
     for one in (job, pod, only(made, "Pod")["spec"]):
         assert one["nodeSelector"] == {"pool": "texts"}

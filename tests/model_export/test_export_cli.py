@@ -279,6 +279,8 @@ def test_wrong_usage(words: list[str], says: str, capsys: pytest.CaptureFixture[
 
 
 UNEXPECTED = ZeroDivisionError("no such shape\nand ten lines more")
+UNEXPECTED.__cause__ = OSError()  # a circle, as errors of the hub's client have
+UNEXPECTED.__cause__.__context__ = UNEXPECTED
 # What packages written in C make of Ctrl-C while they load.
 LOADING = ImportError("initialization failed")
 LOADING.__cause__ = KeyboardInterrupt()

@@ -129,6 +129,10 @@ class LocalClassifier:
             # Not the pools' shutdown, which takes their locks. If nobody uses the run any more, the
             # garbage collector ends it on any thread, also on one that holds such a lock.
             ended.set()
+            del (
+                tokenize,
+                compute,
+            )  # an exception's frames would keep the pools, and so their threads
 
     def _begin(
         self,

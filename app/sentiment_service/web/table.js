@@ -15,6 +15,7 @@ const ORDERS = [
   (a, b) => (a.result.score ?? -1) - (b.result.score ?? -1),
   (a, b) => a.text.localeCompare(b.text),
 ];
+const pen = document.createElement("canvas").getContext("2d");
 const DIRECTIONS = { none: "ascending", ascending: "descending", descending: "none" };
 
 export class Table {
@@ -54,7 +55,7 @@ export class Table {
       this.#errors += Boolean(result.error);
     }
     this.#summary.add(rows, answer.labels);
-    this.element.style.setProperty("--longest", Math.max(...answer.labels.map(({ length }) => length)));
+    this.element.style.setProperty("--longest", Math.max(...answer.labels.map(width)));
     this.element.querySelector("h2").textContent = count(this.#summary.total, "text");
     const left = this.#summary.total - this.#rows.length;
     const note = `The table has the first ${count(this.#rows.length - this.#errors, "text")} and ${count(this.#errors, "error")}; the file has all.`;
@@ -200,4 +201,10 @@ export function download(parts, name) {
   const href = URL.createObjectURL(new Blob([...mark, ...parts]));
   element("a", { href, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(href), 60_000); // the browser may ask where to save it
+}
+
+// How wide a label is in the table, in em.
+function width(label) {
+  pen.font = `600 100px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(label).width / 100;
 }

@@ -5,6 +5,7 @@ import { call } from "./api.js";
 const PALETTE = 8; // colours in style.css for labels other than the sentiments
 const SENTIMENTS = ["negative", "neutral", "positive"];
 export const MANY = 6; // labels; more are not listed in the header
+const FIT = 12; // bars; a list of more is as high as these, and is scrolled
 const WORTH_A_NUMBER = 0.1; // share of the strongest word; weaker words show no number
 
 export const number = new Intl.NumberFormat("en");
@@ -91,7 +92,7 @@ export function bars({ label: best, scores, labels: chosen = [best] }, labels) {
     ),
   );
   const list = element("ul", { className: "bars", ariaLabel: "Scores" }, ...items);
-  if (labels.length > MANY) list.tabIndex = 0; // so that the keyboard can scroll it
+  if (labels.length > FIT) list.tabIndex = 0; // so that the keyboard can scroll it
   return list;
 }
 

@@ -70,10 +70,15 @@ def choose_files(
             "weights: fine-tune a sequence classifier on the same texts (sentiment-export finetune)"
         )
     if CONFIG_FILE not in held:
-        inner = sorted(name for name in held if name.endswith(f"/{CONFIG_FILE}"))
-        folders = ", ".join(str(PurePosixPath(name).parent) for name in inner[:3])
-        instead = f"; there is one in {folders}: choose a directory" if inner else ""
-        raise UserError(f"{where} has no {CONFIG_FILE}, so it is not a checkpoint{instead}")
+        inner = [
+            name.removesuffix(f"/{CONFIG_FILE}") for name in held if name.endswith(CONFIG_FILE)
+        ]
+        whole = [name for name in inner if any(f"{name}/{file}" in held for file in WEIGHT_FILES)]
+        newest = ", ".join(sorted(whole, key=lambda name: (len(name), name))[-3:])  # of a Trainer's
+        instead = f"; there is one in {newest}: give this directory, or a local copy of it"
+        raise UserError(
+            f"{where} has no {CONFIG_FILE}, so it is not a checkpoint{instead * bool(whole)}"
+        )
     if weights is None and MANIFEST in held:
         raise UserError(
             f"{where} is a bundle, which is what an export makes; serve it with --model"
@@ -127,7 +132,7 @@ def choose_local_files(path: Path, onnx: str | None = None) -> tuple[list[str], 
         raise UserError(f"{path} is not a directory; give a local checkpoint directory")
     names = names_in(path)
     if CONFIG_FILE not in names:  # a Trainer's directory has its checkpoints in others
-        names += [f"{file.parent.name}/{CONFIG_FILE}" for file in path.glob(f"*/{CONFIG_FILE}")]
+        names += [str(file.relative_to(path)) for file in path.glob("*/*")]
     side_files, weights = choose_files(names, str(path), onnx)
     pointers = [name for name in (*side_files, weights) if _is_pointer(path / name)]
     if weights not in pointers:

@@ -61,7 +61,7 @@ class Columns:
         return any((self.text, self.label, self.group))
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(cls, parser: argparse.ArgumentParser, *, groups: bool = True) -> None:
         """Add the flags that ``of`` reads, and those of ``FileOptions``."""
         parser.add_argument("--column", metavar="NAME", help="column of the texts (default: text)")
         parser.add_argument(
@@ -70,17 +70,18 @@ class Columns:
             help="column of the labels (default: label); those of a multi-label model are "
             "separated by commas, or a list in JSON, JSONL and Parquet",
         )
-        parser.add_argument(
-            "--group-column",
-            metavar="NAME",
-            help="column of groups, such as languages, that are also scored one by one",
-        )
+        if groups:
+            parser.add_argument(
+                "--group-column",
+                metavar="NAME",
+                help="column of groups, such as languages, that are also scored one by one",
+            )
         FileOptions.add_arguments(parser)
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        names = (options.column, options.label_column, options.group_column)
-        return cls(*names, FileOptions.of(options))
+        group = getattr(options, "group_column", None)
+        return cls(options.column, options.label_column, group, FileOptions.of(options))
 
 
 BY_DEFAULT = Columns()

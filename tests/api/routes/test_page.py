@@ -780,6 +780,8 @@ def several(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "moods": {"labels": ["1 star", "calm", LONG_LABEL]},
         "many": {"labels": [f"mood {number}" for number in range(19)], "outputs": 19},
         "feelings": {"labels": ["grief", "curiosity", "disappointment"]},
+        "relations": {"labels": ["NEUTRAL", "WOMEN", "CONTRADICTION"]},
+        "unnamed": {"labels": ["LABEL_0", "LABEL_1", "LABEL_2"]},
         "multi": {
             "labels": ["anger", "joy", "love"],
             "problem_type": "multi_label_classification",
@@ -828,12 +830,14 @@ def test_a_label_of_one_word_is_in_one_line(several: str, visits: Visits) -> Non
     and on a phone beside the bars of one text.
     """
     page = visits.open(several)
-    page.get_by_label("Model").select_option("feelings")
-    classify(page, "love", "worst")
-    for width in (360, 640, 1280):
-        page.set_viewport_size({"width": width, "height": 740})
-        assert lines(page, "disappointment") == 1
-        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    named = {"unnamed": "LABEL_2", "relations": "CONTRADICTION", "feelings": "disappointment"}
+    for model, longest in named.items():
+        page.get_by_label("Model").select_option(model)
+        classify(page, "love", "worst")
+        for width in (360, 640, 900, 1280):
+            page.set_viewport_size({"width": width, "height": 740})
+            assert lines(page, longest) == 1
+            assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
     classify(page, "love")
     page.set_viewport_size({"width": 375, "height": 740})
     label = page.get_by_role("list", name="Scores").get_by_text("disappointment")

@@ -1,6 +1,7 @@
 """Loading checkpoints: complete ones load safely, others are refused with a one-line reason."""
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,16 +104,24 @@ def _adapter_only(path: Path) -> None:
     (path / "config.json").rename(path / "adapter_config.json")
 
 
+def _of_a_trainer(path: Path) -> None:
+    """The last of the checkpoints are named, and nothing without weights."""
+    files = [path / name for name in ("config.json", "model.safetensors")]
+    for steps in (1000, 12000, 1500, 500):
+        for file in files:
+            (path / f"checkpoint-{steps}").mkdir(exist_ok=True)
+            shutil.copy(file, path / f"checkpoint-{steps}")
+    (path / ("z" * 20)).mkdir()
+    files[0].rename(path / ("z" * 20) / "config.json")
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
         pytest.param(lambda p: (p / "config.json").unlink(), "no config.json", id="no config"),
         pytest.param(
-            lambda p: [
-                (p / "checkpoint-500").mkdir(),
-                (p / "config.json").rename(p / "checkpoint-500" / "config.json"),
-            ],
-            "no config.json, .* there is one in checkpoint-500: choose",
+            _of_a_trainer,
+            "there is one in checkpoint-1000, checkpoint-1500, checkpoint-12000:",
             id="a Trainer's directory",
         ),
         pytest.param(

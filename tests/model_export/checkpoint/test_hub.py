@@ -28,7 +28,7 @@ from sentiment_service.settings.settings import CheckpointOptions
 from checks.support.tls import make_certificate
 from tests.support.checkpoints import make_checkpoint
 from tests.support.model_export.hub import Hub, Part
-from tests.support.serving import installed
+from tests.support.serving import Program, installed
 from tests.support.tiny_bundle import make_bundle
 
 ROOT = Path(__file__).parents[3]
@@ -136,10 +136,10 @@ def start(
     before: str = "",
     script: str = SCRIPT,
     **environment: str,
-) -> subprocess.Popen[str]:
+) -> Program:
     """Look for a checkpoint in another process, with its cache under ``home``."""
     kept = {k: v for k, v in os.environ.items() if "HF_" not in k and "proxy" not in k.lower()}
-    return subprocess.Popen(
+    return Program(
         [sys.executable, "-c", before + script, *words],
         cwd=ROOT,
         env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **environment},
@@ -149,19 +149,24 @@ def start(
     )
 
 
+def ended(home: Path, endpoint: str, *words: str, **options: str) -> tuple[int, str, str]:
+    """The exit code of ``start``, what it wrote and its errors."""
+    with start(home, endpoint, *words, **options) as process:
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
+
+
 def find(home: Path, endpoint: str, *words: str, before: str = "", **environment: str) -> Path:
     """The checkpoint found by another process."""
-    process = start(home, endpoint, *words, before=before, **environment)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    code, output, errors = ended(home, endpoint, *words, before=before, **environment)
+    assert code == 0, errors
     return Path(output.strip())
 
 
 def refusal(home: Path, endpoint: str, *words: str, before: str = "", **environment: str) -> str:
     """The error of another process: its last line, alone but for the client's own warnings."""
-    process = start(home, endpoint, *words, before=before, **environment)
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output) == (1, "")
+    code, output, errors = ended(home, endpoint, *words, before=before, **environment)
+    assert (code, output) == (1, "")
     assert "Traceback" not in errors
     return errors.splitlines()[-1]
 
@@ -170,9 +175,9 @@ def export(
     home: Path, endpoint: str, *words: str, before: str = "", **environment: str
 ) -> tuple[int | None, str]:
     """The exit code of sentiment-export with these words, and the last line that it prints."""
-    process = start(home, endpoint, *words, before=before, script=EXPORT, **environment)
-    lines = "".join(process.communicate(timeout=60)).splitlines()
-    return process.returncode, lines[-1]
+    given = {"before": before, "script": EXPORT, **environment}
+    code, output, errors = ended(home, endpoint, *words, **given)
+    return code, (output + errors).splitlines()[-1]
 
 
 def closed_port() -> str:
@@ -404,8 +409,8 @@ def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     assert error.startswith(f"{expected}; check the network, the proxy (HTTPS_PROXY) and HF_ENDPO")
     assert error.rstrip().endswith(f"or give a directory: there is none named {REPO}")
     path = find(tmp_path, hub.url, REPO)
-    process = start(tmp_path, nobody, REPO)
-    assert process.communicate(timeout=60) == (
+    assert ended(tmp_path, nobody, REPO) == (
+        0,
         f"{path}\n",
         f"{expected}; using the copy in {path}\n",
     )
@@ -502,8 +507,7 @@ def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     assert hub.requests == []
     path = find(tmp_path, hub.url, REPO)
     hub.requests.clear()
-    process = start(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
-    assert process.communicate(timeout=60) == (f"{path}\n", "")
+    assert ended(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1") == (0, f"{path}\n", "")
     assert hub.requests == []
 
 
@@ -700,9 +704,8 @@ def test_a_bundle_in_the_cache_needs_no_hub(hub: Hub, bundle: Path, tmp_path: Pa
     nobody, offline = closed_port(), {"HF_HUB_OFFLINE": "1"}
     assert export(tmp_path, hub.url, *words[0])[0] == 0
     assert export(tmp_path, hub.url, *words[1], **offline) == (0, f"wrote {copies[1]}")
-    process = start(tmp_path, nobody, *words[2], script=EXPORT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
+    code, _, errors = ended(tmp_path, nobody, *words[2], script=EXPORT)
+    assert code == 0
     assert errors.startswith(f"cannot reach {nobody} (ConnectError); using the copy in")
     first, *others = [
         {file: (copy / file).read_bytes() for file in ("manifest.json", "onnx/model.onnx")}

@@ -140,6 +140,8 @@ def test_given_names_say_how_many_outputs_there_are_where_config_json_does_not()
     assert read_labels({}, "made", ["a", "b", "c"]) == ["a", "b", "c"]
     with pytest.raises(UserError, match="has 3 outputs"):
         read_labels({"num_labels": 3}, "made", ["a", "b"])
+    with pytest.raises(UserError, match="has 2 outputs"):  # one would be a regression
+        read_labels({}, "made", ["a"])
 
 
 @pytest.mark.parametrize("entries", [{"id2label": []}, {"problem_type": 5}])
