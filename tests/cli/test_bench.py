@@ -583,7 +583,6 @@ def test_ctrl_c_ends_service_and_load(bundle: Path) -> None:
 
 def test_a_log_that_is_held_open_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the service has started may live on, and be the only one that could end the log."""
-    monkeypatch.setattr(bench_service, "WAIT_S", 0.5)
     code = """
 import subprocess, sys, time
 holder = subprocess.Popen(["sleep", "60"])
@@ -591,6 +590,7 @@ print(f"http://127.0.0.1:{holder.pid}", file=sys.stderr, flush=True)
 time.sleep(60)
 """
     with bench_service.Server(sys.executable, "-c", code) as server:
+        monkeypatch.setattr(bench_service, "WAIT_S", 2.0)
         holder = server.port
     assert runs(holder)
     os.kill(holder, signal.SIGKILL)

@@ -658,7 +658,8 @@ def test_a_table_of_a_model_that_has_changed_since() -> None:
     assert [name for name in table if name.startswith("score_")] == ["score_bad", "score_good"]
 
 
-MISSING = [None, float("nan"), np.float32("nan"), np.datetime64("NaT"), Decimal("NaN"), pd.NA]
+MISSING = [None, float("nan"), np.float32("nan"), np.datetime64("NaT"), Decimal("NaN")]
+MISSING += [pd.NA, pd.NaT]
 NO_TEXTS: list[Any] = [3, np.int64(3), b"love", ["love"], object()]
 NO_PAIRS: list[Any] = [
     *({"text": text} for text in (float("nan"), {1})),
@@ -674,7 +675,7 @@ def test_what_is_no_text_fails_alone(service: Process, classify: Call, bundle: P
     no_texts = [*NO_TEXTS, *NO_PAIRS]
     values = ["love", *MISSING, {"text": None}, *no_texts, {"text": "worst"}, np.str_("love")]
     values.append("\ud83d")
-    said = "11 of 22 values are neither text nor missing: a text must"
+    said = "11 of 23 values are neither text nor missing: a text must"
     with pytest.warns(UserWarning, match=said):
         outcomes = classify(service.url, values, {"batch_size": 4})
     codes = ["empty_text"] * (len(MISSING) + 1) + ["invalid_request"] * len(no_texts)

@@ -738,9 +738,12 @@ def _killed_at(step: int, source: Path, target: Path, *more: str) -> bool:
         os.fsync = counted(os.fsync)
         try:
             _classify_rest(source, target, *more)
-        finally:
             os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9)
+    return code == 9
 
 
 def test_resume_of_a_run_that_overwrites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -827,7 +830,10 @@ def test_an_input_that_changes_during_the_run(
 
 
 def test_two_runs_into_one_output(
-    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The second run is refused while the first is alive, with any input and with --resume."""
     first, other = _csv(tmp_path / "a.csv", 3_000), _csv(tmp_path / "b.csv", 2_000)
@@ -839,6 +845,7 @@ def test_two_runs_into_one_output(
                 f"sentiment: another run is writing to {target}; wait for its end, or choose "
                 "another --output\n"
             )
+        assert not caplog.records
         process.send_signal(signal.SIGCONT)
         assert process.wait(60) == 0
     assert _read_inputs(target) == _rows(3_000)

@@ -66,6 +66,7 @@ def test_a_late_answer_counts_for_who_set_the_deadline(
         answer = client.post(path, json=body, headers=headers)
         assert answer.status_code == 504, path
         assert '"deadline_exceeded"' in answer.text
+        assert "no result within 0.0" in answer.text
     for other in ("client_deadline", "deadline_exceeded"):
         counted = other == outcome
         assert _requests(client, status="504", outcome=other) == len(ROUTES) * counted

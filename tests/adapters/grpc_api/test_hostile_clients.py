@@ -177,8 +177,10 @@ async def started(
     port, server = free_port(), AioServer(list(options), handlers, crashed=print, **more)
     server.add_insecure_port(f"127.0.0.1:{port}".encode())
     await server.start()
-    yield port, server
-    await server.shutdown(None)
+    try:
+        yield port, server
+    finally:
+        await server.shutdown(None)
 
 
 def answered_by(answer: Any) -> dict[str, Any]:
@@ -552,7 +554,7 @@ class _Counted(CallLimits):
         super().begin(task)
 
     async def wait_for(self, begun: int, running: int) -> None:
-        for _ in range(400):
+        for _ in range(1_000):
             if (self.begun, len(self.running)) == (begun, running):
                 return
             await asyncio.sleep(0.05)

@@ -57,8 +57,11 @@ def test_how_the_model_was_run_is_no_obstacle(tmp_path: Path, classes: list[str]
     assert after.architecture == "RobertaForSequenceClassification"
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])
-def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "packed"),
+    [(torch.int8, True), (torch.float8_e4m3fn, False), (torch.complex64, False)],
+)
+def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype, *, packed: bool) -> None:
     """They are not taken for the weights; export and description name the first in one line.
 
     Those of bitsandbytes have other shapes, and what they are computed with beside them.
@@ -66,8 +69,10 @@ def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> No
     path = make_checkpoint(tmp_path / "made", "bert")
     weights = load_file(path / "model.safetensors")
     name = "bert.encoder.layer.1.output.dense.weight"
-    weights[name] = weights[name].to(dtype).reshape(-1, 1)
-    weights[f"{name}.absmax"] = torch.ones(3)
+    weights[name] = weights[name].to(dtype)
+    if packed:
+        weights[name] = weights[name].reshape(-1, 1)
+        weights[f"{name}.absmax"] = torch.ones(3)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     says = f"{name} in model.safetensors is of type {str(dtype)[6:]}, probably quantized"
     with pytest.raises(UserError, match=says):
