@@ -278,7 +278,8 @@ def _answer_of(words: Sequence[str], project: Path, site: Path | None) -> Iterat
         for _ in range(600):
             assert process.poll() is None, process.stderr and process.stderr.read()
             try:
-                yield httpx2.get(f"http://127.0.0.1:{port}").json()
+                # gunicorn listens before it has loaded the project.
+                yield httpx2.get(f"http://127.0.0.1:{port}", timeout=60).json()
                 return
             except httpx2.ConnectError:
                 time.sleep(0.1)
