@@ -77,7 +77,8 @@ deploy-check: install-dev ## Lint the Dockerfile and the Helm chart, check Compo
 .PHONY: emulated-check
 emulated-check: test-tools install-dev ## Test int8 graphs and their export on an emulated x86 CPU with AVX2 alone
 	.venv/bin/python -m pytest --numprocesses 2 -m beside tests/engine/model/test_every_cpu.py
-	qemu-x86_64 -cpu Haswell .venv/bin/python -m pytest -p no:xdist --timeout 0 -o faulthandler_timeout=0 tests/model_export/graph/test_int8.py \
+	qemu-x86_64 -cpu Haswell .venv/bin/python -m pytest -p no:xdist --timeout 0 -o faulthandler_timeout=0 \
+		tests/model_export/graph/test_int8.py \
 		tests/model_export/quality/test_verification.py \
 		tests/model_export/test_export.py::test_others_load_the_bundle \
 		tests/model_export/test_export.py::test_others_load_the_embedded_bundle \

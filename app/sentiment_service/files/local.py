@@ -129,10 +129,8 @@ class LocalClassifier:
             # Not the pools' shutdown, which takes their locks. If nobody uses the run any more, the
             # garbage collector ends it on any thread, also on one that holds such a lock.
             ended.set()
-            del (
-                tokenize,
-                compute,
-            )  # an exception's frames would keep the pools, and so their threads
+            # The threads end with the pools, which the frames of an exception would keep.
+            del tokenize, compute
 
     def _begin(
         self,

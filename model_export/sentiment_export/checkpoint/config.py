@@ -185,8 +185,6 @@ PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, "regression")
 def read_labels(config: Mapping[str, Any], where: str, named: Sequence[str] = ()) -> list[str]:
     """The label of each output as config.json spells it, or as ``named`` (``--labels``) says."""
     names = output_names(config, where)
-    if len(named) > 1 and config.get("id2label") is None and config.get("num_labels") is None:
-        names = dict(enumerate(named))  # the weights say whether they are as many
     _check_head(config.get("problem_type"), len(names), where)
     numbered = sorted(names) == list(range(len(names)))
     if named:

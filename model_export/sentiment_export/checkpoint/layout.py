@@ -70,15 +70,13 @@ def choose_files(
             "weights: fine-tune a sequence classifier on the same texts (sentiment-export finetune)"
         )
     if CONFIG_FILE not in held:
-        inner = [
-            name.removesuffix(f"/{CONFIG_FILE}") for name in held if name.endswith(CONFIG_FILE)
-        ]
-        whole = [name for name in inner if any(f"{name}/{file}" in held for file in WEIGHT_FILES)]
-        newest = ", ".join(sorted(whole, key=lambda name: (len(name), name))[-3:])  # of a Trainer's
-        instead = f"; there is one in {newest}: give this directory, or a local copy of it"
-        raise UserError(
-            f"{where} has no {CONFIG_FILE}, so it is not a checkpoint{instead * bool(whole)}"
-        )
+        fault = f"{where} has no {CONFIG_FILE}, so it is not a checkpoint"
+        folders = {name.rpartition("/")[0] for name in held if name.endswith(f"/{CONFIG_FILE}")}
+        whole = [one for one in folders if any(f"{one}/{file}" in held for file in WEIGHT_FILES)]
+        if whole:  # of a Trainer's, the newest have the largest numbers
+            newest = ", ".join(sorted(whole, key=lambda one: (len(one), one))[-3:])
+            fault += f"; there is one in {newest}: give this directory, or a local copy of it"
+        raise UserError(fault)
     if weights is None and MANIFEST in held:
         raise UserError(
             f"{where} is a bundle, which is what an export makes; serve it with --model"

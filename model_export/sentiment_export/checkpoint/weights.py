@@ -117,10 +117,9 @@ def check_fit(
     for name, key in names.items():
         found, wanted = list(tensors[key].shape), list(expected[name])
         if found != wanted:
-            what = "config.json or --labels" if name.startswith("classifier") else "config.json"
             raise UserError(
-                f"{key} is {found} in {where}, but {what} asks for {wanted}: it is probably from "
-                "another checkpoint"
+                f"{key} is {found} in {where}, but config.json asks for {wanted}: it is probably "
+                "from another checkpoint"
             )
     adapter = next((key for key in unused if any(part in key for part in ADAPTER)), None)
     if adapter is not None:

@@ -135,15 +135,6 @@ def test_given_names_are_checked_too(named: list[str], says: str) -> None:
         read_labels({"id2label": {"0": "x", "1": "y"}}, "made", named)
 
 
-def test_given_names_say_how_many_outputs_there_are_where_config_json_does_not() -> None:
-    """Its default of two is nobody's word."""
-    assert read_labels({}, "made", ["a", "b", "c"]) == ["a", "b", "c"]
-    with pytest.raises(UserError, match="has 3 outputs"):
-        read_labels({"num_labels": 3}, "made", ["a", "b"])
-    with pytest.raises(UserError, match="has 2 outputs"):  # one would be a regression
-        read_labels({}, "made", ["a"])
-
-
 @pytest.mark.parametrize("entries", [{"id2label": []}, {"problem_type": 5}])
 def test_what_transformers_cannot_read_is_said_in_our_words(
     tmp_path: Path, entries: dict[str, Any]
