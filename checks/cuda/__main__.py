@@ -26,6 +26,7 @@ from checks.cuda.facts import facts, wrong
 
 FLASH = "FLASH_ATTENTION"
 MOST_KERNELS = 125
+MOST_KERNELS_PADDED = 430  # of fp16: GELU, and layer norms with the sum before, are one each
 # In fp32, the numbers of the tokens, which are counted on the CPU before all else.
 COPIES_OF_FP32 = 3
 
@@ -88,6 +89,10 @@ def faults(model_type: str, precision: Precision, seen: Seen) -> list[str]:
             f"attention by {', '.join(sorted(seen.attention)) or 'nothing'}": seen.attention
             == {FLASH},
         }
+    elif precision == "fp16":
+        expected[f"{seen.kernels} kernels, more than {MOST_KERNELS_PADDED}"] = (
+            seen.kernels <= MOST_KERNELS_PADDED
+        )
     return [words for words, right in expected.items() if not right]
 
 

@@ -78,14 +78,31 @@ def is_exact_gelu(value: ir.Value) -> bool:
     """Whether the value is ``0.5 u (1 + erf(u / √2))``, its three factors in any order."""
     pair = _factors(value)
     factors = {*pair, *(factor for product in pair for factor in _factors(product))}
-    for factor in factors:
-        try:
-            erf = producer(input_of(producer(factor, "Add"), 0), "Erf")
-            u = input_of(producer(erf.inputs[0], "Div", "Mul"), 0)
-        except NotRecognised:
-            continue
-        return u in factors
-    return False
+    return any(_argument_of_gelu(factor) in factors for factor in factors)
+
+
+def put_gelu_in_order(graph: ir.Graph) -> None:
+    """Write GELU, ``u (0.5 (1 + erf(u / √2)))``, as ``(0.5 u) (1 + erf(u / √2))``: the same bits.
+
+    PyTorch's exporter writes the first, and ONNX Runtime fuses only the second (gelu_fusion.cc).
+    """
+    for node in graph:
+        for product in _factors(node.outputs[0]):
+            for one in _factors(product):
+                u = _argument_of_gelu(one)
+                if u is not None and u in node.inputs and len(consumers(product)) == 1:
+                    node.replace_input_with(node.inputs.index(u), one)
+                    inner = producer(product)
+                    inner.replace_input_with(inner.inputs.index(one), u)
+
+
+def _argument_of_gelu(value: ir.Value) -> ir.Value | None:
+    """``u``, if the value is ``1 + erf(u / √2)``."""
+    try:
+        erf = producer(input_of(producer(value, "Add"), 0), "Erf")
+        return input_of(producer(erf.inputs[0], "Div", "Mul"), 0)
+    except NotRecognised:
+        return None
 
 
 def _factors(value: ir.Value) -> list[ir.Value]:
@@ -154,11 +171,3 @@ def scope_of(value: ir.Value) -> str:
     """The module that computes ``value``, in the exporter's form ``/encoder/layer.0/...``."""
     name = value.name or ""
     return name.rpartition("/")[0] or name
-
-
-def forget_shapes(model: ir.Model) -> None:
-    """Clear what was inferred, because a pass makes it wrong."""
-    for node in model.graph:
-        for value in node.outputs:
-            if not value.is_graph_output():
-                value.shape = value.type = None

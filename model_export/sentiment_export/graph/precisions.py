@@ -28,11 +28,13 @@ have two axes.
 The word embedding takes most of the bytes of a small or multilingual model. It has one scale per
 row. A row becomes floats again when it is looked up, which costs almost nothing.
 
-Fp16 has fp16 weights and activations, and fp32 where fp16 is too coarse. Layer norms and softmax
-sum many squares or exponentials, so they stay in fp32. Values that become whole numbers or angles
-stay in fp32, too, because the next fp16 number after 256 is 256.25. These are relative positions
-(MPNet, DeBERTa) and rotary embeddings (ModernBERT). A Cast is inserted where a value goes from one
-precision to the other. The logits, the graph's output, are fp32, too.
+Fp16 has fp16 weights and activations, and fp32 where fp16 is too coarse. A layer norm in parts
+sums many squares, so its parts stay in fp32; CUDA's own layer norms and softmax add up in fp32.
+Values that become whole numbers or angles stay in fp32, too, because the next fp16 number after
+256 is 256.25. These are relative positions (MPNet, DeBERTa) and rotary embeddings (ModernBERT). A
+Cast is inserted where a value goes from one precision to the other. The logits, the graph's output,
+are fp32, too. The shapes of values stay in the file, because ONNX Runtime fuses a layer norm with
+the sum before it only if it knows that both have one shape.
 """
 
 from collections.abc import Sequence
@@ -56,7 +58,6 @@ from sentiment_export.graph.editor import (
     Linear,
     array_of,
     consumers,
-    forget_shapes,
     is_exact_gelu,
     operator,
     producer,
@@ -128,8 +129,8 @@ def _table(node: ir.Node) -> np.ndarray | None:
     return array if array.dtype == np.float32 and array.ndim == 2 else None
 
 
-# The last three are the parts of a layer norm that is not a single operator (DeBERTa).
-IN_FLOAT32 = {"LayerNormalization", "Softmax", "If", "Pow", "ReduceMean", "Sqrt"}
+# A layer norm in parts (DeBERTa), and what chooses between graphs.
+IN_FLOAT32 = {"Pow", "ReduceMean", "Sqrt", "If"}
 ANGLES = {"Sin", "Cos"}
 
 
@@ -147,7 +148,10 @@ def to_half_precision(model: ir.Model) -> None:
                 _cast_for_readers(graph, output, exact)
     for value in tuple(graph.initializers.values()):
         _halve(graph, value, exact)
-    forget_shapes(model)
+    for node in nodes:
+        for output in node.outputs:
+            if _is_float(output) and node not in exact and not output.is_graph_output():
+                output.type = ir.TensorType(ir.DataType.FLOAT16)
 
 
 def _exact_nodes(model: ir.Model) -> set[ir.Node]:

@@ -22,7 +22,6 @@ from sentiment_export.graph.editor import (
     array_of,
     as_linear,
     consumers,
-    forget_shapes,
     input_of,
     operator,
     scope_of,
@@ -184,7 +183,11 @@ def _hidden_states(model: ir.Model) -> dict[ir.Value, int | None]:
         for value in node.outputs
         if value.shape is not None and len(value.shape) == 3 and not isinstance(value.shape[0], int)
     }
-    forget_shapes(model)
+    # The pass makes what was inferred wrong.
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = value.type = None
     return states
 
 

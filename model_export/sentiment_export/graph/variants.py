@@ -80,12 +80,13 @@ def _write_from_graph(plain: Path, precision: Precision, target: Path) -> list[s
     # Only these graphs need onnx-ir.
     import onnx_ir as ir
 
-    from sentiment_export.graph import precisions, rows
+    from sentiment_export.graph import editor, precisions, rows
 
     model = ir.load(plain)
     # ONNX Runtime lists every domain that it knows; other readers may refuse unknown domains.
     for domain in [domain for domain in model.opset_imports if domain]:
         del model.opset_imports[domain]
+    editor.put_gelu_in_order(model.graph)
     if precision == "fp16":
         precisions.to_half_precision(model)
         passes = ["half precision"]

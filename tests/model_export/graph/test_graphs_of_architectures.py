@@ -176,6 +176,19 @@ def test_every_linear_layer_of_the_encoder_is_int8(graphs: Graphs, model_type: s
     assert modules_with(graph, "MatMul") == IN_FP32.get(model_type, set())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_gelu_is_one_operator_of_onnx_runtime(
+    graphs: Graphs, precision: Precision, tmp_path: Path
+) -> None:
+    """No error function is left, which would read and write each value five times."""
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(graphs.files[precision], options, providers=[CPU])
+    operators = Counter(node.op_type for node in ir.load(tmp_path / "optimized.onnx").graph)
+    assert operators["Gelu"] + operators["BiasGelu"] + operators["FastGelu"]
+    assert not operators["Erf"]
+
+
 def test_token_types_are_an_input_where_the_model_has_some(tmp_path: Path) -> None:
     """DeBERTa's published checkpoints have none."""
     layout = PUBLISHED[ARCHITECTURES["deberta"].example]
@@ -238,11 +251,12 @@ def test_fp16_is_flat_where_the_weights_are_known(
     np.testing.assert_allclose(found, graphs.logits, rtol=0, atol=TOLERANCE["fp32"])
 
 
-def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
-    """ONNX's checker accepts the file; softmax and layer norms read fp32, the logits are fp32.
+def test_fp16_is_valid_and_can_be_fused(graphs: Graphs) -> None:
+    """ONNX's checker accepts the file, products and softmax are fp16, and the logits are fp32.
 
-    No weight overflows: a mask's lowest float32 becomes fp16's lowest, not minus infinity. A graph
-    with operators of CUDA has fp16 weights only.
+    The file has the shapes of what layer norms read: without them, ONNX Runtime does not fuse them
+    with the sums before. No weight overflows: a mask's lowest float32 becomes fp16's lowest, not
+    minus infinity. A graph with operators of CUDA has fp16 weights only.
     """
     model = onnx.load(graphs.files["fp16"])
     onnx.checker.check_model(model, full_check=True)
@@ -252,10 +266,11 @@ def test_fp16_is_valid_and_keeps_sums_in_fp32(graphs: Graphs) -> None:
     else:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
         types = {v.name: v.type.tensor_type.elem_type for v in inferred.graph.value_info}
+        axes = {v.name: len(v.type.tensor_type.shape.dim) for v in model.graph.value_info}
         for node in model.graph.node:
-            if node.op_type in ("LayerNormalization", "Softmax"):
-                assert types[node.input[0]] == TensorProto.FLOAT
-            elif node.op_type == "MatMul" and "rotary" not in node.name:
+            if node.op_type == "LayerNormalization":
+                assert axes[node.input[0]]
+            elif node.op_type in ("MatMul", "Softmax") and "rotary" not in node.name:
                 assert types[node.output[0]] == TensorProto.FLOAT16
     assert model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
     weights = [w for w in model.graph.initializer if w.data_type == TensorProto.FLOAT16]
