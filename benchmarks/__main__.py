@@ -30,7 +30,6 @@ SHAPE = "RoBERTa-base"
 
 
 def main() -> None:
-    """Run the chosen sections, add their figures to the results and write the report again."""
     parser = argparse.ArgumentParser(
         "benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

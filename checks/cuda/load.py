@@ -32,7 +32,6 @@ TFLOPS = (600.0, 1.0)
 
 
 def main() -> None:
-    """Start the services, measure them, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m checks.cuda.load", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="[default: %(default)s]")
     parser.add_argument("--workers", type=int, action="append", help="[default: 1, 2 and 4]")

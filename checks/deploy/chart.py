@@ -149,11 +149,7 @@ def chart_problems() -> Iterator[str]:
 
 
 def rendered(values: dict[str, Any], release: str = "mine") -> list[dict[str, Any]]:
-    """The objects that ``helm install`` would create.
-
-    Raises:
-        helm_python.HelmError: the values do not fit values.schema.json or a template.
-    """
+    """The objects that ``helm install`` would create."""
     files = _files(values, release)
     manifests = (text for name, text in files.items() if name.endswith(".yaml"))
     return [one for text in manifests for one in yaml.load_all(text, yaml.CSafeLoader) if one]
@@ -173,7 +169,6 @@ def _files(values: dict[str, Any], release: str) -> dict[str, str]:
 
 @cache
 def loaded() -> Any:
-    """The chart, as Helm has read it."""
     import helm_python
 
     with _copied() as folder:

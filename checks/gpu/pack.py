@@ -42,7 +42,6 @@ UNUSED = ("libonnxruntime_providers_tensorrt.so", "libonnxruntime.so.*")
 
 
 def main() -> int:
-    """Download, install into a directory, and pack."""
     options = _options()
     setup = Setup(options.work, "cuda")
     for shape, (model_type, config) in setup.size.shapes.items():
@@ -94,7 +93,6 @@ def _locked(name: str) -> str:
 
 
 def download(wheels: Path, packages: Sequence[str], python: str) -> None:
-    """Download the packages' wheels for that version of Python."""
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     words = ["--no-deps", "--only-binary", ":all:", "--python-version", python, *platforms]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]

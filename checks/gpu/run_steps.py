@@ -64,7 +64,6 @@ class Result:
     rows: list[Row] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, with the seconds rounded."""
         return asdict(self) | {"seconds": round(self.seconds, 1)}
 
 

@@ -71,18 +71,13 @@ class Setup:
 
     @property
     def shapes(self) -> list[str]:
-        """The shapes that have a bundle.
-
-        Raises:
-            FileNotFoundError: none has one.
-        """
+        """The shapes that have a bundle."""
         found = [shape for shape in self.size.shapes if self.bundle(shape).exists()]
         if not found:
             raise FileNotFoundError(f"{self.work} has no bundle; the step 'bundles' makes them")
         return found
 
     def bundle(self, shape: str) -> Path:
-        """The bundle of a shape, which the step ``bundles`` makes."""
         return self.work / f"{shape}-bundle"
 
     def others(self, shape: str) -> Path:

@@ -19,7 +19,6 @@ VARIABLES = {"AIP_HEALTH_ROUTE": VERTEX, "AIP_PREDICT_ROUTE": f"{VERTEX}:predict
 
 
 def main() -> int:
-    """Check each platform; the exit code is 1 if one of the clients is not satisfied."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=PLATFORMS, help="may be repeated")
     names = parser.parse_args().only or PLATFORMS

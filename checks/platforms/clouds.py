@@ -20,7 +20,6 @@ CROWDED = ("--max-queue-tokens", "8192")
 
 
 def main() -> int:
-    """Check each cloud's client for Python, and those for JavaScript; 1 if one is not satisfied."""
     failed = False
     with (
         Service(EMBEDDED_BUNDLE, "--api-keys", KEY) as service,

@@ -38,7 +38,6 @@ class Missing(Exception):
 
 
 def main() -> int:
-    """Check each generator; the exit code is 1 if one of the clients does not work."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=GENERATORS, help="may be repeated")
     failed = False
@@ -79,7 +78,6 @@ def openapi_python_client(folder: Path, url: str) -> None:
 
 
 def openapi_generator_python(folder: Path, url: str) -> None:
-    """Generate with the defaults and call."""
     _openapi_generator("python", folder)
     script = CALLS / "call_openapi_generator.py"
     interpreter = python(REQUIREMENTS / "openapi_generator.txt")
@@ -105,7 +103,6 @@ def huggingface(folder: Path, url: str) -> None:
 
 
 def go(folder: Path, url: str) -> None:
-    """Generate with the defaults, compile and call."""
     program = found("go")
     _openapi_generator("go", folder)
     shutil.copy(CALLS / "call_go.go", folder / "main.go")
@@ -147,11 +144,7 @@ def _compile_and_call(name: str, folder: Path, url: str) -> None:
 
 
 def node_modules() -> Path:
-    """The packages of ``package-lock.json``, which are installed if they are not.
-
-    Raises:
-        InstallFailed: they could not be installed.
-    """
+    """The packages of ``package-lock.json``, which are installed if they are not."""
     npm, lock = found("npm"), CALLS / "package-lock.json"
     folder = CACHE / f"node-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     complete = folder / ".complete"
@@ -167,22 +160,13 @@ def node_modules() -> Path:
 
 
 def found(command: str) -> str:
-    """The path of a command.
-
-    Raises:
-        Missing: it is not installed.
-    """
     if (path := shutil.which(command)) is None:
         raise Missing(command)
     return path
 
 
 def run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
-    """Run a command in the folder; what it said.
-
-    Raises:
-        CalledProcessError: it failed. The error has what it said.
-    """
+    """Run a command in the folder; what it said."""
     environment = {**os.environ, "NO_PROXY": "*", **variables}
     done = subprocess.run(
         command,

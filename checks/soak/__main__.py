@@ -48,7 +48,6 @@ REST_S = 5.0  # without traffic, before the process is measured at rest
 
 
 def main() -> int:
-    """Run the soak, store the outcome and print it."""
     parser = argparse.ArgumentParser(
         "checks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -171,7 +170,6 @@ async def _ask(
 
 
 async def _end(service: Service, traffic: Traffic) -> None:
-    """Send the signals under load."""
     with grpc_abuse.ignores_goaway(traffic.grpc_port):
         await traffic.final_load(_terminate(service))
 

@@ -46,7 +46,6 @@ class Answer:
 
     @property
     def closes(self) -> bool:
-        """Whether the server closes this connection."""
         return self.headers.get("connection", "").lower() == "close"
 
 

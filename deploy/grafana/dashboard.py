@@ -70,23 +70,19 @@ Panels = list[TimeSeries | Heatmap | Stat | Table]
 
 
 def rate(metric: str, labels: str, by: str = "") -> str:
-    """The rate of a counter per second, summed over all labels except ``by``."""
     return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def mean(histogram: str, labels: str, by: str = "") -> str:
-    """The mean of a histogram's observations."""
     return f"{rate(f'{histogram}_sum', labels, by)} / {rate(f'{histogram}_count', labels, by)}"
 
 
 def quantile(percent: int, histogram: str, labels: str, by: str = "") -> str:
-    """A quantile of a histogram, as exact as its buckets."""
     buckets = rate(f"{histogram}_bucket", labels, ", ".join(filter(None, ["le", by])))
     return f"histogram_quantile({percent / 100}, {buckets})"
 
 
 def quantiles(histogram: str, labels: str, percents: Sequence[int] = (50, 95, 99)) -> list[Query]:
-    """A query for each percentile."""
     return [(quantile(percent, histogram, labels), f"p{percent}") for percent in percents]
 
 
@@ -131,7 +127,6 @@ def objective(panel: TimeSeries, value: float) -> TimeSeries:
 
 
 def stacked(panel: TimeSeries) -> TimeSeries:
-    """Stack the lines of a panel on each other."""
     return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
 
 
@@ -642,7 +637,6 @@ def choice(name: str, labels: str = "", every: str = ".+") -> QueryVariable:
 
 
 def dashboard() -> Dashboard:
-    """The whole dashboard."""
     built = (
         Dashboard("Sentiment service")
         .uid("sentiment")
@@ -682,7 +676,6 @@ def dashboard() -> Dashboard:
 
 
 def as_json() -> str:
-    """The dashboard as JSON for Grafana."""
     return JSONEncoder(sort_keys=True, indent=2).encode(dashboard().build()) + "\n"
 
 

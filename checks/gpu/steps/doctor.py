@@ -14,11 +14,7 @@ LIMIT_S = 50
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Its lines, with the first shape's bundle if there is one.
-
-    Raises:
-        AssertionError: it found a problem, or no problem where CUDA was asked for and is missing.
-    """
+    """Its lines, with the first shape's bundle if there is one."""
     bundle = setup.bundle(next(iter(setup.size.shapes)))
     flags = []
     if bundle.exists():

@@ -27,11 +27,7 @@ GROWTH = 1.05  # by which memory may grow in the second half of the batches
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Compute the shapes with the first bundle, in a session as it serves.
-
-    Raises:
-        AssertionError: memory grew until the end.
-    """
+    """Compute the shapes with the first bundle, in a session as it serves."""
     bundle = setup.bundle(setup.shapes[0])
     precision = precisions(bundle)[-1]
     milliseconds, memory = _computed(load(bundle, precision, setup.device), setup)

@@ -47,8 +47,6 @@ def run(setup: Setup) -> Iterator[Row]:
 
 
 class _Layer(nn.Module):
-    """An encoder layer of BERT's family."""
-
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self._heads = heads

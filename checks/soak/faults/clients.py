@@ -42,7 +42,6 @@ NOT_UNICODE = (b'{"inputs": "\xff\xfe"}', rb'{"inputs": "\ud800"}')
 
 
 def faults(traffic: Traffic, order: random.Random) -> dict[str, Fault]:
-    """What each client does."""
     clients = _Clients(traffic, order)
     answered = {CORRECT, "429"}
     kinds: dict[str, tuple[float, Callable[[], Awaitable[str]], Set[str]]] = {

@@ -33,7 +33,6 @@ Flood = Callable[[Open, float], Awaitable[set[str]]]
 
 
 def faults(traffic: Traffic, tls_port: int) -> dict[str, Fault]:
-    """What each flood does: those of TLS to another server, which has it, at ``tls_port``."""
     return _plain_floods(traffic) | tls_floods(traffic, tls_port)
 
 
@@ -81,7 +80,6 @@ def _plain_floods(traffic: Traffic) -> dict[str, Fault]:
 
 
 def tls_floods(traffic: Traffic, port: int) -> dict[str, Fault]:
-    """What each flood of TLS does."""
     floods: dict[str, tuple[Flood, int, set[str]]] = {
         "shakes hands and leaves": (_handshakes, 10, set()),
         "begins handshakes of TLS": (partial(_half_handshakes, port), 1, set()),

@@ -28,7 +28,6 @@ class Neighbours:
         return sum(self._shares) / max(1, len(self._shares))
 
     async def run(self) -> None:
-        """Look every second."""
         loop = asyncio.get_running_loop()
         before, at = self._seconds(), loop.time()
         while True:
