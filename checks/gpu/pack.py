@@ -44,9 +44,8 @@ UNUSED = ("libonnxruntime_providers_tensorrt.so", "libonnxruntime.so.*")
 def main() -> int:
     options = _options()
     setup = Setup(options.work, "cuda")
-    for shape, (model_type, config) in setup.size.shapes.items():
-        if not setup.bundle(shape).exists():
-            make(setup.bundle(shape), setup.others(shape), model_type, config)
+    if not setup.bundle.exists():
+        make(setup)
     with tempfile.TemporaryDirectory() as folder:
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         download(wheels, requirements(), options.python)

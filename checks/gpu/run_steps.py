@@ -47,7 +47,6 @@ STEPS = (
     Step("start", "Starts: tuning, seconds and memory", 90),
     Step("reload", "Reloads under load", 120),
     Step("independence", "The same texts alone and in random batches", 90),
-    Step("cuda_graph", "A few texts as a CUDA graph", 60),
     Step("faults", "No memory, and a lost GPU", 60),
 )
 

@@ -36,7 +36,7 @@ def run(setup: Setup) -> Iterator[Row]:
     if setup.device == "cpu":
         yield {"fault": "none: they need a GPU"}
         return
-    bundle = setup.bundle(setup.shapes[0])
+    bundle = setup.bundle
     model = load_model(
         Bundle.open(bundle),
         device=setup.device,

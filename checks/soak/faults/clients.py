@@ -198,7 +198,7 @@ class _Clients:
 
     async def many_forms(self) -> str:
         """Ask for ever new versions of a format."""
-        async with Kept(self._open) as kept:
+        async with Kept(self._traffic.port) as kept:
             for number in range(100):
                 accept = f"application/openmetrics-text; version={number}.0"
                 if (await kept.ask(request("GET", "/metrics", accept=accept))).status != 200:
