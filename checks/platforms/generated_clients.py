@@ -1,24 +1,18 @@
 """Generates clients from the service's OpenAPI document and calls it with them, and with Hugging
 Face's client for JavaScript.
 
-``make platform-check`` runs this after the clients of platforms. Java, npm and Go are the system's;
-the generators themselves are kept in the user's cache directory.
+Java, npm and Go are the system's; the generators themselves are kept in the user's cache directory.
 """
 
-import argparse
 import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-
-from benchmarks.service import Service
 from checks.support.environments import CACHE, InstallFailed, python
 
 CALLS = Path(__file__).parent / "generated"
@@ -35,18 +29,6 @@ TYPESCRIPT = ("--strict", "--target", "es2022", "--module", "nodenext", "--types
 
 class Missing(Exception):
     """A command that a generator needs is not installed."""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", choices=GENERATORS, help="may be repeated")
-    failed = False
-    with Service(EMBEDDED_BUNDLE) as service:
-        for name in parser.parse_args().only or GENERATORS:
-            problem = problem_of(GENERATORS[name], service.url)
-            print(f"platform-check: {name}: {problem or 'ok'}", flush=True)
-            failed = failed or problem.startswith("FAILED")
-    return int(failed)
 
 
 def problem_of(check: Callable[[Path, str], None], url: str) -> str:
@@ -178,7 +160,3 @@ def run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
         stderr=subprocess.STDOUT,
     )
     return done.stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main())
