@@ -77,15 +77,11 @@ def export(
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
 ) -> Manifest:
-    """Write a bundle to ``output``; replaces an existing bundle.
+    """Write a bundle to ``output``; replaces an existing bundle, and never leaves half of one.
 
-    The bundle is written to a temporary directory beside ``output``, opened and computed there as
-    the service does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
-    ``examples``, the scores of every variant are recorded, and a variant that scores worse than
-    fp32 is left out. So is an int8 that differs from the ``reference`` by more than its tolerance.
-    That is PyTorch's model, or the fp32 graph where PyTorch is not installed. Of an ONNX graph, it
-    is that graph itself; one that is quantized or fp16 is the only variant. At the end, ``judge``
-    may add to the manifest, or refuse the bundle; and ``LeftOut`` says which variants are missing.
+    With labelled ``examples``, a variant that scores worse than fp32 is left out. So is an int8
+    that differs from the ``reference`` by more than its tolerance; ``LeftOut`` says so at the end.
+    ``judge`` may add to the manifest, or refuse the bundle.
     """
     output = check_bundle_output(output)
     gate = AccuracyGate(examples, max_accuracy_loss)

@@ -37,7 +37,7 @@ from sentiment_service.settings.settings import CheckpointOptions
 from sentiment_export.checkpoint.architectures import NotRecognised
 from sentiment_export.checkpoint.config import read_config
 from sentiment_export.checkpoint.family import Encoder
-from sentiment_export.checkpoint.layout import cure, snapshot_with
+from sentiment_export.checkpoint.layout import cure
 
 PRODUCER = "sentiment-export"  # what our own graphs name as their maker
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -73,8 +73,6 @@ class GraphFile:
                 f"{path} is the graph of a bundle, which lacks its manifest.json: copy the bundle "
                 "again, or give the checkpoint that it was made from"
             )
-        if any(one.data_type not in helper.get_all_tensor_dtypes() for one in _tensors(model)):
-            raise UserError(f"{path} is damaged: a weight in it has no known type")
         for used in model.opset_import:
             if not used.domain and used.version > onnx_opset_version():
                 raise UserError(
@@ -163,18 +161,9 @@ def _location(tensor: TensorProto, graph: Path) -> str:
 
 
 def _data_file(graph: Path, location: str) -> Path:
-    """The file of weights that a graph names, if it is one of the same model."""
     file = graph.parent / location
     if not file.is_file():
         raise UserError(f"{graph} has weights in {location}, which is missing: put it beside it")
-    # A hub's cache has links to files of the same model.
-    snapshot = snapshot_with(graph)
-    home = snapshot.parent.parent if snapshot else graph.parent
-    if not file.resolve().is_relative_to(home.resolve()):
-        raise UserError(
-            f"{graph} has weights in {location}, which is a link to a file outside of its "
-            "directory: copy the file"
-        )
     return file
 
 

@@ -1,9 +1,7 @@
 """Compares an exported variant with its reference on real texts: PyTorch, fp32 or the source.
 
-If the logits differ from PyTorch's, ``layer_parity`` names the first module that differs, on one
-text. Forward hooks record the outputs of PyTorch's modules. The exporter names each node after its
-module (``/encoder/layer.0/output/dense/Add``), so the last node of that name holds the module's
-output.
+``layer_parity`` names the first module that differs from PyTorch's, on one text. Each node is named
+after its module (``/encoder/layer.0/output/dense/Add``), whose output the last of them has.
 """
 
 import tempfile
