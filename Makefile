@@ -108,8 +108,6 @@ python-tools:
 .PHONY: platform-check
 platform-check: install-dev platform-tools ## Call the service with the clients of hosting platforms, and with generated ones
 	.venv/bin/python -m checks.platforms.check
-	.venv/bin/python -m checks.platforms.clouds
-	.venv/bin/python -m checks.platforms.generated_clients
 
 # For the generated clients. Those for Go import a package that Go loads where Debian's is missing.
 .PHONY: platform-tools

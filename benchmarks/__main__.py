@@ -16,11 +16,10 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.cpu_time.event_loop import beside_bare
 from benchmarks.cpu_time.text_cost import text_cost
-from benchmarks.cpu_time.worker_cost import dealing_cost, worker_cost
+from benchmarks.cpu_time.worker_cost import worker_cost
 from benchmarks.peers import speed
 from benchmarks.random_checkpoint import random_checkpoint, timed_export
 from benchmarks.sections import int8_speed, overload, serving
-from benchmarks.sections.first_starts import first_starts
 from benchmarks.subject import EMBEDDED, Goal, Subject
 from benchmarks.tables import Row, conditions
 
@@ -30,7 +29,6 @@ SHAPE = "RoBERTa-base"
 
 
 def main() -> None:
-    """Run the chosen sections, add their figures to the results and write the report again."""
     parser = argparse.ArgumentParser(
         "benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,7 +56,6 @@ def main() -> None:
         "int8 against ideal": lambda: serving.against_ideal(int8(), rounds, {1: 0.93, 16: 0.96}),
         "CPU time of a text": lambda: text_cost(EMBEDDED, max(rounds, 9), {16: 1.12, 1: None}),
         "workers": lambda: worker_cost(EMBEDDED, max(rounds, 9), (1, 16)),
-        "dealing": lambda: dealing_cost(EMBEDDED, max(rounds, 9), {2: 100, 4: None}),
         "sessions": lambda: (
             row
             for subject, checkpoint in ((EMBEDDED, None), (int8(), WORK / SHAPE))
@@ -74,7 +71,6 @@ def main() -> None:
         "overload": lambda: overload.overload(int8(), rounds),
         "probes": lambda: overload.probes(EMBEDDED, rounds),
         "mixed traffic": lambda: overload.mixed(int8(), rounds),
-        "first starts": lambda: first_starts(EMBEDDED, rounds, least=19),
         "start and memory": lambda: (
             row for subject in (EMBEDDED, int8(), fp32()) for row in serving.start(subject)
         ),

@@ -35,7 +35,6 @@ HEAD = """\
 
 
 def line(item: Row | Goal) -> str:
-    """One line for the terminal."""
     if isinstance(item, Goal):
         return _goal(item)
     return ", ".join(f"{name} {cell(value)}" for name, value in item.items())

@@ -43,7 +43,6 @@ class Server(BareServer):
         return self.first_lines + "".join(self._lines)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def wait(self) -> tuple[int, str]:
@@ -94,7 +93,6 @@ class Service(Server):
         super().__init__(*command, environment=os.environ | dict(variables or {}))
 
     def info(self) -> dict[str, Any]:
-        """The answer of ``GET /info``."""
         found: dict[str, Any] = json.loads(self._get("/info"))
         return found
 

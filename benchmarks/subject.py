@@ -41,14 +41,11 @@ class Goal:
 
     @property
     def reached(self) -> bool:
-        """Whether the value keeps the bound."""
         return self.value <= self.bound if self.most else self.value >= self.bound
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to measure, and its texts."""
-
     name: str
     bundle: Path
     precision: Precision
@@ -58,13 +55,11 @@ class Subject:
 
     @cached_property
     def model(self) -> Model:
-        """The model in this process."""
         bundle = Bundle.open(self.bundle)
         return load_model(bundle, device="cpu", precision=self.precision, threads=1)
 
     @cached_property
     def texts(self) -> list[str]:
-        """As long as tweets are."""
         return texts_of(self.model.tokenizer.library, tweet_lengths(self.count))
 
     @cached_property

@@ -24,11 +24,9 @@ class Seen:
     outcome: Outcome  # what the client saw
 
     def grown(self, name: str) -> float:
-        """How much a counter grew."""
         return self.after[name] - self.before[name]
 
     def mean(self, name: str) -> float:
-        """The mean of what a histogram observed."""
         return self.grown(f"{name}_sum") / max(1, self.grown(f"{name}_count"))
 
 

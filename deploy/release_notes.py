@@ -12,11 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def notes(tag: str, root: Path = ROOT) -> str:
-    """The section of the changelog about the version.
-
-    Raises:
-        ValueError: a file names another version, or the changelog has no such section.
-    """
+    """The section of the changelog about the version."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     if tag != f"v{project['version']}":
         raise ValueError(f"the tag is {tag}, but pyproject.toml has version {project['version']}")

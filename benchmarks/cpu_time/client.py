@@ -28,7 +28,6 @@ class Slice:
 
     @property
     def per_second(self) -> float:
-        """Answers per second."""
         return self.answers / self.seconds
 
 
@@ -44,9 +43,6 @@ async def send_slice(
 
     ``cpu_ns`` reads the server's CPU times. It is called while the server has no request, so all
     requests between two readings are complete.
-
-    Raises:
-        RuntimeError: an answer was not 200, or a connection broke.
     """
     loop, to = asyncio.get_running_loop(), urlsplit(url)
     client = _Client(loop)

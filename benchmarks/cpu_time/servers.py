@@ -82,7 +82,6 @@ def _raw_answer(path: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
 
 
 def fastapi_app() -> FastAPI:
-    """An application with one route, ``POST /classify``."""
     app = FastAPI(telemetry=NO_TELEMETRY)
 
     @app.post("/classify")
@@ -93,7 +92,6 @@ def fastapi_app() -> FastAPI:
 
 
 def serve_bare(app: Any) -> None:
-    """Serve the application with uvicorn on a free port."""
     gc.freeze()  # as the service does
     uvicorn.run(
         app,
@@ -112,7 +110,6 @@ def _fixed_logits(model: Model, encodings: Sequence[Encoding]) -> list[Logits]:
 
 
 def main() -> int:
-    """Serve what the arguments say, until SIGTERM."""
     kind, *arguments = sys.argv[1:]
     if kind == "bare":
         serve_bare({"raw": raw, "fastapi": fastapi_app()}[arguments[0]])

@@ -90,7 +90,6 @@ class Alone:
         self._feeds = feeds[self.tokens]
 
     def cpu_us(self) -> float:
-        """Compute all texts once; CPU time for each text in microseconds."""
         return self._cpu_us(self._feeds)
 
     def _cpu_us(self, feeds: Sequence[object]) -> float:

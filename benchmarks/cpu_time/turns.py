@@ -43,14 +43,11 @@ class Started:
     path: str = "/classify"
 
     def times(self) -> Times:
-        """CPU times until now, in nanoseconds."""
         return np.array(self.cpu_ns(self.server))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure, and with which texts."""
-
     subject: Subject
     rounds: int
     loads: Sequence[Load]

@@ -14,5 +14,4 @@ class Classify:
 
     @bentoml.api(batchable=True, max_batch_size=32, max_latency_ms=60_000)
     def classify(self, inputs: list[str]) -> list[list[float]]:
-        """Answer a batch."""
         return self._classify(inputs)

@@ -13,7 +13,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 def load_model() -> Any:
-    """The checkpoint's model in the configured precision."""
     torch.set_num_threads(2)
     precision = os.environ.get("PRECISION", "float32")
     model = AutoModelForSequenceClassification.from_pretrained(os.environ["CHECKPOINT"]).eval()
@@ -25,15 +24,12 @@ def load_model() -> Any:
 
 
 class Classifier:
-    """Computes the logits of a batch of texts."""
-
     def __init__(self) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(os.environ["CHECKPOINT"])
         self._model = load_model()
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
-        """A row of logits for each text."""
         encoded = self._tokenizer(
             list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt"
         )

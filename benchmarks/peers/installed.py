@@ -60,7 +60,6 @@ class Peer:
     prepare: Callable[[Path, Path], None] | None = None
 
     def body(self, text: str) -> str:
-        """The body of the request for one text."""
         return self.request % json.dumps(text)
 
 
@@ -105,11 +104,7 @@ PEERS = (
 
 
 def install(peer: Peer, home: Path) -> Path:
-    """Make the peer's virtual environment in ``home``, unless it exists with the same pins.
-
-    Raises:
-        PeerError: pip failed.
-    """
+    """Make the peer's virtual environment in ``home``, unless it exists with the same pins."""
     pins = tomllib.loads(PACKAGES.read_text(encoding="utf-8"))[peer.environment]
     directory = home / peer.environment
     stamp, wanted = directory / "pins.sha256", hashlib.sha256("\n".join(pins).encode()).hexdigest()
@@ -126,11 +121,7 @@ def install(peer: Peer, home: Path) -> Path:
 
 @contextmanager
 def serving(peer: Peer, home: Path, checkpoint: Path, port: int) -> Iterator[int]:
-    """Serve the checkpoint on ``port`` of this machine; install and prepare what is missing.
-
-    Raises:
-        PeerError: the peer could not be installed, died, or did not answer in time.
-    """
+    """Serve the checkpoint on ``port`` of this machine; install and prepare what is missing."""
     home = home.absolute()  # the peer runs in another directory
     programs = install(peer, home) / "bin"
     model = _prepared(peer, home, checkpoint)

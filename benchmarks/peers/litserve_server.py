@@ -8,22 +8,16 @@ from benchmarks.peers.classifier import Classifier
 
 
 class Classify(litserve.LitAPI):
-    """Each request has one text."""
-
     def setup(self, device: str) -> None:
-        """Load the model in the worker."""
         self._classify = Classifier()
 
     def decode_request(self, request: dict[str, str]) -> str:
-        """The text of a request."""
         return request["inputs"]
 
     def predict(self, texts: list[str]) -> list[list[float]]:
-        """Answer a batch."""
         return self._classify(texts)
 
     def encode_response(self, row: list[float]) -> dict[str, list[float]]:
-        """The answer to one request."""
         return {"logits": row}
 
 

@@ -6,14 +6,11 @@ from benchmarks.peers.classifier import Classifier
 
 
 class Classify(Worker):
-    """The only stage."""
-
     def __init__(self) -> None:
         super().__init__()
         self._classify = Classifier()
 
     def forward(self, data: list[dict[str, str]]) -> list[dict[str, list[float]]]:
-        """Answer a batch."""
         rows = self._classify([request["inputs"] for request in data])
         return [{"logits": row} for row in rows]
 

@@ -11,18 +11,14 @@ from benchmarks.peers.classifier import Classifier
 
 
 class Classify:
-    """The only replica."""
-
     def __init__(self) -> None:
         self._classify = Classifier()
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.005)
     async def batch(self, texts: list[str]) -> list[list[float]]:
-        """Answer a batch."""
         return self._classify(texts)
 
     async def __call__(self, request: Request) -> dict[str, list[float]]:
-        """Answer one request."""
         return {"logits": await self.batch((await request.json())["inputs"])}
 
 

@@ -17,7 +17,6 @@ classifier = Classifier()
 
 @batch
 def classify(text: np.ndarray) -> dict[str, np.ndarray]:
-    """Answer a batch."""
     return {"logits": np.array(classifier([row[0].decode() for row in text]), np.float32)}
 
 

@@ -22,7 +22,6 @@ ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYT
 
 
 def main() -> None:
-    """Run the check; an AssertionError says what differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=32_000, help="[default: %(default)s]")
     count = parser.parse_args().rows

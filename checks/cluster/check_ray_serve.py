@@ -31,7 +31,6 @@ VARIABLES = {
 
 
 def main() -> None:
-    """Run the check; an AssertionError says what is wrong."""
     rerun_with("ray", "ray_serve.txt")
     os.environ |= VARIABLES | {"RAY_AUTH_MODE": "disabled"}
     sys.path.insert(0, str(EXAMPLE))

@@ -29,7 +29,6 @@ CPUS = 2
 
 
 def main() -> None:
-    """Run the check; an AssertionError says what differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=8_000, help="rows to classify [%(default)s]")
     count = parser.parse_args().rows

@@ -78,11 +78,7 @@ def compose(engine: Engine) -> str:
 
 
 def _program(engine: Engine) -> list[str] | None:
-    """How to start Compose; None if Docker does not have it.
-
-    Raises:
-        EngineError: podman-compose could not be installed.
-    """
+    """How to start Compose; None if Docker does not have it."""
     if engine.name == "docker":
         program = ["docker", "compose"]
         there = subprocess.run([*program, "version"], capture_output=True, check=False)

@@ -45,7 +45,6 @@ class EngineError(Exception):
 
 
 def classify(url: str, *texts: str) -> list[Any]:
-    """The results of texts."""
     answer = httpx2.post(f"{url}/classify", json={"inputs": texts}, timeout=30)
     assert answer.status_code == 200, answer.text
     return list(answer.json()["results"])
@@ -59,11 +58,7 @@ class Engine:
     environment: dict[str, str]
 
     def run(self, *arguments: str | Path, seconds: float = 120) -> str:
-        """Run a command such as ``inspect NAME``; what it wrote to standard output.
-
-        Raises:
-            EngineError: it failed, or did not end within ``seconds``.
-        """
+        """Run a command such as ``inspect NAME``; what it wrote to standard output."""
         return self.streams(*arguments, seconds=seconds)[0].strip()
 
     def streams(self, *arguments: str | Path, seconds: float = 120) -> tuple[str, str]:
@@ -153,9 +148,6 @@ class Container:
         """Wait until it has classified a text; the seconds since the container was started.
 
         ``url`` is where to ask, unless its port is published.
-
-        Raises:
-            AssertionError: it ended, or is not ready within a minute.
         """
         url = url or self.url
 
@@ -192,5 +184,4 @@ def found() -> Iterator[Engine | str]:
 
 
 def last_lines(text: str) -> str:
-    """The end of a log."""
     return "\n".join(text.strip().splitlines()[-LOG_LINES:])

@@ -26,11 +26,7 @@ BUILD_S = 600
 
 
 def base_image(engine: Engine) -> str:
-    """The Dockerfile's base image, or a stand-in with the same packages where it is out of reach.
-
-    Raises:
-        EngineError: neither can be had.
-    """
+    """The Dockerfile's base image, or a stand-in where it is out of reach."""
     (image,) = re.findall(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     if engine.has_image(image):
         return str(image)
@@ -48,21 +44,13 @@ def base_image(engine: Engine) -> str:
 
 
 def build(base: str, target: str, engine: Engine) -> str:
-    """Build a target of the Dockerfile; its base image.
-
-    Raises:
-        EngineError: the build failed.
-    """
+    """Build a target of the Dockerfile; its base image."""
     _build(engine, base, f"sentiment-service:{target}", "--target", target, str(ROOT))
     return f"base image {base}"
 
 
 def build_tools(base: str, engine: Engine) -> str:
-    """Build the image with Debian's Prometheus and nginx.
-
-    Raises:
-        EngineError: the build failed.
-    """
+    """Build the image with Debian's Prometheus and nginx."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text(DEBIANS)
         _build(engine, base, TOOLS, folder)
@@ -103,6 +91,5 @@ def content(engine: Engine) -> str:
 
 
 def size(engine: Engine, image: str) -> str:
-    """The image with its size, uncompressed."""
     bytes_ = int(engine.run("image", "inspect", "--format", "{{.Size}}", image))
     return f"{image} {bytes_ / 1e6:.0f} MB"

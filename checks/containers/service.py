@@ -140,7 +140,6 @@ def export(engine: Engine) -> str:
 
 
 def tiny_checkpoint(folder: Path) -> Path:
-    """A RoBERTa with random weights."""
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of its own tokenizers
     shape = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 300}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2}

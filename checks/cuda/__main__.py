@@ -39,7 +39,6 @@ class Seen:
     figures: dict[str, Any]
 
     def nodes(self, provider: str) -> int:
-        """How many nodes the provider computes."""
         found = re.search(rf"placed on \[{provider}\]\. Number of nodes: (\d+)", self.log)
         return int(found[1]) if found else 0
 
@@ -51,7 +50,6 @@ class Seen:
 
     @property
     def attention(self) -> set[str]:
-        """The kernels chosen for attention."""
         # Two threads may write into one line.
         return {*re.findall(r"SdpaKernel=(MATH|[A-Z_]+_ATTENTION|[A-Z]+)", self.log)}
 
@@ -121,7 +119,6 @@ def _row(name: str, seen: Seen) -> Row:
 
 
 def main() -> int:
-    """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m checks.cuda", description=__doc__)
     parser.add_argument("--only", action="append", choices=ARCHITECTURES, metavar="ARCHITECTURE")
     only = parser.parse_args().only or [*ARCHITECTURES]

@@ -13,11 +13,7 @@ NAMES = ("onnxruntime-gpu", "nvidia-cuda-runtime")
 
 
 def install() -> Path:
-    """The directory for PYTHONPATH that has the packages. It is made once, in the user's cache.
-
-    Raises:
-        InstallFailed: pip could not install them, and has written why.
-    """
+    """The directory for PYTHONPATH that has the packages. It is made once, in the user's cache."""
     locked = (ROOT / "requirements/gpu.txt").read_text()
     wanted = re.findall(rf"^(?:{'|'.join(NAMES)})==[\w.]+", locked, re.MULTILINE)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

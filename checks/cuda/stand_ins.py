@@ -54,10 +54,6 @@ def build(packages: Path, folder: Path) -> dict[str, str]:
     """Write the libraries into ``folder``, and return the environment of a process that uses them.
 
     ``packages`` is where onnxruntime-gpu and nvidia-cuda-runtime are installed.
-
-    Raises:
-        FileNotFoundError: there is no gcc or nm.
-        subprocess.CalledProcessError: a library cannot be built.
     """
     # Without NVIDIA's own runtime, which is beside it and which the service would load.
     (folder / "site").mkdir()

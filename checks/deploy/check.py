@@ -22,7 +22,6 @@ SCHEMAS = sorted((Path(__file__).parent / "schemas").glob("*.json"))
 
 
 def main() -> int:
-    """Check everything; the exit code is 1 if something is wrong."""
     tools = Path(sys.executable).parent
     compose = sorted(ROOT.glob("docker-compose*.yml"))
     workflows = sorted(ROOT.glob(".github/workflows/*.yml"))
@@ -68,7 +67,6 @@ def violations(name: str, objects: list[Object]) -> Iterator[str]:
 
 
 def custom_schemas() -> dict[tuple[str, str], Object]:
-    """The schemas of custom resources by ``apiVersion`` and ``kind``."""
     schemas = [json.loads(path.read_bytes()) for path in SCHEMAS]
     return {
         (schema["properties"]["apiVersion"]["const"], schema["properties"]["kind"]["const"]): schema

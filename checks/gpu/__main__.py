@@ -27,7 +27,6 @@ NAME = "gpu-check.json"
 
 
 def main() -> int:
-    """Run the steps, and write JSON and table after each."""
     options = _options()
     options.work.mkdir(parents=True, exist_ok=True)
     options.results = options.results or options.work
@@ -47,7 +46,6 @@ def main() -> int:
 
 
 def _earlier(options: argparse.Namespace) -> dict[str, Result]:
-    """What earlier commands have found, by step."""
     try:
         found = json.loads((options.work / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -107,7 +105,6 @@ def _problem(machine: Result) -> str:
 
 
 def markdown(results: list[Result]) -> str:
-    """All results as a page."""
     lines = ["# GPU check", ""]
     summary = [
         {

@@ -7,22 +7,21 @@ shapes, and how far the weights spread.
 import json
 import shutil
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sentiment_service.engine.model.bundle import MANIFEST, sha256
+
+from checks.gpu.setup import Setup
 
 WEIGHTS = "weights.json"  # in a bundle: what its graphs lack
 LEAST_BYTES = 2**14  # smaller weights stay in the graph
 
 
-def make(bundle: Path, others: Path, model_type: str, config: Mapping[str, Any]) -> None:
-    """Export a checkpoint of this shape, which needs the packages of the exporter.
+def make(setup: Setup) -> None:
+    """Export a checkpoint of this size, which needs the packages of the exporter.
 
-    ``bundle`` gets fp16, and ``others`` fp32 and the fp16 graph that keeps padding. Their graphs
-    have no weights, and will have different ones.
+    The graphs of its bundles have no weights, and will have different ones.
     """
     import onnx_ir as ir
     from sentiment_export.checkpoint.checkpoint import load_checkpoint
@@ -31,10 +30,10 @@ def make(bundle: Path, others: Path, model_type: str, config: Mapping[str, Any])
 
     from benchmarks.random_checkpoint import random_checkpoint, timed_export
 
-    making = bundle.with_suffix(".making")
+    making = setup.bundle.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
-    source = random_checkpoint(making / "checkpoint", model_type, **config)
+    source = random_checkpoint(making / "checkpoint", "roberta", **setup.size.config)
     timed_export(source, making / "bundle", "--precision", "fp32,fp16")
     shutil.copytree(making / "bundle", making / "others")
     graph = ir.load(export_graph(load_checkpoint(source), making))
@@ -44,8 +43,8 @@ def make(bundle: Path, others: Path, model_type: str, config: Mapping[str, Any])
             value.const_value = ir.tensor(value.const_value.numpy(), name=value.name)
     ir.save(graph, making / "others/onnx/model_fp16.onnx")
     for name, target, precisions in (
-        ("others", others, ["fp32", "fp16"]),
-        ("bundle", bundle, ["fp16"]),
+        ("others", setup.others, ["fp32", "fp16"]),
+        ("bundle", setup.bundle, ["fp16"]),
     ):
         _strip(making / name, precisions)
         (making / name).rename(target)

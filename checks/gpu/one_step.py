@@ -17,7 +17,6 @@ from checks.gpu.setup import SIZES, Device, Setup, SizeName
 
 
 def main() -> None:
-    """Write each row as soon as the step yields it."""
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     name, rows, work, device, size = sys.argv[1:]
     setup = Setup(Path(work), cast(Device, device), SIZES[cast(SizeName, size)])

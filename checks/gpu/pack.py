@@ -42,12 +42,10 @@ UNUSED = ("libonnxruntime_providers_tensorrt.so", "libonnxruntime.so.*")
 
 
 def main() -> int:
-    """Download, install into a directory, and pack."""
     options = _options()
     setup = Setup(options.work, "cuda")
-    for shape, (model_type, config) in setup.size.shapes.items():
-        if not setup.bundle(shape).exists():
-            make(setup.bundle(shape), setup.others(shape), model_type, config)
+    if not setup.bundle.exists():
+        make(setup)
     with tempfile.TemporaryDirectory() as folder:
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         download(wheels, requirements(), options.python)
@@ -94,7 +92,6 @@ def _locked(name: str) -> str:
 
 
 def download(wheels: Path, packages: Sequence[str], python: str) -> None:
-    """Download the packages' wheels for that version of Python."""
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     words = ["--no-deps", "--only-binary", ":all:", "--python-version", python, *platforms]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]

@@ -47,7 +47,6 @@ STEPS = (
     Step("start", "Starts: tuning, seconds and memory", 90),
     Step("reload", "Reloads under load", 120),
     Step("independence", "The same texts alone and in random batches", 90),
-    Step("cuda_graph", "A few texts as a CUDA graph", 60),
     Step("faults", "No memory, and a lost GPU", 60),
 )
 
@@ -64,7 +63,6 @@ class Result:
     rows: list[Row] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, with the seconds rounded."""
         return asdict(self) | {"seconds": round(self.seconds, 1)}
 
 

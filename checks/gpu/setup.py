@@ -11,9 +11,10 @@ SizeName = Literal["base", "tiny"]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured. ``shapes`` maps names to model types and configs."""
+    """How much is measured, with a RoBERTa of this config."""
 
-    shapes: Mapping[str, tuple[str, Mapping[str, Any]]]
+    name: str
+    config: Mapping[str, Any]
     tokens: tuple[int, ...] = (8, 32, 128, 512)  # of a text
     batches: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 2048, 8192)  # texts in a batch
     batch_tokens: int = 65_536  # at most
@@ -31,7 +32,7 @@ class Size:
     reloads: int = 6
 
 
-BASE = Size({"RoBERTa-base": ("roberta", {"vocab_size": 50_265})})
+BASE = Size("RoBERTa-base", {"vocab_size": 50_265})
 _SMALL = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -41,7 +42,8 @@ _SMALL = {
 }
 # To try the steps where there is no GPU; the figures say nothing.
 TINY = Size(
-    {"tiny": ("roberta", _SMALL)},
+    "tiny",
+    _SMALL,
     tokens=(8, 16),
     batches=(1, 4, 64),
     batch_tokens=64,
@@ -70,25 +72,15 @@ class Setup:
     size: Size = field(default=BASE)
 
     @property
-    def shapes(self) -> list[str]:
-        """The shapes that have a bundle.
+    def bundle(self) -> Path:
+        return self.work / f"{self.size.name}-bundle"
 
-        Raises:
-            FileNotFoundError: none has one.
-        """
-        found = [shape for shape in self.size.shapes if self.bundle(shape).exists()]
-        if not found:
-            raise FileNotFoundError(f"{self.work} has no bundle; the step 'bundles' makes them")
-        return found
+    @property
+    def others(self) -> Path:
+        """The bundle with fp32, and with the fp16 graph that keeps padding."""
+        return self.work / f"{self.size.name}-others-bundle"
 
-    def bundle(self, shape: str) -> Path:
-        """The bundle of a shape, which the step ``bundles`` makes."""
-        return self.work / f"{shape}-bundle"
-
-    def others(self, shape: str) -> Path:
-        """The bundle of a shape with fp32, and with the fp16 graph that keeps padding."""
-        return self.work / f"{shape}-others-bundle"
-
-    def bundles(self, shape: str) -> list[Path]:
+    @property
+    def bundles(self) -> list[Path]:
         """Both, of which tests may have one."""
-        return [path for path in (self.bundle(shape), self.others(shape)) if path.exists()]
+        return [path for path in (self.bundle, self.others) if path.exists()]

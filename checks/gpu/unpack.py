@@ -20,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Check and unpack the pieces, then run the steps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -47,7 +47,6 @@ class Unresolved(Exception):
 
 
 def main() -> int:
-    """Check all guests; the exit code is 1 if one is held back, or the classifier does not run."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [extra for extra in project["optional-dependencies"] if extra != NOT_FOR_USERS]
     for package in WITHOUT_WHEELS:
@@ -61,7 +60,6 @@ def main() -> int:
 
 
 def built(folder: Path) -> Path:
-    """The wheel of this clone."""
     command = ("pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
     subprocess.run([sys.executable, "-m", *command, "--wheel-dir", folder, ROOT], check=True)
     (wheel,) = folder.glob("*.whl")
@@ -102,11 +100,7 @@ def held_back(alone: Versions, beside: Versions) -> dict[str, str]:
 
 
 def resolved(*requirements: str) -> Versions:
-    """The newest versions that fit together, by name. Only metadata is downloaded.
-
-    Raises:
-        Unresolved: there are none.
-    """
+    """The newest versions that fit together, by name. Only metadata is downloaded."""
     command = (*("pip", "compile", "--quiet", "--no-header", "--no-annotate"), "-")
     done = subprocess.run(
         [sys.executable, "-m", "uv", *command, "--python-version", PYTHON, "--find-links", WHEELS],

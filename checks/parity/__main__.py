@@ -28,7 +28,6 @@ OF_OPTIMUM = 1e-5  # it computes the same file
 
 
 def main() -> int:
-    """Check both versions; the exit code is 1 if a difference is too large."""
     with tempfile.TemporaryDirectory(prefix="parity-") as directory:
         older = Path(directory) / "packages"
         packages = ("--target", older, "--no-deps", "--requirements", HERE / "transformers4.txt")

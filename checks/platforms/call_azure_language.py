@@ -14,7 +14,6 @@ TEXT = "I love this! 👨‍👩‍👧\n\nWorst service ever."
 
 
 def client(version: str, url: str = URL, key: str = KEY) -> TextAnalyticsClient:
-    """A client of this version."""
     # By default it tries 3 times again, each time after the second that the service asks for: all
     # that were refused come at once again.
     tries = {"retry_total": 30, "retry_status": 30}
@@ -22,7 +21,6 @@ def client(version: str, url: str = URL, key: str = KEY) -> TextAnalyticsClient:
 
 
 def refused(documents: list[str], by: TextAnalyticsClient | None = None, **options: Any) -> str:
-    """What the client's error says."""
     try:
         (by or client("2023-04-01")).analyze_sentiment(documents, **options)
     except HttpResponseError as error:

@@ -14,13 +14,11 @@ TEXT = "I love this! 👨‍👩‍👧 é\n\nWorst service ever."
 
 
 def client(version: Any, url: str = URL, key: str = KEY) -> Any:
-    """A client of this version."""
     options = ClientOptions(api_endpoint=url, api_key=key)
     return version.LanguageServiceClient(transport="rest", client_options=options)
 
 
 def refused(asked: Any, kind: type[Exception]) -> str:
-    """What the client's error says."""
     try:
         asked()
     except kind as error:

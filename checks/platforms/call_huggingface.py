@@ -13,7 +13,6 @@ LABELS = {"positive", "neutral", "negative"}
 
 
 async def same(text: str) -> Any:
-    """What the asynchronous client gets."""
     return await AsyncInferenceClient(model=URL).text_classification(text)
 
 

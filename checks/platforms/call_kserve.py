@@ -25,7 +25,6 @@ def request(*, binary: bool) -> InferRequest:
 
 
 async def main(url: str, grpc_address: str) -> None:
-    """Ask for readiness and predictions."""
     async with InferenceRESTClient(RESTConfig(protocol="v1")) as client:
         assert await client.is_server_live(url)
         assert await client.is_model_ready(url, MODEL)

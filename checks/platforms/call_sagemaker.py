@@ -10,7 +10,6 @@ client = LocalSagemakerRuntimeClient({"local": {"serving_port": urlsplit(sys.arg
 
 
 def invoke(body: str, content_type: str, accept: str) -> str:
-    """The answer of the endpoint."""
     answer = client.invoke_endpoint(body, "sentiment", content_type, accept)
     text: str = answer["Body"].read().decode()
     return text

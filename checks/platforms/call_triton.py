@@ -27,7 +27,6 @@ INSTEAD = {over_grpc: "the methods are", over_http: "the nearest is"}
 
 
 def texts(module: ModuleType, **options: bool) -> Any:
-    """The input tensor."""
     tensor = module.InferInput("text", TEXTS.shape, "BYTES")
     tensor.set_data_from_numpy(TEXTS, **options)
     return tensor
@@ -64,7 +63,6 @@ def refuse(words: str, call: Any, *arguments: Any, **options: Any) -> None:
 
 
 async def check_asyncio(address: str) -> None:
-    """Send compressed requests at the same time."""
     async with aio.InferenceServerClient(address) as client:
         tensors = [texts(over_grpc)]
         calls = (client.infer(MODEL, tensors, compression_algorithm="gzip") for _ in range(20))

@@ -12,7 +12,6 @@ LABELS = ["positive", "negative"]
 
 
 def post(path: str, status: int = 200, **body: Any) -> Any:
-    """The answer to a body, which must have this status."""
     answer = requests.post(URL + path, json=body, timeout=10)
     assert answer.status_code == status, (path, body, answer.text)
     return answer.json()

@@ -1,24 +1,18 @@
 """Generates clients from the service's OpenAPI document and calls it with them, and with Hugging
 Face's client for JavaScript.
 
-``make platform-check`` runs this after the clients of platforms. Java, npm and Go are the system's;
-the generators themselves are kept in the user's cache directory.
+Java, npm and Go are the system's; the generators themselves are kept in the user's cache directory.
 """
 
-import argparse
 import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
-
-from benchmarks.service import Service
 from checks.support.environments import CACHE, InstallFailed, python
 
 CALLS = Path(__file__).parent / "generated"
@@ -35,19 +29,6 @@ TYPESCRIPT = ("--strict", "--target", "es2022", "--module", "nodenext", "--types
 
 class Missing(Exception):
     """A command that a generator needs is not installed."""
-
-
-def main() -> int:
-    """Check each generator; the exit code is 1 if one of the clients does not work."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", choices=GENERATORS, help="may be repeated")
-    failed = False
-    with Service(EMBEDDED_BUNDLE) as service:
-        for name in parser.parse_args().only or GENERATORS:
-            problem = problem_of(GENERATORS[name], service.url)
-            print(f"platform-check: {name}: {problem or 'ok'}", flush=True)
-            failed = failed or problem.startswith("FAILED")
-    return int(failed)
 
 
 def problem_of(check: Callable[[Path, str], None], url: str) -> str:
@@ -79,7 +60,6 @@ def openapi_python_client(folder: Path, url: str) -> None:
 
 
 def openapi_generator_python(folder: Path, url: str) -> None:
-    """Generate with the defaults and call."""
     _openapi_generator("python", folder)
     script = CALLS / "call_openapi_generator.py"
     interpreter = python(REQUIREMENTS / "openapi_generator.txt")
@@ -105,7 +85,6 @@ def huggingface(folder: Path, url: str) -> None:
 
 
 def go(folder: Path, url: str) -> None:
-    """Generate with the defaults, compile and call."""
     program = found("go")
     _openapi_generator("go", folder)
     shutil.copy(CALLS / "call_go.go", folder / "main.go")
@@ -147,11 +126,7 @@ def _compile_and_call(name: str, folder: Path, url: str) -> None:
 
 
 def node_modules() -> Path:
-    """The packages of ``package-lock.json``, which are installed if they are not.
-
-    Raises:
-        InstallFailed: they could not be installed.
-    """
+    """The packages of ``package-lock.json``, which are installed if they are not."""
     npm, lock = found("npm"), CALLS / "package-lock.json"
     folder = CACHE / f"node-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     complete = folder / ".complete"
@@ -167,22 +142,13 @@ def node_modules() -> Path:
 
 
 def found(command: str) -> str:
-    """The path of a command.
-
-    Raises:
-        Missing: it is not installed.
-    """
     if (path := shutil.which(command)) is None:
         raise Missing(command)
     return path
 
 
 def run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
-    """Run a command in the folder; what it said.
-
-    Raises:
-        CalledProcessError: it failed. The error has what it said.
-    """
+    """Run a command in the folder; what it said."""
     environment = {**os.environ, "NO_PROXY": "*", **variables}
     done = subprocess.run(
         command,
@@ -194,7 +160,3 @@ def run(command: Sequence[str | Path], folder: Path, **variables: str) -> str:
         stderr=subprocess.STDOUT,
     )
     return done.stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -38,7 +38,6 @@ FAILED_ALONE = ("--last-failed", "--last-failed-no-failures", "none")
 
 
 def main() -> int:
-    """Run the tests; the exit code is 1 if one fails, and 0 where no root can be made."""
     parser = argparse.ArgumentParser(prog="python-check", description=__doc__)
     parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated")
     parser.add_argument("tests", nargs="*", help="only these files or folders")

@@ -38,8 +38,6 @@ class RootError(Exception):
 
 @dataclass(frozen=True)
 class Root:
-    """A root, by its directory."""
-
     folder: Path
 
     def run(self, *command: str) -> int:
@@ -48,11 +46,7 @@ class Root:
             return subprocess.run(words, check=False).returncode
 
     def output(self, *command: str) -> str:
-        """What a command wrote.
-
-        Raises:
-            InstallFailed: it failed; the message is the end of what it wrote.
-        """
+        """What a command wrote."""
         with self._entering(*command) as words:
             done = subprocess.run(words, check=False, capture_output=True, text=True)
         if done.returncode:
@@ -74,12 +68,7 @@ class Root:
 
 
 def made(suite: str) -> Root:
-    """The root of a suite, from the cache or made now, with a fresh copy of this clone.
-
-    Raises:
-        RootError: it cannot be made; the message says why.
-        InstallFailed: it is there, but the packages of the locks do not go into it.
-    """
+    """The root of a suite, from the cache or made now, with a fresh copy of this clone."""
     files = [*SERVICE, DEV]
     content = [*PACKAGES, *(file.read_text() for file in files)]
     digest = hashlib.sha256("\n".join(content).encode()).hexdigest()

@@ -2,9 +2,8 @@
 
 import asyncio
 import gzip
-import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self, TypeAlias
@@ -46,7 +45,6 @@ class Answer:
 
     @property
     def closes(self) -> bool:
-        """Whether the server closes this connection."""
         return self.headers.get("connection", "").lower() == "close"
 
 
@@ -75,11 +73,11 @@ class Connection:
         self._opened = opened
 
     @classmethod
-    async def open(cls, port: int, tls: ssl.SSLContext | None = None) -> Self:
+    async def open(cls, port: int) -> Self:
         """Connect; raises ``OSError`` if the server does not listen."""
         # Before the kernel opens it: a worker may have it, and be killed, before we go on.
         opened = time.monotonic()
-        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls), opened)
+        return cls(*await asyncio.open_connection("127.0.0.1", port), opened)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,8 +155,8 @@ class Connection:
 class Kept:
     """A connection for many requests; another one after an answer that says that it ends."""
 
-    def __init__(self, open_: Callable[[], Awaitable[Connection]]) -> None:
-        self._open = open_
+    def __init__(self, port: int) -> None:
+        self._port = port
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -169,7 +167,7 @@ class Kept:
 
     async def ask(self, data: bytes) -> Answer:
         """Send a request and wait for its answer; raises ``Lost``."""
-        self._connection = self._connection or await self._open()
+        self._connection = self._connection or await Connection.open(self._port)
         answer = await self._connection.ask(data)
         if answer.closes:
             self._close()

@@ -16,12 +16,7 @@ MMDEBSTRAP = (
 
 
 def make(suite: str, target: Path, *packages: str, apt_options: Path | None = None) -> None:
-    """Make a Debian of a suite, as a directory or an archive.
-
-    Raises:
-        FileNotFoundError: mmdebstrap is not here.
-        subprocess.CalledProcessError: it failed; ``stderr`` says why.
-    """
+    """Make a Debian of a suite, as a directory or an archive."""
     include = f"--include={','.join(['usr-is-merged', *packages])}"
     options = [f"--aptopt={apt_options}"] if apt_options else []
     command = [*MMDEBSTRAP, include, *options, suite, str(target)]

@@ -31,9 +31,6 @@ def python(packages: Path, *, service: bool = False) -> Path:
 
     ``packages`` is the file that lists them with their versions. With ``service``, the service of
     this clone and its own packages are there as well.
-
-    Raises:
-        InstallFailed: the packages could not be installed.
     """
     files = [packages, *(SERVICE if service else [])]
     content = [sys.version, str(ROOT) if service else "", *(file.read_text() for file in files)]
@@ -64,11 +61,7 @@ def python(packages: Path, *, service: bool = False) -> Path:
 
 
 def build_wheel(requirement: str) -> None:
-    """Add the wheel of a package to ``WHEELS``, unless it is there.
-
-    Raises:
-        InstallFailed: it could not be built; pip has written why.
-    """
+    """Add the wheel of a package to ``WHEELS``, unless it is there."""
     folders = ("--find-links", WHEELS, "--wheel-dir", WHEELS)
     command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *folders, requirement)
     if subprocess.run(command, check=False).returncode:
@@ -76,6 +69,5 @@ def build_wheel(requirement: str) -> None:
 
 
 def _uv(*arguments: str | Path) -> bool:
-    """Run uv; whether it succeeded."""
     command = [sys.executable, "-m", "uv", "--quiet", *arguments]
     return subprocess.run(command, check=False).returncode == 0

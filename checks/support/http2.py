@@ -20,8 +20,6 @@ NOT_TEXT = b"/\xff\xfe"  # a path that is not UTF-8
 
 
 class Frame(NamedTuple):
-    """A frame of HTTP/2."""
-
     kind: int
     flags: int
     stream: int
@@ -64,7 +62,6 @@ class Connection:
             pass
 
     def reset(self, stream: int) -> None:
-        """Give up a call."""
         self.socket.sendall(_frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4, "big")))
 
     def send(self, stream: int, content: bytes, *, end: bool = False) -> int:

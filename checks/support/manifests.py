@@ -24,9 +24,6 @@ def render(folder: Path, given: Sequence[Object] = ()) -> list[Object]:
     """The objects of a kustomization. Only the fields that our files use are supported.
 
     A component gets the objects of the kustomization that names it, and can change them.
-
-    Raises:
-        ValueError: a field is not supported.
     """
     kustomization = load(folder / "kustomization.yaml")[0]
     objects = [*given]
@@ -70,7 +67,6 @@ def _config_map(folder: Path, entry: Object) -> Object:
 
 
 def load(path: Path) -> list[Object]:
-    """The documents of a YAML file."""
     text = path.read_text(encoding="utf-8")
     # JSON makes a copy of what YAML anchors share.
     return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(text)]
@@ -83,7 +79,6 @@ def containers(one: Object) -> list[Object]:
 
 
 def only(objects: Sequence[Object], kind: str) -> Object:
-    """The one object of this kind."""
     (found,) = (one for one in objects if one["kind"] == kind)
     return found
 

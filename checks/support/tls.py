@@ -38,7 +38,6 @@ class Client:
         self._tls = CONTEXT.wrap_bio(self._in, self._out)
 
     def close(self) -> None:
-        """Close the connection."""
         self.raw.close()
 
     def hello(self) -> bytes:
@@ -50,7 +49,6 @@ class Client:
         raise AssertionError("the handshake was complete already")
 
     def shake_hands(self) -> None:
-        """Complete the handshake."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -62,7 +60,6 @@ class Client:
                 return
 
     def records(self, data: bytes, size: int = RECORD_BYTES) -> bytes:
-        """The data encrypted in records of this size."""
         for start in range(0, len(data), size):
             self._tls.write(data[start : start + size])
         return self._out.read()
@@ -107,20 +104,17 @@ class KeyUpdater:
         self.raw.settimeout(30)
 
     def close(self) -> None:
-        """Close the connection."""
         self._lib.SSL_free(self._tls)
         self._lib.SSL_CTX_free(self._context)
         self.raw.close()
 
     def updates(self, number: int) -> bytes:
-        """The records of so many key updates, each of which asks for one in return."""
         for _ in range(number):
             self._lib.SSL_key_update(self._tls, UPDATE_REQUESTED)
             self._lib.SSL_do_handshake(self._tls)
         return self._written(64 * number)
 
     def records(self, data: bytes) -> bytes:
-        """The data encrypted."""
         self._lib.SSL_write(self._tls, data, len(data))
         return self._written(len(data) + 1_000)
 

@@ -12,11 +12,7 @@ def wait(
     not_yet: tuple[type[Exception], ...] = (),
     interval: float = 0.1,
 ) -> None:
-    """Wait until the condition holds. Errors of the types ``not_yet`` mean that it does not.
-
-    Raises:
-        AssertionError: it did not hold within ``seconds``.
-    """
+    """Wait until the condition holds. Errors of the types ``not_yet`` mean that it does not."""
     end = time.monotonic() + seconds
     while True:
         try:

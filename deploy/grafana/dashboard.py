@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from grafana_foundation_sdk.builders.common import (
     GraphThresholdsStyleConfig,
@@ -64,29 +65,35 @@ QUICK = f'{JOB},operation="classify"'
 
 FAILED = f'{ASKED},status=~"5..",outcome!="client_deadline"'
 BY_OUTCOME = "status, outcome"
+MODEL_OF_REPLICA = "{{model}} {{instance}}"  # a legend
 
 Query = tuple[str, str]  # expression, legend
 Panels = list[TimeSeries | Heatmap | Stat | Table]
+Panel = TypeVar("Panel", TimeSeries, Heatmap, Stat, Table)
 
 
 def rate(metric: str, labels: str, by: str = "") -> str:
-    """The rate of a counter per second, summed over all labels except ``by``."""
     return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
+def total(metric: str, labels: str, by: str) -> str:
+    return f"sum by ({by}) ({metric}{{{labels}}})"
+
+
+def increase(counter: str) -> str:
+    return f"increase({counter}{{{MODEL}}}[$__rate_interval])"
+
+
 def mean(histogram: str, labels: str, by: str = "") -> str:
-    """The mean of a histogram's observations."""
     return f"{rate(f'{histogram}_sum', labels, by)} / {rate(f'{histogram}_count', labels, by)}"
 
 
 def quantile(percent: int, histogram: str, labels: str, by: str = "") -> str:
-    """A quantile of a histogram, as exact as its buckets."""
     buckets = rate(f"{histogram}_bucket", labels, ", ".join(filter(None, ["le", by])))
     return f"histogram_quantile({percent / 100}, {buckets})"
 
 
 def quantiles(histogram: str, labels: str, percents: Sequence[int] = (50, 95, 99)) -> list[Query]:
-    """A query for each percentile."""
     return [(quantile(percent, histogram, labels), f"p{percent}") for percent in percents]
 
 
@@ -98,41 +105,42 @@ def queries(*queries: Query) -> list[Dataquery]:
     ]
 
 
-def graph(title: str, description: str, unit: str, *asked: Query) -> TimeSeries:
-    """A panel with lines over time; its axis begins at zero."""
-    return (
-        TimeSeries()
-        .title(title)
-        .description(description)
-        .unit(unit)
-        .min(0)
-        .span(WIDTH)
-        .height(HEIGHT)
-        .datasource(DATASOURCE)
-        .targets([*queries(*asked)])
-        .fill_opacity(10)
-        .show_points(VisibilityMode.NEVER)
-        .legend(
-            VizLegendOptions()
-            .display_mode(LegendDisplayMode.LIST)
-            .placement(LegendPlacement.BOTTOM)
-            .show_legend(True)
-        )
-        .tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
-    )
+def placed(
+    panel: Panel, title: str, description: str, unit: str, targets: Sequence[Dataquery], span: int
+) -> Panel:
+    panel.title(title).description(description).unit(unit).datasource(DATASOURCE)
+    return panel.targets([*targets]).span(span).height(HEIGHT)
 
 
-def objective(panel: TimeSeries, value: float) -> TimeSeries:
-    """Draw a dashed line at the value above which an alert becomes pending."""
-    steps = [Threshold(color="green"), Threshold(value=value, color="red")]
-    return panel.thresholds(ThresholdsConfig().steps(steps)).thresholds_style(
-        GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
-    )
+def graph(
+    title: str,
+    description: str,
+    unit: str,
+    *asked: Query,
+    span: int = WIDTH,
+    least: int = 0,
+    most: int | None = None,
+    limit: float | None = None,
+    stacked: bool = False,
+) -> TimeSeries:
+    """A panel with lines over time, from ``least`` to ``most``.
 
-
-def stacked(panel: TimeSeries) -> TimeSeries:
-    """Stack the lines of a panel on each other."""
-    return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+    A dashed line is drawn at the ``limit`` above which an alert becomes pending.
+    """
+    panel = placed(TimeSeries(), title, description, unit, queries(*asked), span)
+    panel.min(least).fill_opacity(10).show_points(VisibilityMode.NEVER)
+    legend = VizLegendOptions().display_mode(LegendDisplayMode.LIST)
+    panel.legend(legend.placement(LegendPlacement.BOTTOM).show_legend(True))
+    panel.tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
+    if most is not None:
+        panel.max(most)
+    if limit is not None:
+        steps = [Threshold(color="green"), Threshold(value=limit, color="red")]
+        style = GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        panel.thresholds(ThresholdsConfig().steps(steps)).thresholds_style(style)
+    if stacked:
+        panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+    return panel
 
 
 def overview() -> Panels:
@@ -145,33 +153,27 @@ def overview() -> Panels:
     )
     ready = f"min by (instance) (sentiment_model_ready{{{MODEL}}})"
     return [
-        stacked(
-            graph(
-                "Answers by outcome",
-                "Requests for answers: answered, refused because of load (429), or failed (5xx)."
-                " Errors of clients are left out.",
-                "reqps",
-                *((rate(requests, labels), name) for labels, name in outcomes),
-            )
+        graph(
+            "Answers by outcome",
+            "Requests for answers: answered, refused because of load (429), or failed (5xx)."
+            " Errors of clients are left out.",
+            "reqps",
+            *((rate(requests, labels), name) for labels, name in outcomes),
+            stacked=True,
         ),
-        objective(
-            graph(
-                "p99 against the deadline",
-                "One request in a hundred takes longer than this. The line is the default of"
-                " --deadline-ms.",
-                "s",
-                *quantiles("sentiment_http_request_duration_seconds", QUICK, (99,)),
-            ),
-            10,
+        graph(
+            "p99 against the deadline",
+            "One request in a hundred takes longer than this. The line is the default of"
+            " --deadline-ms.",
+            "s",
+            *quantiles("sentiment_http_request_duration_seconds", QUICK, (99,)),
+            limit=10,
         ),
         graph(
             "Predicted wait",
             "Seconds until what waits in each replica is computed. Autoscalers read it.",
             "s",
-            (
-                f"sum by (instance, model) (sentiment_queue_wait_seconds{{{MODEL}}})",
-                "{{model}} {{instance}}",
-            ),
+            (total("sentiment_queue_wait_seconds", MODEL, "instance, model"), MODEL_OF_REPLICA),
         ),
         graph(
             "Replicas ready",
@@ -230,16 +232,14 @@ def latency() -> Panels:
     """How long answers take, and in which stage."""
     stages = "sentiment_stage_duration_seconds"
     return [
-        objective(
-            graph(
-                "Duration of requests",
-                "Time from the request's headers to its answer, without streams and explanations."
-                " Refused requests count as well; under overload they are many and quick. The line"
-                " is the limit of the alert SentimentSlow.",
-                "s",
-                *quantiles("sentiment_http_request_duration_seconds", QUICK),
-            ),
-            1,
+        graph(
+            "Duration of requests",
+            "Time from the request's headers to its answer, without streams and explanations."
+            " Refused requests count as well; under overload they are many and quick. The line"
+            " is the limit of the alert SentimentSlow.",
+            "s",
+            *quantiles("sentiment_http_request_duration_seconds", QUICK),
+            limit=1,
         ),
         graph(
             "p99 by route",
@@ -250,13 +250,12 @@ def latency() -> Panels:
                 "{{route}}",
             ),
         ),
-        stacked(
-            graph(
-                "Stages, mean",
-                "Mean time of answered requests in each stage. The rest of their duration is HTTP.",
-                "s",
-                (mean(stages, MODEL, "stage"), "{{stage}}"),
-            )
+        graph(
+            "Stages, mean",
+            "Mean time of answered requests in each stage. The rest of their duration is HTTP.",
+            "s",
+            (mean(stages, MODEL, "stage"), "{{stage}}"),
+            stacked=True,
         ),
         graph(
             "Stages, p99",
@@ -290,15 +289,13 @@ def batching() -> Panels:
             "percentunit",
             (mean("sentiment_batch_padding_ratio", MODEL, "model"), "{{model}}"),
         ),
-        objective(
-            graph(
-                "Wait in the queue",
-                "Time in which none of a request's texts was computed, of answered requests. The"
-                " line is the limit of the alert SentimentQueueing.",
-                "s",
-                *quantiles("sentiment_stage_duration_seconds", f'{MODEL},stage="queue"'),
-            ),
-            0.5,
+        graph(
+            "Wait in the queue",
+            "Time in which none of a request's texts was computed, of answered requests. The"
+            " line is the limit of the alert SentimentQueueing.",
+            "s",
+            *quantiles("sentiment_stage_duration_seconds", f'{MODEL},stage="queue"'),
+            limit=0.5,
         ),
     ]
 
@@ -313,19 +310,17 @@ def repeats() -> Panels:
             "Share of the texts whose result was in the cache. It is empty without --cache-mb.",
             "percentunit",
             (f"{hits} / ({hits} + {misses})", "{{model}}"),
-        )
-        .max(1)
-        .span(THIRD),
+            most=1,
+            span=THIRD,
+        ),
         graph(
             "Size of the cache",
             "Bytes that the results of each model take. --cache-mb is the limit. If hits are many"
             " at the limit, a larger cache may have more.",
             "bytes",
-            (
-                f"sum by (instance, model) (sentiment_cache_bytes{{{MODEL}}})",
-                "{{model}} {{instance}}",
-            ),
-        ).span(THIRD),
+            (total("sentiment_cache_bytes", MODEL, "instance, model"), MODEL_OF_REPLICA),
+            span=THIRD,
+        ),
     ]
 
 
@@ -334,62 +329,50 @@ def predictions() -> Panels:
     labels, all_labels = (rate("sentiment_predictions_total", MODEL, by) for by in ("label", ""))
     share = f"namespace_job_model_label:sentiment_predictions:share1h{{{RECORDED}}}"
     reference = f"namespace_job_model_label:sentiment_reference:share{{{RECORDED}}}"
+    (scores,) = queries(
+        (f"sum by (le) ({increase('sentiment_prediction_score_bucket')})", "{{le}}"),
+    )
     drifts = {
         f"{of} {{{{model}}}}": f"namespace_job_model:sentiment_{name}_drift:reference{{{RECORDED}}}"
         for of, name in (("drift", "label"), ("lengths", "length"), ("unknown tokens", "unknown"))
     }
     return [
-        stacked(
-            graph(
-                "Labels",
-                "Share of each label in the predictions.",
-                "percentunit",
-                (f"{labels} / ignoring (label) group_left () {all_labels}", "{{label}}"),
-            )
-        ).max(1),
-        Heatmap()
-        .title("Scores")
-        .description(
-            "Texts by the score of their label. Low scores mean texts unlike the training texts."
-        )
-        .unit("suffix: texts")
-        .span(WIDTH)
-        .height(HEIGHT)
-        .datasource(DATASOURCE)
-        .targets(
-            [
-                Dataquery()
-                .expr(
-                    "sum by (le) (increase("
-                    f"sentiment_prediction_score_bucket{{{MODEL}}}[$__rate_interval]))"
-                )
-                .format(PromQueryFormat.HEATMAP)
-                .legend_format("{{le}}")
-                .range()
-                .ref_id("A")
-            ]
-        )
-        .y_axis(YAxisConfig().unit("percentunit")),
+        graph(
+            "Labels",
+            "Share of each label in the predictions.",
+            "percentunit",
+            (f"{labels} / ignoring (label) group_left () {all_labels}", "{{label}}"),
+            stacked=True,
+            most=1,
+        ),
+        placed(
+            Heatmap(),
+            "Scores",
+            "Texts by the score of their label. Low scores mean texts unlike the training texts.",
+            "suffix: texts",
+            [scores.format(PromQueryFormat.HEATMAP)],
+            WIDTH,
+        ).y_axis(YAxisConfig().unit("percentunit")),
         graph(
             "Mean score",
             "Mean score by label. It falls when texts become unlike the training texts.",
             "percentunit",
             (mean("sentiment_prediction_score", MODEL, "label"), "{{label}}"),
-        ).max(1),
-        objective(
-            graph(
-                "Drift against the reference",
-                "Share of each label within an hour, less that in the texts on which the bundle was"
-                " evaluated. Drift is the share of texts with another label, lengths that of texts"
-                " with another length. It is empty for a bundle without such an evaluation. The"
-                " line is the limit of SentimentLabelDrift; those of SentimentTextDrift are 50 % of"
-                " the texts and 5 % of the tokens.",
-                "percentunit",
-                (f"{share} - {reference}", "{{label}}"),
-                *((query, legend) for legend, query in drifts.items()),
-            ),
-            0.25,
-        ).min(-1),
+            most=1,
+        ),
+        graph(
+            "Drift against the reference",
+            "Share of each label within an hour, less that in the texts on which the bundle was"
+            " evaluated. Drift is the share of texts with another label, lengths that of texts"
+            " with another length. It is empty for a bundle without such an evaluation. The"
+            " line is the limit of SentimentLabelDrift; those of SentimentTextDrift are 50 % of"
+            " the texts and 5 % of the tokens.",
+            "percentunit",
+            (f"{share} - {reference}", "{{label}}"),
+            *((query, legend) for legend, query in drifts.items()),
+            limit=0.25,
+            least=-1,
+        ),
     ]
 
 
@@ -400,35 +383,26 @@ def saturation() -> Panels:
             "Waiting texts",
             "Texts in the queue at the time of the scrape.",
             "suffix: texts",
-            (f"sum by (model) (sentiment_queue_texts{{{MODEL}}})", "{{model}}"),
+            (total("sentiment_queue_texts", MODEL, "model"), "{{model}}"),
         ),
         graph(
             "Requests in flight",
             "Requests that are read, wait, are computed or are answered; streams count as well.",
             "suffix: requests",
-            (
-                f"sum by (instance) (sentiment_http_requests_in_flight{{{JOB}}})",
-                "{{instance}}",
-            ),
+            (total("sentiment_http_requests_in_flight", JOB, "instance"), "{{instance}}"),
         ),
         graph(
             "Event loop lag, p99",
             "Time from a batch's end until the event loop handles it. Beyond 50 ms, the event loop"
             " is the bottleneck: add replicas, not cores.",
             "s",
-            (
-                quantile(99, "sentiment_event_loop_lag_seconds", MODEL, "instance"),
-                "{{instance}}",
-            ),
+            (quantile(99, "sentiment_event_loop_lag_seconds", MODEL, "instance"), "{{instance}}"),
         ),
         graph(
             "CPU",
             "Cores that each replica uses. GET /info says how many it has.",
             "suffix: cores",
-            (
-                f"sum by (instance) (rate(process_cpu_seconds_total{{{JOB}}}[$__rate_interval]))",
-                "{{instance}}",
-            ),
+            (rate("process_cpu_seconds_total", JOB, "instance"), "{{instance}}"),
         ),
         graph(
             "Memory",
@@ -466,27 +440,26 @@ def gpus() -> Panels:
             " a GPU (MIG) has no data.",
             "percentunit",
             (f"sentiment_gpu_utilization_ratio{{{JOB}}}", gpu),
-        )
-        .max(1)
-        .span(THIRD),
-        objective(
-            graph(
-                "GPU memory",
-                "Share of the GPU's memory that is in use, by all processes. The line is the limit"
-                " of the alert SentimentGpuMemory.",
-                "percentunit",
-                (f"{used} / {total}", gpu),
-            ),
-            0.95,
-        )
-        .max(1)
-        .span(THIRD),
+            most=1,
+            span=THIRD,
+        ),
+        graph(
+            "GPU memory",
+            "Share of the GPU's memory that is in use, by all processes. The line is the limit"
+            " of the alert SentimentGpuMemory.",
+            "percentunit",
+            (f"{used} / {total}", gpu),
+            limit=0.95,
+            most=1,
+            span=THIRD,
+        ),
         graph(
             "GPUs that answer",
             "1 while NVIDIA's management library can read the GPU, else 0.",
             "none",
             (f"sentiment_gpu_up{{{JOB}}}", gpu),
-        ).span(THIRD),
+            span=THIRD,
+        ),
     ]
 
 
@@ -494,14 +467,12 @@ def errors() -> Panels:
     """What is refused, what fails, and what is lost."""
     failed = rate("sentiment_http_requests_total", FAILED)
     return [
-        objective(
-            graph(
-                "Error ratio",
-                "Share of requests with status 5xx. The line is the limit of SentimentErrors.",
-                "percentunit",
-                (f"{failed} / {rate('sentiment_http_requests_total', ASKED)}", "5xx"),
-            ),
-            0.05,
+        graph(
+            "Error ratio",
+            "Share of requests with status 5xx. The line is the limit of SentimentErrors.",
+            "percentunit",
+            (f"{failed} / {rate('sentiment_http_requests_total', ASKED)}", "5xx"),
+            limit=0.05,
         ),
         graph(
             "Requests not answered",
@@ -531,46 +502,39 @@ def errors() -> Panels:
             "Runners whose batch takes far longer than predicted, and the batches that did. The"
             " texts of such a batch fail.",
             "suffix: runners",
-            (
-                f"sentiment_runners_stuck{{{MODEL}}}",
-                "{{model}} {{instance}}",
-            ),
-            (
-                f"increase(sentiment_stalled_batches_total{{{MODEL}}}[$__rate_interval])",
-                "stalled batches {{model}} {{instance}}",
-            ),
-        ).span(THIRD),
+            (f"sentiment_runners_stuck{{{MODEL}}}", MODEL_OF_REPLICA),
+            (increase("sentiment_stalled_batches_total"), f"stalled batches {MODEL_OF_REPLICA}"),
+            span=THIRD,
+        ),
         graph(
             "Runner failures",
             "Failures of runners outside of inference. They go on; the log has the error.",
             "suffix: runners",
-            (
-                f"increase(sentiment_runners_lost_total{{{MODEL}}}[$__rate_interval])",
-                "{{model}} {{instance}}",
-            ),
-        ).span(THIRD),
+            (increase("sentiment_runners_lost_total"), MODEL_OF_REPLICA),
+            span=THIRD,
+        ),
         graph(
             "Dropped log lines",
             "Log lines that were not written, because standard error was not read in time.",
             "suffix: lines/s",
             (rate("sentiment_log_lines_dropped_total", JOB, "instance"), "{{instance}}"),
-        ).span(THIRD),
+            span=THIRD,
+        ),
         graph(
             "Out of memory",
             "Batches in which the memory ran out. They are computed in parts, and later batches are"
             " smaller until the replica restarts.",
             "suffix: batches",
-            (
-                f"increase(sentiment_out_of_memory_total{{{MODEL}}}[$__rate_interval])",
-                "{{model}} {{instance}}",
-            ),
-        ).span(HALF),
+            (increase("sentiment_out_of_memory_total"), MODEL_OF_REPLICA),
+            span=HALF,
+        ),
         graph(
             "Lost GPUs",
             "1 after a replica has lost its GPU. Only a restart helps, so its liveness fails.",
             "suffix: GPUs",
-            (f"sentiment_device_lost{{{MODEL}}}", "{{model}} {{instance}}"),
-        ).span(HALF),
+            (f"sentiment_device_lost{{{MODEL}}}", MODEL_OF_REPLICA),
+            span=HALF,
+        ),
     ]
 
 
@@ -580,43 +544,35 @@ def models() -> Panels:
         "0": ValueMappingResult(text="not ready", color="red"),
         "1": ValueMappingResult(text="ready", color="green"),
     }
+    served = (
+        "max by (instance, model, digest, precision, provider, version) "
+        # As logs show it.
+        f"(label_replace(sentiment_model_info{{{MODEL}}}, "
+        '"digest", "$1", "digest", "(.{12}).*"))'
+    )
     columns = DataTransformerConfig(
         id_val="organize", options={"excludeByName": {"Time": True, "Value": True, "job": True}}
     )
     return [
-        Stat()
-        .title("Ready")
-        .description("Whether each model of each replica is warm and answers.")
-        .unit("none")
-        .span(WIDTH)
-        .height(HEIGHT)
-        .datasource(DATASOURCE)
-        .targets([*queries((f"sentiment_model_ready{{{MODEL}}}", "{{model}} {{instance}}"))])
+        placed(
+            Stat(),
+            "Ready",
+            "Whether each model of each replica is warm and answers.",
+            "none",
+            queries((f"sentiment_model_ready{{{MODEL}}}", MODEL_OF_REPLICA)),
+            WIDTH,
+        )
         .mappings([ValueMap(options=ready)])
         .color_mode(BigValueColorMode.BACKGROUND)
         .text_mode(BigValueTextMode.VALUE_AND_NAME),
-        Table()
-        .title("Served")
-        .description("Digest, precision and provider of each model on each replica.")
-        .unit("none")
-        .span(2 * WIDTH)
-        .height(HEIGHT)
-        .datasource(DATASOURCE)
-        .targets(
-            [
-                Dataquery()
-                .expr(
-                    "max by (instance, model, digest, precision, provider, version) "
-                    # As logs show it.
-                    f"(label_replace(sentiment_model_info{{{MODEL}}}, "
-                    '"digest", "$1", "digest", "(.{12}).*"))'
-                )
-                .format(PromQueryFormat.TABLE)
-                .instant()
-                .ref_id("A")
-            ]
-        )
-        .transformations([columns]),
+        placed(
+            Table(),
+            "Served",
+            "Digest, precision and provider of each model on each replica.",
+            "none",
+            [Dataquery().expr(served).format(PromQueryFormat.TABLE).instant().ref_id("A")],
+            2 * WIDTH,
+        ).transformations([columns]),
         graph(
             "Uptime",
             "Time since each replica started. A saw-tooth line is a replica that keeps restarting.",
@@ -642,7 +598,6 @@ def choice(name: str, labels: str = "", every: str = ".+") -> QueryVariable:
 
 
 def dashboard() -> Dashboard:
-    """The whole dashboard."""
     built = (
         Dashboard("Sentiment service")
         .uid("sentiment")
@@ -682,7 +637,6 @@ def dashboard() -> Dashboard:
 
 
 def as_json() -> str:
-    """The dashboard as JSON for Grafana."""
     return JSONEncoder(sort_keys=True, indent=2).encode(dashboard().build()) + "\n"
 
 

@@ -29,44 +29,26 @@ def _list_of(item: str) -> str:
     return rf"(\s*({item})?\s*(,|$))*"
 
 
-def _number_from(least: int) -> str:
-    """The pattern of whole numbers from ``least`` on, as pydantic reads them from text."""
-    digits = str(least)
-    larger = [
-        rf"{digits[:place]}[{int(digit) + 1}-9]\d{{{len(digits) - place - 1}}}"
-        for place, digit in enumerate(digits)
-        if digit < "9"
-    ]
-    simple = {0: r"\d+", 1: r"0*[1-9]\d*"}
-    several = "|".join([rf"[1-9]\d{{{len(digits)},}}", *larger, digits])
-    return rf"\s*\+?{simple.get(least) or f'0*({several})'}(\.0+)?\s*"
-
-
-SHARE = r"\s*\+?(0*1(\.0*)?|0+(\.\d*)?|\.\d+)\s*"  # from 0 to 1
-BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-IPV4 = rf"(::ffff:)?{BYTE}(\.{BYTE}){{3}}(/(3[0-2]|[12]?\d))?"
-GROUP = "[0-9A-Fa-f]{1,4}"
-SHORTENED = [f"({GROUP}:){{1,{7 - n}}}(:{GROUP}){{1,{n}}}" for n in range(1, 7)]
-FORMS = [f"({GROUP}:){{7}}{GROUP}", f"({GROUP}:){{1,7}}:", f":((:{GROUP}){{1,7}}|:)", *SHORTENED]
-IPV6 = f"({'|'.join(FORMS)})(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?"
-# How the values of these types are written. The chart serves one model, so it has one name.
+NUMBER = r"\s*\+?\d+(\.0+)?\s*"  # as pydantic reads a whole number from text
+# How the values of these types are written. The chart serves one model, so it has one name. What
+# only the service can tell, such as whether a network is one, it says when it starts.
 PATTERNS: dict[Any, str] = {
     formats.Names: rf"[\s,]*({formats.MODEL_NAME.pattern})?[\s,]*",
     formats.Origins: _list_of(formats.ORIGIN.pattern),
-    formats.Networks: rf"[\s,]*\*[\s,]*|{_list_of(f'{IPV4}|{IPV6}')}",
+    formats.Networks: r"[\s,]*\*[\s,]*|[\s,0-9A-Fa-f:./]*",
     formats.RootPath: formats.ROOT_PATH.pattern,
     formats.DeviceName: formats.DEVICE.pattern,
-    formats.Workers: r"auto|0*([1-9]\d{0,2}|10[01]\d|102[0-4])",
-    formats.AtOnce: r"\s*\+?0*(\d{1,3}|10[01]\d|102[0-4])(\.0+)?\s*",
+    formats.Workers: f"auto|{NUMBER}",
+    formats.AtOnce: NUMBER,
     formats.Rate: f"({formats.RATE.pattern})?",
     formats.Collector: f"({formats.COLLECTOR.pattern})?",
-    formats.OptionalPath: "[^~].*|~(/.*)?|",  # a user's directory may not be there
+    formats.OptionalPath: ".*",
 }
 LEAST: dict[Any, int] = {formats.Workers: 1, formats.AtOnce: 0}  # these have a maximum, too
 
 
 def settings_schema() -> dict[str, Any]:
-    """The schema of the values in ``settings``: the service would refuse all others."""
+    """The schema of the values in ``settings``; the service has the last word on texts."""
     return {
         "type": "object",
         "additionalProperties": False,
@@ -85,10 +67,10 @@ def _setting(name: str) -> dict[str, Any]:
         return _text(PATTERNS[kind])
     own = Settings.model_json_schema()["properties"][name]
     rules = {key: own[key] for key in ("enum", "type", "minimum", "maximum") if key in own}
-    if rules.get("type") == "integer" and "maximum" not in rules:
-        return rules | _text(_number_from(rules["minimum"]))
-    if rules == {"type": "number", "minimum": 0, "maximum": 1}:
-        return rules | {"type": ["number", "string"], "pattern": f"^({SHARE})$"}
+    if rules.get("type") == "integer":
+        return rules | _text(NUMBER)
+    if rules.get("type") == "number":
+        return rules | {"type": ["number", "string"], "pattern": r"^\s*\+?[\d.]+\s*$"}
     if "enum" in rules:
         return rules
     raise ValueError(f"{name}: PATTERNS does not say how its values are written")

@@ -56,15 +56,10 @@ class Sentiment:
         self._service = self._app.state.service
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """What Ray calls for the application."""
         return self._app
 
     async def check_health(self) -> None:
-        """Ray replaces the replica after three failures in a row.
-
-        Raises:
-            NotReady, ShuttingDown: a model does not answer.
-        """
+        """Ray replaces the replica after three failures in a row."""
         await self._service.models.check_ready()
 
     def record_autoscaling_stats(self) -> dict[str, float]:

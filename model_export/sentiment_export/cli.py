@@ -79,10 +79,7 @@ def _in_one_line(error: BaseException) -> str:
         return str(missing_extra(error))
     if isinstance(error, OSError):  # no such directory, no permission, disk full
         return system_error(error)
-    *calls, raised = traceback.extract_tb(error.__traceback__)
-    name = (calls[-1].line or "").partition(":")[0] if calls else ""
-    if name.startswith("HF_") and name in os.environ:  # the hub's client reads it at import
-        return f"{name} is {os.environ[name]!r}; it must be a whole number"
+    raised = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"unexpected {type(error).__name__} in {Path(raised.filename).name}, line {raised.lineno}: "
         f"{first_line(error)}"

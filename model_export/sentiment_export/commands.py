@@ -309,11 +309,7 @@ def _export_checkpoint(options: argparse.Namespace, reading: CheckpointOptions) 
 
 
 def source(value: str) -> str:
-    """A hub id or a path. The libraries that read files take only valid UTF-8."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
+    """A hub id or a path."""
     return os.path.expanduser(value)  # noqa: PTH111 - a hub id stays as it is
 
 

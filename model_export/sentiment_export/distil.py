@@ -29,8 +29,8 @@ from sentiment_service.settings.settings import AS_IT_SAYS, CheckpointOptions
 
 from sentiment_export.checkpoint.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from sentiment_export.checkpoint.config import model_config
+from sentiment_export.checkpoint.graph_file import options_of, write_checkpoint
 from sentiment_export.checkpoint.layout import origin
-from sentiment_export.checkpoint.weights import options_of, write_checkpoint
 from sentiment_export.export import LeftOut, calibrated, export
 from sentiment_export.finetune import fingerprint
 from sentiment_export.output import check_bundle_output, distilled_section, is_bundle

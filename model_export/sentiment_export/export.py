@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 from sentiment_service.atomic_files import atomic_directory, full_disk_named, write_text_atomically
@@ -59,7 +59,6 @@ from sentiment_export.quality.verification import (
     verify,
 )
 
-File = TypeVar("File", bound=DataFile)
 MADE_WITH = ("sentiment-service", "onnx", "onnxruntime")
 
 
@@ -78,15 +77,11 @@ def export(
     reference: ReferenceKind | None = None,
     debug_parity: bool = False,
 ) -> Manifest:
-    """Write a bundle to ``output``; replaces an existing bundle.
+    """Write a bundle to ``output``; replaces an existing bundle, and never leaves half of one.
 
-    The bundle is written to a temporary directory beside ``output``, opened and computed there as
-    the service does, and renamed at the end. So ``output`` never holds half a bundle. With labelled
-    ``examples``, the scores of every variant are recorded, and a variant that scores worse than
-    fp32 is left out. So is an int8 that differs from the ``reference`` by more than its tolerance.
-    That is PyTorch's model, or the fp32 graph where PyTorch is not installed. Of an ONNX graph, it
-    is that graph itself; one that is quantized or fp16 is the only variant. At the end, ``judge``
-    may add to the manifest, or refuse the bundle; and ``LeftOut`` says which variants are missing.
+    With labelled ``examples``, a variant that scores worse than fp32 is left out. So is an int8
+    that differs from the ``reference`` by more than its tolerance; ``LeftOut`` says so at the end.
+    ``judge`` may add to the manifest, or refuse the bundle.
     """
     output = check_bundle_output(output)
     gate = AccuracyGate(examples, max_accuracy_loss)
@@ -155,13 +150,6 @@ def _compared_with(
     return reference or ("pytorch" if has_pytorch else "fp32")
 
 
-class _Written(Bundle):
-    """A bundle whose files were written a moment ago, and have no digests yet."""
-
-    def variant_path(self, precision: Precision) -> Path:
-        return self.path / self.manifest.variants[precision].file
-
-
 @dataclass(slots=True)
 class _Checks:
     """Compares the variants with one reference, and scores them."""
@@ -176,7 +164,7 @@ class _Checks:
     def passed(self, manifest: Manifest, precision: Precision) -> Manifest:
         """The manifest with the variant's parity and accuracy, unless the gate refuses it."""
         variant = manifest.variants[precision]
-        bundle = _Written(self.directory, manifest, dict(self.checkpoint.config))
+        bundle = Bundle(self.directory, manifest, dict(self.checkpoint.config))
         model = load_model(bundle, device="cpu", precision=precision, threads=0)
         parity = invariant = None
         if self.kind == "fp32" and precision == "fp32":
@@ -224,28 +212,17 @@ class _Checks:
 
 
 def _only(manifest: Manifest, kept: Sequence[Precision], directory: Path) -> Manifest:
-    """The manifest with only the ``kept`` variants and their digests; deletes the other files."""
+    """The manifest with only the ``kept`` variants; deletes the files of the others."""
     for precision in manifest.variants.keys() - set(kept):
         file = directory / ONNX_FILES[precision]
         file.unlink()
         external_data(file).unlink(missing_ok=True)
-    variants = {}
-    for precision in kept:
-        variant = _with_digest(manifest.variants[precision], directory)
-        data = variant.data and _with_digest(variant.data, directory)
-        variants[precision] = variant.model_copy(update={"data": data})
+    variants = {precision: manifest.variants[precision] for precision in kept}
     return manifest.model_copy(update={"variants": variants})
 
 
-def _with_digest(file: File, directory: Path) -> File:
-    return file.model_copy(update={"sha256": sha256(directory / file.file)})
-
-
 def _write_side_files(checkpoint: Checkpoint, directory: Path) -> None:
-    # transformers leaves out what it would assume anyway, such as two labels called LABEL_0 and
-    # LABEL_1. Other readers do not know its defaults, so the labels are always written.
-    config = checkpoint.config
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(checkpoint.config, indent=2, sort_keys=True) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
     with full_disk_named(directory):
         checkpoint.tokenizer.write(directory, checkpoint.max_tokens)
@@ -300,8 +277,8 @@ def _variant(directory: Path, name: str, passes: list[str]) -> Variant:
 
 
 def _data_file(directory: Path, name: str) -> dict[str, Any]:
-    """What is known of a file before it is known whether it is kept: all but its digest."""
-    return {"file": name, "sha256": "", "bytes": (directory / name).stat().st_size}
+    file = directory / name
+    return {"file": name, "sha256": sha256(file), "bytes": file.stat().st_size}
 
 
 def calibrated(

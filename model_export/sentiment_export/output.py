@@ -31,7 +31,7 @@ BUNDLE_FILES = {
 
 def check_bundle_output(output: Path) -> Path:
     """The absolute path of ``output``, if nothing, an empty directory or only a bundle is there."""
-    output = _resolved(output)
+    output = output.resolve()
     if _is_occupied(output) and not is_bundle(output):
         raise UserError(f"{output} exists and is not a bundle; choose another --output")
     held = [path for folder in (output, output / "onnx") for path in folder.glob("*")]
@@ -47,20 +47,9 @@ def check_bundle_output(output: Path) -> Path:
 
 def check_new_output(output: Path) -> Path:
     """The absolute path of ``output``, if nothing or an empty directory is there."""
-    output = _resolved(output)
+    output = output.resolve()
     if _is_occupied(output):
         raise UserError(f"{output} exists and is not replaced; choose another --output")
-    return output
-
-
-def _resolved(output: Path) -> Path:
-    output = output.resolve()
-    try:
-        str(output).encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"the path {str(output)!a} is not valid UTF-8: choose another --output"
-        ) from None
     return output
 
 

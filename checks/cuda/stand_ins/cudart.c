@@ -3,9 +3,6 @@
    What is asked of it is recorded as one letter each: k a kernel, p a product (cublas.c), h a copy
    from the host, d a copy to the host, s a wait for the GPU.
 
-   Where STAND_IN_TFLOPS is set, a wait lasts as long as the thread's products since its last one
-   take at that speed. The file STAND_IN_LOCK keeps the GPU for one wait of all processes.
-
    While the file STAND_IN_FAULT has the number of an error, allocations (2) or kernels (700) end
    with it. */
 #include <driver_types.h>
@@ -14,8 +11,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MEMORY ((size_t)140 << 30)
@@ -30,20 +25,6 @@ atomic_int stand_in_lost;         /* whether each kernel ends with error 700 (cu
 void stand_in_record(char event) {
   int number = atomic_fetch_add(&stand_in_event_count, 1);
   if (number < (int)sizeof stand_in_events) stand_in_events[number] = event;
-}
-static _Thread_local double operations;
-void stand_in_work(double more) { operations += more; }
-static void wait(void) {
-  const char *tflops = getenv("STAND_IN_TFLOPS");
-  stand_in_record('s');
-  if (tflops == NULL || operations == 0) return;
-  double seconds = operations / (atof(tflops) * 1e12);
-  struct timespec time = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
-  int gpu = open(getenv("STAND_IN_LOCK"), O_RDONLY);
-  flock(gpu, LOCK_EX);
-  nanosleep(&time, NULL);
-  close(gpu);
-  operations = 0;
 }
 static int failing(int error) {
   if (stand_in_lost && error == ILLEGAL_ADDRESS) return error;
@@ -138,9 +119,9 @@ int cudaEventCreate(void **event) { *event = malloc(1); return 0; }
 int cudaEventCreateWithFlags(void **event) { *event = malloc(1); return 0; }
 int cudaStreamEndCapture(void *stream, void **graph) { *graph = malloc(1); return 0; }
 int cudaStreamIsCapturing(void *stream, int *capturing) { *capturing = 0; return 0; }
-int cudaStreamSynchronize(void *stream) { wait(); return failing(ILLEGAL_ADDRESS); }
-int cudaDeviceSynchronize(void) { wait(); return failing(ILLEGAL_ADDRESS); }
-int cudaEventSynchronize(void *event) { wait(); return failing(ILLEGAL_ADDRESS); }
+int cudaStreamSynchronize(void *stream) { stand_in_record('s'); return failing(ILLEGAL_ADDRESS); }
+int cudaDeviceSynchronize(void) { stand_in_record('s'); return failing(ILLEGAL_ADDRESS); }
+int cudaEventSynchronize(void *event) { stand_in_record('s'); return failing(ILLEGAL_ADDRESS); }
 
 void **__cudaRegisterFatBinary(void *binary) { static void *handle; return &handle; }
 int cudaLaunchKernel(void) { stand_in_record('k'); return failing(ILLEGAL_ADDRESS); }

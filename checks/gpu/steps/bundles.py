@@ -12,14 +12,13 @@ from checks.gpu.setup import Setup
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Make the bundles of all shapes. What exists is not made again."""
+    """Make the bundles. What exists is not made again."""
     setup.work.mkdir(parents=True, exist_ok=True)
-    for shape, (model_type, config) in setup.size.shapes.items():
-        started = time.perf_counter()
-        made = not setup.bundle(shape).exists()
-        if made:
-            make(setup.bundle(shape), setup.others(shape), model_type, config)
-        for bundle in setup.bundles(shape):
-            fill(bundle)
-        row: Row = {"shape": shape, "graphs": "exported" if made else "there already"}
-        yield row | {"s": time.perf_counter() - started}
+    started = time.perf_counter()
+    made = not setup.bundle.exists()
+    if made:
+        make(setup)
+    for bundle in setup.bundles:
+        fill(bundle)
+    row: Row = {"graphs": "exported" if made else "there already"}
+    yield row | {"s": time.perf_counter() - started}

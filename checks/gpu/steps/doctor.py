@@ -14,12 +14,8 @@ LIMIT_S = 50
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Its lines, with the first shape's bundle if there is one.
-
-    Raises:
-        AssertionError: it found a problem, or no problem where CUDA was asked for and is missing.
-    """
-    bundle = setup.bundle(next(iter(setup.size.shapes)))
+    """Its lines, with the bundle if there is one."""
+    bundle = setup.bundle
     flags = []
     if bundle.exists():
         flags = ["--model", str(bundle), "--precision", precisions(bundle)[-1]]

@@ -15,23 +15,20 @@ LARGEST = 64  # texts in a random batch
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Compare the ways for each shape and precision."""
-    for shape in setup.shapes:
-        for precision in precisions(setup.bundle(shape)):
-            model = load(setup.bundle(shape), precision, setup.device)
-            texts = like_tweets(model, setup.size.independence_texts)
-            what = {"shape": shape, "precision": precision, "texts": len(texts)}
-            every = [[number] for number in range(len(texts))]
-            alone = _computed(model, texts, every)
-            ways = {
-                "alone, and alone again": every,
-                f"alone, and in random batches of up to {LARGEST}": random_batches(
-                    len(texts), LARGEST
-                ),
-            }
-            for name, batches in ways.items():
-                found = _computed(model, texts, batches)
-                yield {**what, "compared": name, **_differences(alone, found)}
+    """Compare the ways for each precision."""
+    for precision in precisions(setup.bundle):
+        model = load(setup.bundle, precision, setup.device)
+        texts = like_tweets(model, setup.size.independence_texts)
+        what = {"precision": precision, "texts": len(texts)}
+        every = [[number] for number in range(len(texts))]
+        alone = _computed(model, texts, every)
+        ways = {
+            "alone, and alone again": every,
+            f"alone, and in random batches of up to {LARGEST}": random_batches(len(texts), LARGEST),
+        }
+        for name, batches in ways.items():
+            found = _computed(model, texts, batches)
+            yield {**what, "compared": name, **_differences(alone, found)}
 
 
 def _computed(

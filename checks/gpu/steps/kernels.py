@@ -25,14 +25,13 @@ NAME_CHARACTERS = 100
 
 def run(setup: Setup) -> Iterator[Row]:
     """Look at the graph without padding and at the one with it."""
-    for shape in setup.shapes:
-        for path in setup.bundles(shape):
-            precision = precisions(path)[-1]
-            for row in _placement(Bundle.open(path).variant_path(precision), setup):
+    for path in setup.bundles:
+        precision = precisions(path)[-1]
+        for row in _placement(Bundle.open(path).variant_path(precision), setup):
+            yield {"graph": path.name, **row}
+        if setup.device == "cuda" and find_spec("torch"):
+            for row in _kernels(load(path, precision, setup.device)):
                 yield {"graph": path.name, **row}
-            if setup.device == "cuda" and find_spec("torch"):
-                for row in _kernels(load(path, precision, setup.device)):
-                    yield {"graph": path.name, **row}
 
 
 def _placement(graph: Path, setup: Setup) -> Iterator[Row]:

@@ -27,12 +27,8 @@ GROWTH = 1.05  # by which memory may grow in the second half of the batches
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Compute the shapes with the first bundle, in a session as it serves.
-
-    Raises:
-        AssertionError: memory grew until the end.
-    """
-    bundle = setup.bundle(setup.shapes[0])
+    """Compute the shapes with the bundle, in a session as it serves."""
+    bundle = setup.bundle
     precision = precisions(bundle)[-1]
     milliseconds, memory = _computed(load(bundle, precision, setup.device), setup)
     half_way = memory[len(memory) // 2]

@@ -23,32 +23,30 @@ def run(setup: Setup) -> Iterator[Row]:
     matrix = torch.randn(side, side, dtype=torch.half, device=device)
     took = timed(_ended(partial(torch.mm, matrix, matrix), device), size.cell_seconds)
     yield {"PyTorch": torch.__version__, "what": "product", "TFLOP/s": 2 * side**3 / took / 1e12}
-    for shape, (_, config) in size.shapes.items():
-        width, heads = config.get("hidden_size", 768), config.get("num_attention_heads", 12)
-        inner, count = config.get("intermediate_size", 3072), config.get("num_hidden_layers", 12)
-        layers = nn.Sequential(*(_Layer(width, heads, inner) for _ in range(count)))
-        layers = layers.to(device, torch.half).eval()
-        for tokens in size.tokens:
-            for texts in size.batches:
-                if tokens * texts > size.batch_tokens:
-                    break
-                states = torch.randn(texts, tokens, width, dtype=torch.half, device=device)
-                with torch.inference_mode():
-                    took = timed(_ended(partial(layers, states), device), size.cell_seconds)
-                work = texts * operations(setup.bundle(shape), tokens)
-                yield {
-                    "what": f"{shape}, layers",
-                    "tokens": tokens,
-                    "texts": texts,
-                    "ms": took * 1000,
-                    "texts/s": texts / took,
-                    "TFLOP/s": work / took / 1e12,
-                }
+    config = size.config
+    width, heads = config.get("hidden_size", 768), config.get("num_attention_heads", 12)
+    inner, count = config.get("intermediate_size", 3072), config.get("num_hidden_layers", 12)
+    layers = nn.Sequential(*(_Layer(width, heads, inner) for _ in range(count)))
+    layers = layers.to(device, torch.half).eval()
+    for tokens in size.tokens:
+        for texts in size.batches:
+            if tokens * texts > size.batch_tokens:
+                break
+            states = torch.randn(texts, tokens, width, dtype=torch.half, device=device)
+            with torch.inference_mode():
+                took = timed(_ended(partial(layers, states), device), size.cell_seconds)
+            work = texts * operations(setup.bundle, tokens)
+            yield {
+                "what": f"{size.name}, layers",
+                "tokens": tokens,
+                "texts": texts,
+                "ms": took * 1000,
+                "texts/s": texts / took,
+                "TFLOP/s": work / took / 1e12,
+            }
 
 
 class _Layer(nn.Module):
-    """An encoder layer of BERT's family."""
-
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self._heads = heads

@@ -19,37 +19,31 @@ TEXTS_A_REQUEST = 16
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Reload the model again and again while requests come; a row for each reload.
-
-    Raises:
-        AssertionError: a request was not answered with 200.
-    """
-    for shape in setup.shapes:
-        bundle = setup.bundle(shape)
-        name, precision = Bundle.open(bundle).manifest.name, precisions(bundle)[-1]
-        texts = tweets(load(bundle, precision, "cpu"), setup.size.independence_texts)
-        starts = range(0, len(texts), TEXTS_A_REQUEST)
-        bodies = [json.dumps({"inputs": texts[i : i + TEXTS_A_REQUEST]}) for i in starts]
-        flags = ("--device", setup.device, "--precision", precision, "--admin-keys", KEY)
-        with Service(bundle, *flags) as service:
-            length_s = setup.size.load_seconds * setup.size.reloads
-            sent = Load(f"{service.url}/classify", bodies, setup.size.connections, length_s, 0)
-            with Generator(sent) as generator:
-                for number in range(setup.size.reloads):
-                    seconds = _reload(service, name)
-                    # What the old model held is given back when its last batch has ended.
-                    time.sleep(1)
-                    row: Row = {"shape": shape, "reload": number + 1, "s": seconds}
-                    yield row | memory(service)
-                outcome = generator.outcome()
-            answers = sum(map(len, outcome.latencies.values()))
-            yield {
-                "shape": shape,
-                "answers": answers,
-                "not 200": answers - outcome.ok(),
-                "p99 ms": outcome.percentile_ms(99),
-            }
-            assert 0 < outcome.ok() == answers, [*outcome.latencies]
+    """Reload the model again and again while requests come; a row for each reload."""
+    bundle = setup.bundle
+    name, precision = Bundle.open(bundle).manifest.name, precisions(bundle)[-1]
+    texts = tweets(load(bundle, precision, "cpu"), setup.size.independence_texts)
+    starts = range(0, len(texts), TEXTS_A_REQUEST)
+    bodies = [json.dumps({"inputs": texts[i : i + TEXTS_A_REQUEST]}) for i in starts]
+    flags = ("--device", setup.device, "--precision", precision, "--admin-keys", KEY)
+    with Service(bundle, *flags) as service:
+        length_s = setup.size.load_seconds * setup.size.reloads
+        sent = Load(f"{service.url}/classify", bodies, setup.size.connections, length_s, 0)
+        with Generator(sent) as generator:
+            for number in range(setup.size.reloads):
+                seconds = _reload(service, name)
+                # What the old model held is given back when its last batch has ended.
+                time.sleep(1)
+                row: Row = {"reload": number + 1, "s": seconds}
+                yield row | memory(service)
+            outcome = generator.outcome()
+        answers = sum(map(len, outcome.latencies.values()))
+        yield {
+            "answers": answers,
+            "not 200": answers - outcome.ok(),
+            "p99 ms": outcome.percentile_ms(99),
+        }
+        assert 0 < outcome.ok() == answers, [*outcome.latencies]
 
 
 def _reload(service: Service, name: str) -> float:

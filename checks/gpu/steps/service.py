@@ -19,23 +19,22 @@ from checks.gpu.steps.start import plan
 
 def run(setup: Setup) -> Iterator[Row]:
     """Serve each shape in its best precision, and send requests of several sizes."""
-    for shape in setup.shapes:
-        bundle = setup.bundle(shape)
-        precision = precisions(bundle)[-1]
-        texts = tweets(load(bundle, precision, "cpu"), setup.size.service_texts)
-        for workers in setup.size.workers:
-            flags = ("--device", setup.device, "--precision", precision, "--workers", str(workers))
-            with Service(bundle, *flags) as service:
-                while workers > 1 and len(service.info()["workers"]) < workers:
-                    time.sleep(0.1)
-                what: Row = {"shape": shape, "workers": workers}
-                yield what | {"tuning": plan(service)}
-                for count in setup.size.request_texts:
-                    yield (
-                        what
-                        | {"texts a request": count}
-                        | _loaded(service, texts, workers, count, setup)
-                    )
+    bundle = setup.bundle
+    precision = precisions(bundle)[-1]
+    texts = tweets(load(bundle, precision, "cpu"), setup.size.service_texts)
+    for workers in setup.size.workers:
+        flags = ("--device", setup.device, "--precision", precision, "--workers", str(workers))
+        with Service(bundle, *flags) as service:
+            while workers > 1 and len(service.info()["workers"]) < workers:
+                time.sleep(0.1)
+            what: Row = {"workers": workers}
+            yield what | {"tuning": plan(service)}
+            for count in setup.size.request_texts:
+                yield (
+                    what
+                    | {"texts a request": count}
+                    | _loaded(service, texts, workers, count, setup)
+                )
 
 
 def _loaded(service: Service, texts: list[str], clients: int, count: int, setup: Setup) -> Row:

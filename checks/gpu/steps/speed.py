@@ -25,20 +25,19 @@ PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "T4": 65
 
 def run(setup: Setup) -> Iterator[Row]:
     """Measure the best precision of each shape, without padding and with it."""
-    for shape in setup.shapes:
-        for path in setup.bundles(shape):
-            model = load(path, precisions(path)[-1], setup.device)
-            for tokens in setup.size.tokens:
-                for texts in setup.size.batches:
-                    if tokens * texts > setup.size.batch_tokens:
-                        break
-                    batch = of_tokens(model, tokens, texts)
-                    yield {
-                        "graph": f"{shape}, {'flat' if model.flat else 'padded'}",
-                        "tokens": tokens,
-                        "texts": texts,
-                        **_cell(model, batch, operations(path, tokens), setup),
-                    }
+    for path in setup.bundles:
+        model = load(path, precisions(path)[-1], setup.device)
+        for tokens in setup.size.tokens:
+            for texts in setup.size.batches:
+                if tokens * texts > setup.size.batch_tokens:
+                    break
+                batch = of_tokens(model, tokens, texts)
+                yield {
+                    "graph": f"{setup.size.name}, {'flat' if model.flat else 'padded'}",
+                    "tokens": tokens,
+                    "texts": texts,
+                    **_cell(model, batch, operations(path, tokens), setup),
+                }
 
 
 def _cell(model: Model, batch: Sequence[Encoding], work: float, setup: Setup) -> Row:

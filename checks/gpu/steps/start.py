@@ -13,18 +13,15 @@ from checks.gpu.setup import Setup
 
 def run(setup: Setup) -> Iterator[Row]:
     """Start the service with each shape in its best precision; the last time with a cache."""
-    for shape in setup.shapes:
-        bundle = setup.bundle(shape)
-        precision = precisions(bundle)[-1]
-        for number in range(setup.size.starts):
-            with tempfile.TemporaryDirectory() as cache:
-                flags = ("--device", setup.device, "--precision", precision, "--cache-dir", cache)
-                last = number == setup.size.starts - 1
-                for kept in (False, True) if last else (False,):
-                    with Service(bundle, *flags) as service:
-                        yield {"shape": shape, "measured": "earlier" if kept else "now"} | _seen(
-                            service
-                        )
+    bundle = setup.bundle
+    precision = precisions(bundle)[-1]
+    for number in range(setup.size.starts):
+        with tempfile.TemporaryDirectory() as cache:
+            flags = ("--device", setup.device, "--precision", precision, "--cache-dir", cache)
+            last = number == setup.size.starts - 1
+            for kept in (False, True) if last else (False,):
+                with Service(bundle, *flags) as service:
+                    yield {"measured": "earlier" if kept else "now"} | _seen(service)
 
 
 def plan(service: Service) -> str:

@@ -34,7 +34,6 @@ class Reloads:
         self._one_at_a_time = asyncio.Lock()
 
     def faults(self) -> dict[str, Fault]:
-        """What happens to a service, with workers or not."""
         http, sighup = self.by_http, self.by_sighup
         return {
             "reload by HTTP": Fault(1, self.alone(http), {"200"}),
@@ -66,7 +65,6 @@ class Reloads:
         return str(json.loads(answer.body)["code"] if answer.status == 422 else answer.status)
 
     async def by_sighup(self) -> str:
-        """Send the signal, which has no answer."""
         os.kill(self._pid, signal.SIGHUP)
         return DONE
 

@@ -37,9 +37,15 @@ from sentiment_export.checkpoint.layout import (
     of_cache,
     weight_files,
 )
-from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
-from sentiment_export.checkpoint.weights import ANYTHING, Weights, check_fit, fit
+from sentiment_export.checkpoint.weights import (
+    ANYTHING,
+    Tensor,
+    Weights,
+    check_fit,
+    fit,
+    read_tensors,
+)
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8
@@ -320,17 +326,11 @@ def shapes(model: Any) -> dict[str, Shape]:
 
 def max_tokens(config: Mapping[str, Any]) -> int:
     """The number of tokens that have a position, regardless of the tokenizer's own limit."""
-    rows = config.get("max_position_embeddings")
-    try:
-        tokens = ARCHITECTURES[config["model_type"]].max_tokens(config)
-    except (TypeError, ValueError):
-        raise UserError(
-            f"max_position_embeddings in config.json is {rows!r}; it must be a whole number"
-        ) from None
+    tokens = ARCHITECTURES[config["model_type"]].max_tokens(config)
     if tokens < 3:
         raise UserError(
-            f"max_position_embeddings in config.json is {rows}, which "
-            f"leaves {tokens} tokens for a text with its two special tokens; it must be larger"
+            f"max_position_embeddings in config.json is {config.get('max_position_embeddings')}, "
+            f"which leaves {tokens} tokens for a text with its two special ones; it must be larger"
         )
     return tokens
 

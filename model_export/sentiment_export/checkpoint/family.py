@@ -249,19 +249,12 @@ class Encoder:
                 f"{heads} attention heads"
             )
         epsilon = 1e-12 if kind == "distilbert" else known["layer_norm_eps"]
-        if not isinstance(epsilon, int | float):
-            raise UserError(f"layer_norm_eps in config.json is {epsilon!r}; it must be a number")
         depth, layers = number("num_hidden_layers", 0), f"{family.prefix}.{family.layers}"
         if depth == 0:
             raise NotRecognised("num_hidden_layers in config.json is 0")
         places = [f"{layers}.{index}" for index in range(depth)]
         if kind == "albert":  # layers that follow each other share a group's weights
             groups, inner = number("num_hidden_groups"), number("inner_group_num")
-            if groups > depth:
-                raise UserError(
-                    f"num_hidden_groups in config.json is {groups}; it must be at most its {depth} "
-                    "layers"
-                )
             groups_of = [f"{layers}.{int(layer / (depth / groups))}" for layer in range(depth)]
             places = [f"{of}.albert_layers.{index}" for of in groups_of for index in range(inner)]
         return cls(

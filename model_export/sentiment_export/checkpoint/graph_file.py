@@ -2,21 +2,42 @@
 
 Weights may lie in other files beside it. They are read here, and not by ``onnx`` or ONNX Runtime:
 a hub's cache has links in the place of files, and a graph may name any file of the machine.
+
+``write_checkpoint`` writes a bundle as the checkpoint that it would be exported from, with weights
+read back from a graph. Of fp32, they are the checkpoint's own. Of int8, they are what the int8
+values stand for, so an export of them has the same int8 values again.
 """
 
-from collections.abc import Iterator
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 from onnx.defs import onnx_opset_version
-from sentiment_service.engine.model.bundle import Precision
+from sentiment_service.engine.model.bundle import SIDE_FILES, Bundle, Precision
 from sentiment_service.errors import UserError, first_line
+from sentiment_service.settings.settings import CheckpointOptions
 
-from sentiment_export.checkpoint.layout import cure, snapshot_with
+from sentiment_export.checkpoint.architectures import NotRecognised
+from sentiment_export.checkpoint.config import read_config
+from sentiment_export.checkpoint.family import Encoder
+from sentiment_export.checkpoint.layout import cure
 
 PRODUCER = "sentiment-export"  # what our own graphs name as their maker
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -52,8 +73,6 @@ class GraphFile:
                 f"{path} is the graph of a bundle, which lacks its manifest.json: copy the bundle "
                 "again, or give the checkpoint that it was made from"
             )
-        if any(one.data_type not in helper.get_all_tensor_dtypes() for one in _tensors(model)):
-            raise UserError(f"{path} is damaged: a weight in it has no known type")
         for used in model.opset_import:
             if not used.domain and used.version > onnx_opset_version():
                 raise UserError(
@@ -142,18 +161,9 @@ def _location(tensor: TensorProto, graph: Path) -> str:
 
 
 def _data_file(graph: Path, location: str) -> Path:
-    """The file of weights that a graph names, if it is one of the same model."""
     file = graph.parent / location
     if not file.is_file():
         raise UserError(f"{graph} has weights in {location}, which is missing: put it beside it")
-    # A hub's cache has links to files of the same model.
-    snapshot = snapshot_with(graph)
-    home = snapshot.parent.parent if snapshot else graph.parent
-    if not file.resolve().is_relative_to(home.resolve()):
-        raise UserError(
-            f"{graph} has weights in {location}, which is a link to a file outside of its "
-            "directory: copy the file"
-        )
     return file
 
 
@@ -277,3 +287,87 @@ def _tensors(model: ModelProto) -> Iterator[TensorProto]:
                 yield from attribute.tensors
                 if attribute.HasField("t"):
                     yield attribute.t
+
+
+def options_of(bundle: Bundle) -> CheckpointOptions:
+    manifest = bundle.manifest
+    return CheckpointOptions(
+        labels=tuple(manifest.labels),
+        preprocessing=manifest.preprocessing,
+        text_pairs=manifest.text_pairs,
+        max_tokens=manifest.max_tokens,
+        languages=tuple(manifest.languages or filter(None, [manifest.language])),
+    )
+
+
+def write_checkpoint(bundle: Bundle, directory: Path) -> None:
+    """Write a checkpoint with the weights of the bundle's fp32 graph, or else of its int8 one."""
+    from safetensors.numpy import save_file  # of the extra torch
+
+    config = read_config(bundle.path, str(bundle.path))
+    source, held_variants = bundle.manifest.source, bundle.manifest.variants
+    if not {"fp32", "int8"} & {*held_variants}:
+        raise UserError(
+            f"{bundle.path} holds only {', '.join(held_variants)}, from which weights are not read "
+            f"back: give the checkpoint, {source.repo_id or source.path}"
+        )
+    precision: Precision = "fp32" if "fp32" in held_variants else "int8"
+    try:
+        encoder = Encoder.of(config, len(bundle.manifest.labels))
+        graph = onnx.load(bundle.variant_path(precision)).graph
+        held = _renamed({t.name: numpy_helper.to_array(t) for t in graph.initializer}, encoder)
+        weights = {
+            name: np.ascontiguousarray(_weight(name, shape, held, encoder), np.float32)
+            for name, shape in encoder.weights.items()
+        }
+    except (NotRecognised, KeyError, ValueError) as error:
+        raise UserError(
+            f"the weights of {bundle.path} cannot be read back from its {precision} graph "
+            f"({error}): give the checkpoint, {source.repo_id or source.path}"
+        ) from error
+    for name in SIDE_FILES:
+        shutil.copyfile(bundle.path / name, directory / name)
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, directory / "model.safetensors")
+
+
+def _renamed(held: Mapping[str, Any], encoder: Encoder) -> dict[str, Any]:
+    """The constants under the names of today; those of 0.2.0 had some others for int8."""
+    words = f"{encoder.family.prefix}.embeddings.word_embeddings.weight"
+    found = {}
+    for name, values in held.items():
+        plain = name.removeprefix("int8.")
+        plain = re.sub("^word_embedding(?=$|_)", f"{words}_int8", plain)
+        plain = plain.replace("weight_int8_scale", "weight_scale")
+        if layer := re.fullmatch(r"layer\.(\d+)\.attention_output\.bias", plain):
+            place = encoder.layers[int(layer[1])]
+            plain = f"{place}.{encoder.family.layer.attention_output}.bias_folded"
+        found[plain] = values
+    return found
+
+
+def _weight(
+    name: str, shape: tuple[int, ...], held: Mapping[str, Any], encoder: Encoder
+) -> np.ndarray:
+    """A weight of the checkpoint, undoing what ``graph.classifier`` did to it."""
+    layer, (module, _, kind) = encoder.family.layer, name.rpartition(".")
+    if name in held:
+        values = held[name]
+    elif f"{name}.T" in held:
+        values = held[f"{name}.T"].T
+    elif f"{name}_int8" in held:
+        values = held[f"{name}_int8"] * held[f"{module}.weight_scale"]
+        values = values if module.endswith("word_embeddings") else values.T
+    elif f"{name}.0" in held:  # token types, of which only the first is read
+        values = np.broadcast_to(held[f"{name}.0"], shape)
+    elif f"{name}_folded" in held:
+        values = held[f"{name}_folded"]
+    elif kind == "bias" and module.endswith((layer.key, layer.value)):
+        # Softmax ignores the key's. The value's is in the folded one, which must be there.
+        place = next(place for place in encoder.layers if module.startswith(f"{place}."))
+        values = np.zeros_like(held[f"{place}.{layer.attention_output}.bias_folded"])
+    else:
+        raise KeyError(f"it has no {name}")
+    if values.shape != shape:
+        raise ValueError(f"{name} is {values.shape}, not {shape}")
+    return np.asarray(values)

@@ -180,17 +180,12 @@ def origin(path: Path) -> tuple[str, str] | None:
     return model.removeprefix(CACHED).replace("--", "/"), commit
 
 
-def snapshot_with(path: Path) -> Path | None:
-    """The snapshot in a hub cache that has this file."""
-    return next((parent for parent in path.absolute().parents if origin(parent)), None)
-
-
 def cure(path: Path, elsewhere: str = "") -> str:
     """What helps if this file is damaged, as the end of an error.
 
     The hub's client takes what its cache holds for whole, and downloads it only if it is not there.
     """
-    snapshot = snapshot_with(path)
+    snapshot = next((parent for parent in path.absolute().parents if origin(parent)), None)
     if snapshot is None:
         return elsewhere
     return f"; delete {snapshot.parent.parent} and download it again"

@@ -182,11 +182,6 @@ def _said(path: Path) -> dict[str, Any]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (path / name).is_file():
             said |= read(path / name, read_object)
-    if (side := said.get("truncation_side", "right")) not in ("left", "right"):
-        raise UserError(
-            f"{path}: truncation_side in tokenizer_config.json is {side!r}; it must be left or "
-            "right"
-        )
     return {name: value for name, value in said.items() if value is not None}
 
 

@@ -61,11 +61,6 @@ def word_piece(directory: Path, settings: Mapping[str, Any], model_type: str) ->
 
 def bert_normalizer(settings: Mapping[str, Any]) -> BertNormalizer:
     """How BERT's tokenizers treat case, accents and Chinese, as tokenizer_config.json says."""
-    for name in ("tokenize_chinese_chars", "strip_accents", "do_lower_case"):
-        if type(value := settings.get(name, True)) is not bool:
-            raise UserError(
-                f"{name} in tokenizer_config.json is {value!r}; it must be true or false"
-            )
     return BertNormalizer(
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         strip_accents=settings.get("strip_accents"),
@@ -145,11 +140,8 @@ def bertweet(directory: Path, settings: Mapping[str, Any]) -> tuple[Tokenizer, i
     then gives ``<unk>``. ``tokenizers`` needs an id for the result of each merge, so such pieces
     get ids after all others, and as many rows of the embedding equal that of ``<unk>``.
 
-    Apart from these ids, the result gives what that of transformers gives without normalisation
-    (the service normalises, see app/sentiment_service/engine/text/tweets.py). Where it does not:
-
-    - Words that contain ``</w>``, or end with ``@@``, marks that fastBPE itself uses.
-    - Codes in which a merge comes before the merges that make its parts; fastBPE never writes such.
+    Apart from these ids, and from words with fastBPE's own marks, the result gives what that of
+    transformers gives without normalisation, which is the service's.
     """
     file, codes = directory / "vocab.txt", directory / "bpe.codes"
     roles = ("bos_token", "pad_token", "eos_token", "unk_token")

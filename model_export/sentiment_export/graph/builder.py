@@ -2,9 +2,6 @@
 
 A value is the name of what computes it. Large weights are made when they are written, one after
 the other: a file of 1.4 GB needs memory for its largest matrix.
-
-Below are the activation functions that a config can name, in the order of transformers' ``ACT2FN``,
-and how weights become int8 and float16.
 """
 
 import re

@@ -1,9 +1,7 @@
 """Compares an exported variant with its reference on real texts: PyTorch, fp32 or the source.
 
-If the logits differ from PyTorch's, ``layer_parity`` names the first module that differs, on one
-text. Forward hooks record the outputs of PyTorch's modules. The exporter names each node after its
-module (``/encoder/layer.0/output/dense/Add``), so the last node of that name holds the module's
-output.
+``layer_parity`` names the first module that differs from PyTorch's, on one text. Each node is named
+after its module (``/encoder/layer.0/output/dense/Add``), whose output the last of them has.
 """
 
 import tempfile
@@ -65,22 +63,22 @@ class Reference:
     @classmethod
     def of_pytorch(cls, checkpoint: Checkpoint, model: Model) -> "Reference":
         encodings, pairs = _encodings(model), _pairs(model)
-        logits = [checkpoint.logits(encoding.ids) for encoding in encodings]
+        single = encodings[: len(encodings) - len(pairs)]
+        logits = [checkpoint.logits(encoding.ids) for encoding in single]
         logits += map(checkpoint.pair_logits, pairs)
-        encodings += map(model.tokenizer.encode, pairs)
         return cls("pytorch", encodings, np.stack(logits))
 
     @classmethod
     def of_graph(cls, model: Model) -> "Reference":
         """The logits of the fp32 variant, which is compared with nothing."""
-        encodings = [*_encodings(model), *map(model.tokenizer.encode, _pairs(model))]
+        encodings = _encodings(model)
         logits = [_logits(result) for one in encodings for result in model.infer([one])]
         return cls("fp32", encodings, np.stack(logits))
 
     @classmethod
     def of_source(cls, session: ort.InferenceSession, model: Model) -> "Reference":
         """The logits of a source's own graph, a text at a time."""
-        encodings = [*_encodings(model), *map(model.tokenizer.encode, _pairs(model))]
+        encodings = _encodings(model)
         rows = []
         for encoding in encodings:
             try:
@@ -140,7 +138,7 @@ def _decisions(logits: NDArray[np.float32], model: Model) -> NDArray[Any]:
 
 
 def _encodings(model: Model) -> list[Encoding]:
-    """Real texts, and one long text cut to 3, 4, 8, ... 128 and at most ``LONGEST`` tokens."""
+    """Real texts, a long one cut to 3, 4, 8, ... 128 and at most ``LONGEST`` tokens, and pairs."""
     paragraph = " ".join(TEXTS)
     encodings = [model.tokenizer.encode(text) for text in (*TEXTS, paragraph[:400])]
     # Longer than max_tokens, so cut to exactly that.
@@ -148,7 +146,8 @@ def _encodings(model: Model) -> list[Encoding]:
     sizes = [3, *(2**power for power in range(2, 8)), LONGEST]
     cut = [size for size in sizes if size < len(whole)]
     encodings += [Encoding.of([*whole.ids[: size - 1], whole.ids[-1]]) for size in cut]
-    return encodings + [whole] * (len(whole) <= LONGEST)
+    encodings += [whole] * (len(whole) <= LONGEST)
+    return [*encodings, *map(model.tokenizer.encode, _pairs(model))]
 
 
 def _pairs(model: Model) -> list[TextPair]:

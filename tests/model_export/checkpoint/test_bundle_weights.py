@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
-from sentiment_export.checkpoint.weights import options_of, write_checkpoint
+from sentiment_export.checkpoint.graph_file import options_of, write_checkpoint
 from sentiment_export.export import export
 from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,

@@ -52,7 +52,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("pad_token_id", 10**6, "an id below vocab_size, which is "),
     ("is_decoder", True, "false, as in an encoder"),
     ("pruned_heads", {"0": [1]}, "{}, as in an encoder whose layers are all alike"),
-    ("architectures", "BertForSequenceClassification", "a list of class names"),
 ]
 # What no model can be made with.
 IMPOSSIBLE = {
@@ -257,15 +256,6 @@ def test_a_byte_order_mark_does_no_harm(sound: Path, tmp_path: Path) -> None:
     _config(tmp_path, "\ufeff" + (sound / "config.json").read_text(), sound)
     assert load_checkpoint(tmp_path).labels == load_checkpoint(sound).labels
     assert describe(tmp_path).problems == []
-
-
-@pytest.mark.parametrize("spelled", ["BERT", "Bert"])
-def test_a_model_type_in_capitals(sound: Path, tmp_path: Path, spelled: str) -> None:
-    """transformers knows only small letters, so the error shows the right spelling."""
-    config = json.loads((sound / "config.json").read_text()) | {"model_type": spelled}
-    _config(tmp_path, json.dumps(config))
-    with pytest.raises(UserError, match=f'model_type in config.json is "{spelled}".* "bert"'):
-        read_config(tmp_path, "org/name")
 
 
 @pytest.mark.parametrize("name", ["config.json", "vocab.txt", "model.safetensors"])

@@ -185,11 +185,6 @@ def test_what_the_export_refuses_is_listed(tmp_path: Path) -> None:
     [
         ("vocab.txt", "", "vocab.txt is damaged: it is empty"),
         ("tokenizer.json", '{"model": {', "tokenizer.json is damaged"),
-        (
-            "tokenizer_config.json",
-            '{"truncation_side": "up"}',
-            "truncation_side in tokenizer_config",
-        ),
         ("added_tokens.json", '{"[MORE]": 3000}', "[MORE] has the id 3000"),
     ],
 )

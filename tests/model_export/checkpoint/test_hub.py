@@ -462,32 +462,6 @@ def test_certificates(untrusted: str, tmp_path: Path) -> None:
         assert error.startswith(f"the certificates in SSL_CERT_FILE, {tmp_path / name}, cannot be")
 
 
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        (
-            {"ALL_PROXY": "socks5h://127.0.0.1:9"},
-            "a SOCKS proxy (ALL_PROXY, HTTPS_PROXY) needs the package socksio: install it",
-        ),
-        ({"HF_TOKEN": "t\u00f6ken"}, "the token has a character that no token has; set HF_TOKEN"),
-    ],
-)
-def test_a_variable_that_the_client_cannot_use(
-    hub: Hub, checkpoint: Path, tmp_path: Path, variables: dict[str, str], says: str
-) -> None:
-    """It is named, and what to set it to."""
-    assert refusal(tmp_path, hub.url, REPO, **variables).startswith(says)
-
-
-def test_a_timeout_that_is_no_number(tmp_path: Path) -> None:
-    """The client reads it at import, and does not say which variable it is."""
-    words = ["http://127.0.0.1:9", REPO, "--output", str(tmp_path / "out")]
-    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
-        code, line = export(tmp_path, *words, **{name: "1.5s"})
-        assert code == 1
-        assert line == f"sentiment-export: {name} is '1.5s'; it must be a whole number"
-
-
 def test_a_host_of_large_files_that_denies_access(
     hub: Hub, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -635,7 +609,7 @@ def test_a_connection_that_is_reset_is_tried_again() -> None:
             raise failures.pop()
         return "all of it"
 
-    assert with_retries(download, waits=False) == "all of it"
+    assert with_retries(download) == "all of it"
 
 
 def test_errors_of_the_clients_library_are_explained() -> None:

@@ -503,20 +503,6 @@ def test_settings_of_tokenizer_config_are_followed(
     _assert_ids_equal(copied(family, settings), texts)
 
 
-@pytest.mark.parametrize(
-    "said", [{"do_lower_case": 1}, {"strip_accents": "true"}, {"tokenize_chinese_chars": "false"}]
-)
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_setting_of_case_that_is_neither_true_nor_false_is_named(
-    copied: Callable[..., Path], said: dict[str, object], whole: bool
-) -> None:
-    """In BERT's tokenizers, of which transformers takes no others, either."""
-    ((name, value),) = said.items()
-    says = f"{name} in tokenizer_config.json is {value!r}; it must be true or false"
-    with pytest.raises(UserError, match=says):
-        _loaded(copied("bert", said, whole=whole))
-
-
 def test_a_model_file_without_normalisation_is_followed(tmp_path: Path) -> None:
     """A sentencepiece model without rules of its own changes no form of a letter."""
     name, options = SENTENCEPIECE["deberta-v2"]

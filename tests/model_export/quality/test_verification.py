@@ -109,7 +109,7 @@ def test_texts_run_from_one_word_to_beyond_the_limit(
 def test_very_long_texts_are_cut_to_what_memory_allows() -> None:
     """A model of 8,192 tokens is compared on at most 1,024, and still on many lengths."""
     tokenizer = SimpleNamespace(encode=lambda text: Encoding.of(range(min(len(text) // 4, 8192))))
-    model = SimpleNamespace(max_tokens=8192, tokenizer=tokenizer)
+    model = SimpleNamespace(max_tokens=8192, tokenizer=tokenizer, text_pairs=False)
     lengths = {len(encoding) for encoding in _encodings(cast(Model, model))}
     assert max(lengths) == LONGEST == 1024
     assert lengths >= {3, 4, 8, 16, 32, 64, 128}
