@@ -1213,10 +1213,13 @@ def with_results(table: T, results: Results, prefix: str) -> T:
     if library == "polars":
         whole = whole.with_columns([*typed.values()])
     elif library == "pandas":
-        whole = whole.copy(deep=False)
-        lower = ("",) * (whole.columns.nlevels - 1)
-        for name, values in typed.items():
-            whole[(name, *lower) if lower else name] = values  # by position: an index may repeat
+        pd, lower = sys.modules["pandas"], ("",) * (whole.columns.nlevels - 1)
+        more = pd.DataFrame(  # at once: pandas warns of each column after the hundredth
+            {(name, *lower) if lower else name: values for name, values in typed.items()},
+            whole.index,  # by position: an index may repeat
+        )
+        more.columns.names, more.attrs = whole.columns.names, whole.attrs
+        whole = pd.concat([whole, more], axis=1)
     else:
         for name, values in typed.items():
             whole = whole.append_column(name, values)
