@@ -350,6 +350,11 @@ def calibrate_bundle(
     """
     bundle = Bundle.open(path)
     labels, multi_label = bundle.manifest.labels, bundle.multi_label
+    if multi_label and {bundle.manifest.threshold, *bundle.manifest.thresholds.values()} != {0.5}:
+        raise UserError(
+            f"{path} has thresholds other than 0.5, which hold for its scores as they are: remove "
+            f"them from {MANIFEST}, calibrate, and choose them anew"
+        )
     examples = read_examples(file, labels, columns, multi_label=multi_label, least=LEAST_TEXTS)
     manifest = calibrated(bundle, examples, sha256(file), loss, needed=True)
     # The manifest may hold entries of a newer version; they stay.

@@ -155,7 +155,7 @@ def test_the_picture_shows_what_the_table_does(
 def test_the_picture_of_many_labels_has_as_many_counts_as_there_are_texts(
     tmp_path: Path, reviews: Path
 ) -> None:
-    """The 250,000 pairs of 500 labels, almost all of them none, would take minutes and gigabytes."""
+    """All 250,000 pairs of 500 labels, of which most are never seen, would take minutes."""
     labels = [*LABELS, *(f"other {n}" for n in range(497))]
     path, picture = make_bundle(tmp_path / "b", labels=labels, outputs=500), tmp_path / "out.svg"
     assert main(["evaluate", str(path), str(reviews), *NAMED, "--picture", str(picture)]) == 0
