@@ -106,6 +106,7 @@ MISSING = {"None", "nan", "NaN", "<NA>", "NaT"}
 # A larger share of values that are neither text nor missing is probably a mistake.
 STRANGE_SHARE = 0.1
 SHOWN = 5  # rows, and errors behind them, that a notebook shows
+FEW = 10  # labels; of more, it shows those that some text has
 NO_TEXT = 'a text must be a string or {"text": ..., "text_pair": ...}'
 NOT_THE_SERVICE = "the answer is not from the sentiment service"
 
@@ -325,7 +326,8 @@ class Results(list[Outcome]):
 
     def _title(self) -> str:
         counts = self.summary()
-        named = [f"{name} {count:,}" for name, count in counts["labels"].items()]
+        few = len(counts["labels"]) <= FEW
+        named = [f"{name} {n:,}" for name, n in counts["labels"].items() if few or n]
         named.append(f"errors {sum(counts['errors'].values()):,}")
         return f"{len(self):,} texts: {', '.join(named)}"
 
