@@ -106,6 +106,7 @@ MISSING = {"None", "nan", "NaN", "<NA>", "NaT"}
 # A larger share of values that are neither text nor missing is probably a mistake.
 STRANGE_SHARE = 0.1
 SHOWN = 5  # rows, and errors behind them, that a notebook shows
+FEW = 10  # labels; of more, it shows those that some text has
 NO_TEXT = 'a text must be a string or {"text": ..., "text_pair": ...}'
 NOT_THE_SERVICE = "the answer is not from the sentiment service"
 
@@ -325,7 +326,8 @@ class Results(list[Outcome]):
 
     def _title(self) -> str:
         counts = self.summary()
-        named = [f"{name} {count:,}" for name, count in counts["labels"].items()]
+        few = len(counts["labels"]) <= FEW
+        named = [f"{name} {n:,}" for name, n in counts["labels"].items() if few or n]
         named.append(f"errors {sum(counts['errors'].values()):,}")
         return f"{len(self):,} texts: {', '.join(named)}"
 
@@ -1213,10 +1215,13 @@ def with_results(table: T, results: Results, prefix: str) -> T:
     if library == "polars":
         whole = whole.with_columns([*typed.values()])
     elif library == "pandas":
-        whole = whole.copy(deep=False)
-        lower = ("",) * (whole.columns.nlevels - 1)
-        for name, values in typed.items():
-            whole[(name, *lower) if lower else name] = values  # by position: an index may repeat
+        pd, lower = sys.modules["pandas"], ("",) * (whole.columns.nlevels - 1)
+        more = pd.DataFrame(  # at once: pandas warns of each column after the hundredth
+            {(name, *lower) if lower else name: values for name, values in typed.items()},
+            whole.index,  # by position: an index may repeat
+        )
+        more.columns.names, more.attrs = whole.columns.names, whole.attrs
+        whole = pd.concat([whole, more], axis=1)
     else:
         for name, values in typed.items():
             whole = whole.append_column(name, values)

@@ -14,7 +14,7 @@ import pytest
 from sentiment_service import Classifier, ServiceError, UserError
 from sentiment_service.cli.command import main
 
-from tests.support.tiny_bundle import LABELS
+from tests.support.tiny_bundle import LABELS, make_bundle
 
 SCORES = [f"score_{label}" for label in LABELS]
 ADDED = ["label", "score", *SCORES, "polarity", "warnings", "error"]
@@ -151,6 +151,17 @@ def test_rows_of_pandas_are_matched_by_position(
     assert made["text"].dtype == frame["text"].dtype
     assert _lists(made)["label"] == ["positive", None, "negative", "positive"]
     assert [*frame.columns] == ["text"]
+
+
+def test_a_frame_stays_as_it_is_beside_the_columns_of_many_labels(tmp_path: Path) -> None:
+    """pandas has nothing to warn of, and the names of its columns and its attributes stay."""
+    bundle = make_bundle(tmp_path / "many", outputs=150, labels=[f"mood {n}" for n in range(150)])
+    frame = pd.DataFrame({"text": ["love"]}).rename_axis(columns="mine")
+    frame.attrs["from"] = "a survey"
+    with Classifier(bundle, runners=1, threads=1) as classifier:
+        made = classifier.add_columns(frame)
+    assert made.shape == (1, 1 + 2 + 150 + 2)
+    assert (made.columns.name, made.attrs) == ("mine", {"from": "a survey"})
 
 
 def test_the_types_of_columns_do_not_depend_on_the_results(classifier: Classifier) -> None:

@@ -35,7 +35,7 @@ from sentiment_service.settings.settings import CheckpointOptions, Settings
 
 from tests.support.batching import until
 from tests.support.serving import Gate, Program, environment, run_program
-from tests.support.tiny_bundle import LABELS
+from tests.support.tiny_bundle import LABELS, make_bundle
 
 FIELDS = {field.name for field in fields(Prediction)}
 WAYS: dict[str, Any] = {"runners": 2, "threads": 1}
@@ -274,6 +274,16 @@ def test_what_a_notebook_shows_of_results(classifier: Classifier) -> None:
     assert repr(classifier.classify([])).splitlines() == [
         "0 texts: negative 0, neutral 0, positive 0, errors 0"
     ]
+
+
+def test_a_notebook_shows_no_labels_of_many_that_no_text_has(tmp_path: Path) -> None:
+    """A thousand zeros would hide what there is."""
+    bundle = make_bundle(
+        tmp_path / "many", outputs=1_000, labels=[f"mood {n}" for n in range(1_000)]
+    )
+    with Classifier(bundle, runners=1, threads=1) as many:
+        shown = repr(many.classify(["love", "worst", ""])).splitlines()
+    assert shown[0] == "3 texts: mood 0 1, mood 2 1, errors 1"
 
 
 def test_results_are_drawn(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,9 +119,10 @@ def export(
             raise UserError(f"no bundle was written: {gate.verdict()}; give --precision fp32")
         if judge:
             manifest = judge(Bundle(directory, manifest, dict(checkpoint.config)))
+        card = model_card(manifest, multi_label=checkpoint.multi_label)
         text = manifest.model_dump_json(indent=2, exclude_none=True)
         (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
-        (directory / "README.md").write_text(model_card(manifest), encoding="utf-8")
+        (directory / "README.md").write_text(card, encoding="utf-8")
         Bundle.open(directory)  # as the service does: what was written contradicts itself nowhere
         check_bundle_output(output)  # something may have been put there meanwhile
     if gate.refused:
@@ -327,6 +328,11 @@ def calibrate_bundle(
     """
     bundle = Bundle.open(path)
     labels, multi_label = bundle.manifest.labels, bundle.multi_label
+    if multi_label and {bundle.manifest.threshold, *bundle.manifest.thresholds.values()} != {0.5}:
+        raise UserError(
+            f"{path} has thresholds other than 0.5, which hold for its scores as they are: remove "
+            f"them from {MANIFEST}, calibrate, and choose them anew"
+        )
     examples = read_examples(file, labels, columns, multi_label=multi_label, least=LEAST_TEXTS)
     manifest = calibrated(bundle, examples, sha256(file), loss, needed=True)
     # The manifest may hold entries of a newer version; they stay.
@@ -334,7 +340,7 @@ def calibrate_bundle(
     for precision, variant in manifest.variants.items():
         document["variants"][precision] |= variant.model_dump(include={"calibration"})
     card = path / "README.md"
-    before = model_card(bundle.manifest)
+    before = model_card(bundle.manifest, multi_label=multi_label)
     text = card.read_text(encoding="utf-8") if card.exists() else before
     write_text_atomically(
         path / MANIFEST, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -342,4 +348,5 @@ def calibrate_bundle(
     if not text.startswith(before):
         print(f"{card} was edited, so it stays; add this to it:\n{calibration_section(manifest)}")
     else:
-        write_text_atomically(card, model_card(manifest) + text.removeprefix(before))
+        after = model_card(manifest, multi_label=multi_label)
+        write_text_atomically(card, after + text.removeprefix(before))

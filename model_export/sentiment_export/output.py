@@ -75,7 +75,7 @@ pipeline_tag: text-classification
 
 {architecture}, exported to ONNX from {source} for `sentiment serve --model`.
 
-- Labels, in logit order: {labels}
+- Labels, in logit order: {labels}{several}
 - At most {max_tokens} tokens; the rest of a longer text is cut off.
 - Text normalisation before tokenising: {preprocessing}
 - Input: {takes}
@@ -107,7 +107,7 @@ PASSES = """
 ACCURACY = """
 ## On labelled texts
 
-| variant | accuracy | macro recall | macro F1 | texts |
+| variant | {first} | macro recall | macro F1 | texts |
 | --- | --- | --- | --- | --- |
 {rows}
 """
@@ -138,7 +138,7 @@ The layers {layers} of the {depth} layers of {teacher}, counted from 0, have lea
 """
 
 
-def model_card(manifest: Manifest) -> str:
+def model_card(manifest: Manifest, *, multi_label: bool = False) -> str:
     source, revision = manifest.source.repo_id or manifest.source.path, manifest.source.revision
     rows = [
         f"| {precision} | `{variant.file}` | {variant.total_bytes / 1e6:.1f} "
@@ -154,6 +154,7 @@ def model_card(manifest: Manifest) -> str:
         architecture=manifest.architecture,
         source=f"`{source}`" + (f" at `{revision}`" if revision else ""),
         labels=", ".join(f"`{label}`" for label in manifest.labels),
+        several="; a text may have several, or none" if multi_label else "",
         max_tokens=manifest.max_tokens,
         preprocessing=manifest.preprocessing,
         takes="single texts and pairs of texts" if manifest.text_pairs else "single texts",
@@ -164,16 +165,23 @@ def model_card(manifest: Manifest) -> str:
         passes=PASSES.format(rows="\n".join(done)) if done else "",
     )
     scored = [
-        f"| {precision} | {scores['accuracy']:.4f} | {scores['macro_recall']:.4f} "
+        f"| {precision} | {_first(scores)[1]:.4f} | {scores['macro_recall']:.4f} "
         f"| {scores['macro_f1']:.4f} | {scores['samples']} |"
         for precision, variant in manifest.variants.items()
         if (scores := variant.accuracy)
     ]
     if scored:
-        card += ACCURACY.format(rows="\n".join(scored))
+        (first, _), *_ = [_first(v.accuracy) for v in manifest.variants.values() if v.accuracy]
+        card += ACCURACY.format(first=first, rows="\n".join(scored))
     if manifest.distilled:
         card += distilled_section(manifest.distilled)
     return card + calibration_section(manifest)
+
+
+def _first(scores: Mapping[str, Any]) -> tuple[str, float]:
+    """The figure by which variants are judged, and its name."""
+    several = scores.get("micro_f1")  # of a multi-label model alone
+    return ("accuracy", scores["accuracy"]) if several is None else ("micro F1", several)
 
 
 def distilled_section(record: Mapping[str, Any]) -> str:
@@ -185,8 +193,9 @@ def distilled_section(record: Mapping[str, Any]) -> str:
     words = {**record, "layers": layers, "by_label": by_label, "depth": teacher["layers"]}
     section = DISTILLED.format(**words | {"teacher": f"`{name}`"})
     for who, scores in record.get("labelled", {}).items():
+        first, figure = _first(scores)
         section += (
-            f"- On {scores['samples']} labelled texts, {who}: accuracy {scores['accuracy']:.4f}, "
+            f"- On {scores['samples']} labelled texts, {who}: {first} {figure:.4f}, "
             f"macro recall {scores['macro_recall']:.4f}.\n"
         )
     return section

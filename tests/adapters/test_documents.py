@@ -139,7 +139,7 @@ def test_only_models_of_sentiment_answer(serve: Serve, tmp_path: Path, ask: Any)
         model = make_bundle(tmp_path / name, name=name, **options)
         status, problem = ask(serve(model=(model,)), "love")
         assert status == 400
-        assert f"and {name} has others; ask POST /classify" in problem["detail"]
+        assert f"{name} has others, or several; ask POST /classify" in problem["detail"]
 
 
 def test_a_model_without_neutral_answers(serve: Serve, tmp_path: Path) -> None:

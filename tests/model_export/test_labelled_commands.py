@@ -138,7 +138,7 @@ def test_only_some_of_the_changed_texts_are_shown() -> None:
 def test_the_picture_shows_what_the_table_does(
     tmp_path: Path, reviews: Path, config: dict[str, Any]
 ) -> None:
-    """SVG that any viewer reads, with the labels as they are, and each count or figure."""
+    """SVG that any viewer reads, with the labels as they are, and each figure or count but 0."""
     labels = ["bad & <sad>", "neutral", "positive"]
     path, picture = make_bundle(tmp_path / "b", labels=labels, **config), tmp_path / "out.svg"
     reviews.write_text(ROWS.replace("neg", "LABEL_0").replace("LABEL_0ative", "LABEL_0"))
@@ -147,9 +147,19 @@ def test_the_picture_shows_what_the_table_does(
     texts = [element.text for element in drawn.iter() if element.text]
     texts = [text.strip() for text in texts if text.strip()]
     assert texts.count("bad & <sad>") == (1 if config else 2)
-    expected = ["0.67", "1.00", "0.80"] if config else ["1", "0", "1"]
+    expected = ["0.67", "1.00", "0.80"] if config else ["1", "1", "1"]
     cells = [text for text in texts if text.replace(".", "").isdecimal()]
     assert cells[:3] == expected
+
+
+def test_the_picture_of_many_labels_has_as_many_counts_as_there_are_texts(
+    tmp_path: Path, reviews: Path
+) -> None:
+    """All 250,000 pairs of 500 labels, of which most are never seen, would take minutes."""
+    labels = [*LABELS, *(f"other {n}" for n in range(497))]
+    path, picture = make_bundle(tmp_path / "b", labels=labels, outputs=500), tmp_path / "out.svg"
+    assert main(["evaluate", str(path), str(reviews), *NAMED, "--picture", str(picture)]) == 0
+    assert picture.stat().st_size < 2_000_000
 
 
 @pytest.mark.parametrize("json_or_text", [["--json"], []])

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sentiment_export.output import model_card
+from sentiment_export.output import distilled_section, model_card
 from sentiment_service.engine.model.bundle import (
     EMBEDDED_BUNDLE,
     Bundle,
@@ -14,6 +14,16 @@ from sentiment_service.engine.model.bundle import (
 )
 
 ACCURACY = {"accuracy": 0.7, "macro_recall": 0.76543, "macro_f1": 0.75, "samples": 2000}
+DISTILLED = {
+    "teacher": {"name": "big", "layers": 12},
+    "layers": [1, 3],
+    "texts": 900,
+    "epochs": 3,
+    "held_out": 100,
+    "agreement": 0.9,
+    "agreement_by_label": {"positive": 0.9},
+    "score_difference": 0.01,
+}
 INT8 = Variant(
     file="onnx/model_int8.onnx",
     sha256="0",
@@ -38,9 +48,9 @@ IN_ANY_CARD = (
 )
 
 
-def _card(int8: Variant = INT8, repo_id: str | None = None, **changes: Any) -> list[str]:
-    """The lines of the card. No figure of its fp32 variant was measured."""
-    manifest = Manifest(
+def _manifest(int8: Variant = INT8, repo_id: str | None = None) -> Manifest:
+    """No figure of its fp32 variant was measured."""
+    return Manifest(
         format_version=2,
         name="moods",
         source=CheckpointSource(files={}, path="my-checkpoint", repo_id=repo_id),
@@ -52,7 +62,10 @@ def _card(int8: Variant = INT8, repo_id: str | None = None, **changes: Any) -> l
         files={},
         created_with={},
     )
-    return model_card(manifest.model_copy(update=changes)).splitlines()
+
+
+def _card(int8: Variant = INT8, repo_id: str | None = None, **changes: Any) -> list[str]:
+    return model_card(_manifest(int8, repo_id).model_copy(update=changes)).splitlines()
 
 
 def test_it_says_what_the_manifest_knows_and_no_more() -> None:
@@ -86,6 +99,19 @@ def test_what_a_manifest_may_say_has_its_place(changes: dict[str, Any], says: st
     """A hub id comes before a directory's name; pairs, scores and passes are told if recorded."""
     assert says in "\n".join(_card(**changes))
     assert says not in "\n".join(_card())
+
+
+def test_the_card_of_a_multi_label_model_says_so() -> None:
+    """Its accuracy is rarely above 0: that of all labels of a text. Variants are judged by F1."""
+    accuracy = ACCURACY | {"micro_f1": 0.61}
+    labelled = {"teacher": accuracy, "student": accuracy}
+    manifest = _manifest(INT8.model_copy(update={"accuracy": accuracy}))
+    lines = model_card(manifest, multi_label=True).splitlines()
+    assert ALWAYS[3] + "; a text may have several, or none" in lines
+    assert "| variant | micro F1 | macro recall | macro F1 | texts |" in lines
+    assert "| int8 | 0.6100 | 0.7654 | 0.7500 | 2000 |" in lines
+    section = distilled_section(DISTILLED | {"labelled": labelled})
+    assert "- On 2000 labelled texts, student: micro F1 0.6100, macro recall 0.7654." in section
 
 
 def test_the_embedded_models_card_has_the_figures_of_its_manifest() -> None:

@@ -188,6 +188,33 @@ def test_the_reference_is_what_the_evaluation_predicted_and_read(
     assert "sentiment_reference_share{" not in client.get("/metrics").text
 
 
+def test_of_many_labels_a_scrape_has_those_that_some_text_has(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each label has a dozen series. The shares in an evaluation are added up once, not by label:
+    those of a thousand labels would take minutes.
+    """
+    labels = [*LABELS, *(f"mood {number}" for number in range(98))]
+    bundle = make_bundle(tmp_path / "tiny", labels=labels, outputs=len(labels))
+    evaluate(bundle, [[1] * len(labels) for _ in labels])
+    asked = []
+
+    def shares(_: Evaluation) -> dict[str, float]:
+        asked.append(1)
+        return dict.fromkeys(labels, 0.25)
+
+    monkeypatch.setattr(Evaluation, "shares", property(shares))
+    client = serve(model=(bundle,))
+    assert "sentiment_predictions_total" not in _series(client)
+    client.post("/classify", json={"inputs": "love"}).raise_for_status()
+    series = _series(client)
+    for name in ("sentiment_predictions_total", "sentiment_prediction_score_count"):
+        assert [one["label"] for one in series[name]] == ["positive"]
+    assert metric(client, "sentiment_predictions_total", label="positive") == 1
+    assert len(series["sentiment_reference_share"]) == len(labels)
+    assert asked == [1]
+
+
 def test_unknown_tokens_are_counted_once(serve: Serve) -> None:
     """Of each answered text, also of a cached one; not again of windows, sentences and copies."""
     client = serve(cache_mb=1)

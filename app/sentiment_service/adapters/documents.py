@@ -126,8 +126,8 @@ async def _written(
     used = classifier.model
     if used.multi_label or not used.is_sentiment:
         raise errors.InvalidRequest(
-            f"this format is for the labels positive, neutral and negative, and {used.name} has "
-            "others; ask POST /classify"
+            f"this format has one label for each text, positive, neutral or negative; {used.name} "
+            "has others, or several; ask POST /classify"
         )
     options = TextOptions(split="sentences", language=language)
     done = await request.exchange.classify_by(classifier, texts, options)

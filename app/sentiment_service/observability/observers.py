@@ -28,7 +28,7 @@ from sentiment_service.errors import (
     first_line,
 )
 from sentiment_service.observability.metrics import OTHER_OPERATION, Metrics
-from sentiment_service.observability.series import Labels
+from sentiment_service.observability.series import Distribution, Labels
 from sentiment_service.results import TextWarning
 
 TRUNCATED = "truncated"
@@ -147,6 +147,11 @@ def count_request(
     metrics.request_seconds.labels(route, operation).observe(seconds, exemplar)
 
 
+# A label has a dozen series, and to render those of a thousand labels takes a fifth of a second, in
+# which no request is answered. With more labels than this, each has them from its first text on.
+MOST_LABELS = 100
+
+
 class ModelObserver:
     """The ``Observer`` of one model: counts its work, and records its spans."""
 
@@ -162,13 +167,13 @@ class ModelObserver:
         for reason in REJECTIONS:
             metrics.rejections.labels(name, reason)
         self._stage_seconds = {stage: metrics.stage_seconds.labels(name, stage) for stage in STAGES}
-        self._scores = {label: metrics.score.labels(name, label) for label in model.labels}
+        self._scores: dict[str, Distribution] = {}
         self._text_tokens = metrics.text_tokens.labels(name)
         self._unknown_tokens = metrics.unknown_tokens.labels(name)
         self._warnings = {kind: metrics.warnings.labels(name, kind) for kind in WARNINGS}
+        for label in model.labels if len(model.labels) <= MOST_LABELS else ():
+            self._scores_of(label)
         # What is counted already is not counted again.
-        for label, scores in self._scores.items():
-            metrics.predictions.labels(name, label).function = scores.total
         metrics.texts.labels(name, "ok").function = self._text_tokens.total
         truncated = self._warnings[TRUNCATED]
         metrics.truncated.labels(name).function = lambda: truncated.value
@@ -190,10 +195,9 @@ class ModelObserver:
         facts = (model.revision or "", model.precision, model.digest, model.provider, self._version)
         metrics.model_info.show(name, {facts: 1})
         seen, lengths = model.evaluation, metrics.reference_text_tokens.labels(name)
-        shares: dict[Labels, float] = {
-            (label,): seen.shares.get(label, 0.0) for label in self._scores
-        }
-        metrics.reference_share.show(name, shares)
+        shares = seen.shares
+        by_label: dict[Labels, float] = {(label,): shares.get(label, 0.0) for label in model.labels}
+        metrics.reference_share.show(name, by_label)
         lengths.counts, lengths.sum = [*seen.lengths.values()], seen.tokens
         metrics.reference_unknown_tokens.labels(name).value = seen.unknown_tokens
         for gauge, value in gauges.items():
@@ -212,13 +216,19 @@ class ModelObserver:
             if isinstance(outcome, ServiceError):
                 self._metrics.texts.labels(self._name, outcome.outcome).value += 1
                 continue
-            self._scores[outcome["label"]].observe(outcome["score"])
+            self._scores_of(outcome["label"]).observe(outcome["score"])
             self._text_tokens.observe(outcome["tokens"])
             self._unknown_tokens.value += unknown
             if outcome["truncated"]:
                 self._warnings[TRUNCATED].value += 1
             for warning in outcome.get("warnings", ()):
                 self._warnings[warning].value += 1
+
+    def _scores_of(self, label: str) -> Distribution:
+        if (scores := self._scores.get(label)) is None:
+            scores = self._scores[label] = self._metrics.score.labels(self._name, label)
+            self._metrics.predictions.labels(self._name, label).function = scores.total
+        return scores
 
     def failure(self, error: BaseException, texts: int) -> None:
         if isinstance(error, asyncio.CancelledError):

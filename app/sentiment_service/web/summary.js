@@ -3,15 +3,16 @@
 
 import { count, element, filled, hint, number, percent, polarity, share, toned } from "./view.js";
 
+export const FAILED = ""; // in the place of a label; a model may call one "error"
 const BINS = 20;
 const ENDS = 3; // texts at each end
 const FEW = 10; // texts; fewer need no histogram
 
 export class Summary {
   element = element("div", { className: "summary" });
-  counts = new Map(); // label → number of texts
+  counts = new Map(); // label → number of texts; FAILED → number of errors
   total = 0;
-  pressed = ""; // the label that is chosen; empty for all
+  pressed; // the label that is chosen; undefined for all
   #strip = element("div", { className: "strip", ariaHidden: "true" });
   #labels = element("ul", { className: "counts", ariaLabel: "Show only one label" });
   #choices = new Map(); // label → its item in the list, which stays, so that it keeps the focus
@@ -31,7 +32,7 @@ export class Summary {
   // `rows` have a text and its result.
   add(rows, labels) {
     for (const { text, result } of rows) {
-      const label = result.error ? "error" : result.label;
+      const label = result.error ? FAILED : result.label;
       this.counts.set(label, (this.counts.get(label) ?? 0) + 1);
       this.total += 1;
       if (result.error) continue;
@@ -48,7 +49,7 @@ export class Summary {
   }
 
   #draw(labels) {
-    const counted = [...labels, "error"].filter((label) => this.counts.has(label));
+    const counted = [...labels, FAILED].filter((label) => this.counts.has(label));
     const part = (label) => this.counts.get(label) / this.total;
     this.#strip.replaceChildren(...counted.map((label) => toned(filled(element("i"), part(label)), label, labels)));
     for (const [index, label] of counted.entries()) {
@@ -67,7 +68,7 @@ export class Summary {
   }
 
   #choice(label, labels) {
-    const only = element("button", { type: "button", ariaPressed: "false" }, element("strong"), ` ${label}`, element("small"));
+    const only = element("button", { type: "button", ariaPressed: "false" }, element("strong"), ` ${label || "error"}`, element("small"));
     only.addEventListener("click", () => this.#press(only, label));
     const item = toned(element("li", {}, only), label, labels);
     this.#choices.set(label, item);
@@ -75,9 +76,9 @@ export class Summary {
   }
 
   #press(only, label) {
-    this.pressed = only.ariaPressed === "true" ? "" : label;
+    this.pressed = only.ariaPressed === "true" ? undefined : label;
     for (const other of this.#labels.querySelectorAll("button")) {
-      other.ariaPressed = String(other === only && this.pressed !== "");
+      other.ariaPressed = String(other === only && this.pressed !== undefined);
     }
     this.choose();
   }

@@ -2,7 +2,7 @@
 // a column's title, shows only one label or only texts that contain something, opens rows, and saves
 // the rows that are shown.
 
-import { Summary } from "./summary.js";
+import { FAILED, Summary } from "./summary.js";
 import { ResultColumns, csvLine } from "./tables.js";
 import { count, element, percent, toned } from "./view.js";
 
@@ -48,7 +48,7 @@ export class Table {
   // Adds the next rows, each with its text, its result and, in a file, the number of its line.
   add(rows, answer) {
     for (const { text = "", result, number: line } of rows) {
-      const label = result.error ? "error" : result.label;
+      const label = result.error ? FAILED : result.label;
       const alike = result.error ? this.#errors : this.#rows.length - this.#errors;
       if (!this.keepsAll && alike >= KEPT) continue;
       this.#rows.push({ text, line, label, result, answer });
@@ -67,7 +67,7 @@ export class Table {
     const { text, line, label, result, answer } = row;
     const made = document.getElementById("row").content.firstElementChild.cloneNode(true);
     const [labelCell, score] = made.cells;
-    labelCell.textContent = label;
+    labelCell.textContent = label || "error";
     score.textContent = result.error ? "–" : percent(result.score);
     button(made).textContent = text.slice(0, 300) || "–"; // one line is visible, so a long text is cut
     if (result.error) {
@@ -94,7 +94,7 @@ export class Table {
     const { pressed } = this.#summary;
     const wanted = this.#search.value.trim().toLowerCase();
     const chosen = this.#rows.filter(
-      ({ text, label }) => (!pressed || label === pressed) && text.toLowerCase().includes(wanted),
+      ({ text, label }) => (pressed === undefined || label === pressed) && text.toLowerCase().includes(wanted),
     );
     const column = this.#titles.find((title) => (title.ariaSort ?? "none") !== "none");
     if (!column) return chosen;

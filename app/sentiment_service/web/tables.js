@@ -35,7 +35,7 @@ export async function open(file) {
 // The columns that results add, beside columns with the names `taken`.
 export class ResultColumns {
   constructor({ labels, multi_label: multiLabel }, taken) {
-    const sentiment = labels.includes("positive") && labels.includes("negative");
+    const sentiment = labels.filter((label) => label !== "neutral").sort().join() === "negative,positive";
     this.labels = labels;
     this.taken = taken;
     this.members = [...(sentiment ? ["polarity"] : []), ...(multiLabel ? ["labels"] : []), "warnings"];

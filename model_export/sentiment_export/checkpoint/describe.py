@@ -13,7 +13,7 @@ from sentiment_service.settings.settings import AS_IT_SAYS
 
 from sentiment_export.checkpoint.architectures import ARCHITECTURES
 from sentiment_export.checkpoint.checkpoint import Described, graph_of, max_tokens
-from sentiment_export.checkpoint.config import check_task, output_names, read_config
+from sentiment_export.checkpoint.config import MULTI_LABEL, check_task, output_names, read_config
 from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import FAMILY, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
@@ -103,6 +103,8 @@ def describe(path: Path) -> Description:
         changes += [*decided.notes, *(loaded.notes if loaded else ())]
         if decided.preprocessing != "none":
             changes.append(f"texts are normalised: preprocessing {decided.preprocessing}")
+        if decided.entries.get("problem_type") == MULTI_LABEL:
+            changes.append("the scores: a sigmoid for each label; a text may get several, or none")
     changes += changed
     if loaded and loaded.files and "tokenizer.json" not in names:
         changes.append(f"tokenizer.json is made from {' and '.join(loaded.files.names)}")

@@ -1,7 +1,9 @@
 """Reads labelled texts: TSV without a header, or the tables that ``sentiment classify`` reads."""
 
 import argparse
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,6 +31,7 @@ MAX_TRAINED_TOKENS = 96  # special tokens included; a longer text is cut, or soo
 LEAST_TEXTS = 100
 TABLES = tuple(ending for ending in READ if not ending.startswith(".txt"))
 LONGEST_SHOWN = 40  # characters of a label; what is longer is probably a text
+MOST_SHOWN = 100  # labels
 Labels = tuple[str, ...]  # of one text, in logit order; exactly one unless the model is multi-label
 Row = tuple[str, str, Any, TextOrError]  # where it is, its group, its label as written, its text
 
@@ -68,7 +71,7 @@ class Columns:
             "--label-column",
             metavar="NAME",
             help="column of the labels (default: label); those of a multi-label model are "
-            "separated by commas, or a list in JSON, JSONL and Parquet",
+            "separated by commas, or a list, which in CSV is JSON",
         )
         if groups:
             parser.add_argument(
@@ -218,6 +221,9 @@ def _names(
     """The labels that a row means, in logit order."""
     if _is_gap(written):
         raise UserError("the row has no label")
+    if multi_label and str(written) not in labels and str(written).startswith("["):
+        with suppress(ValueError, RecursionError):  # ``classify`` writes a list into CSV so
+            written = json.loads(str(written))
     if isinstance(written, list):
         names = [str(name).strip() for name in written]
     elif multi_label and str(written) not in labels:
@@ -230,8 +236,9 @@ def _names(
     if unknown := [name for name, label in meant.items() if label is None]:
         name, near = unknown[0], nearest(unknown[0], labels)
         shown = repr(name) if len(name) <= LONGEST_SHOWN else f"of {len(name)} characters"
+        known = ", ".join(labels[:MOST_SHOWN]) + (" …" if len(labels) > MOST_SHOWN else "")
         raise UserError(
-            f"label {shown} is not one of the model's: {', '.join(labels)}{near}, or their "
-            "positions, LABEL_0, LABEL_1 …"
+            f"label {shown} is not one of the model's: {known}{near}, or their positions, "
+            "LABEL_0, LABEL_1 …"
         )
     return tuple(label for label in labels if label in meant.values())

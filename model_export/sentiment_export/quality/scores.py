@@ -288,7 +288,8 @@ def svg(scored: Sequence[tuple[str, Scores]]) -> str:
     for panel, (title, scores), (rows, columns, texts, shares) in zip(
         panels, scored, cells, strict=True
     ):
-        panel.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        # Without interpolation, an SVG has the cells; with it, a bitmap of the figure's size.
+        panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="none")
         panel.set_title(f"{title}: {scores.line()}", fontsize="medium")
         panel.set_xticks(range(len(columns)), columns, rotation=90)
         panel.set_yticks(range(len(rows)), rows)
@@ -296,7 +297,8 @@ def svg(scored: Sequence[tuple[str, Scores]]) -> str:
             panel.set(xlabel="predicted", ylabel="gold")
         for (row, column), share in np.ndenumerate(shares):
             colour = "white" if share >= DARK else "black"
-            panel.text(column, row, texts[row][column], ha="center", va="center", color=colour)
+            if text := texts[row][column]:  # of a thousand labels, a million are 0
+                panel.text(column, row, text, ha="center", va="center", color=colour)
     drawing = StringIO()
     # Text, not outlines; and a dollar sign in a label is one.
     with mpl.rc_context({"svg.fonttype": "none", "text.parse_math": False}):
@@ -309,7 +311,7 @@ def _cells(scores: Scores) -> tuple[list[str], list[str], list[list[str]], NDArr
     if scores.confusion is not None:
         counts = np.array(scores.confusion)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        texts = [[str(count) for count in row] for row in scores.confusion]
+        texts = [[str(count or "") for count in row] for row in scores.confusion]
         return scores.labels, scores.labels, texts, shares
     rows = list(scores.f1)
     by = (scores.precision, scores.recall, scores.f1)

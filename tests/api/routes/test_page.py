@@ -786,6 +786,7 @@ def several(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             "labels": ["anger", "joy", "love"],
             "problem_type": "multi_label_classification",
         },
+        "faults": {"labels": ["negative", "error", "positive"]},
     }
     models = [make_bundle(folder / name, name=name, **kind) for name, kind in kinds.items()]
     models.append(make_bundle(folder / "pairs"))
@@ -898,6 +899,23 @@ def test_a_multi_label_model(several: str, visits: Visits) -> None:
     expect(answer).to_contain_text("Each label has a score of its own")
     classify(page, TOO_LONG, "love", "worst")
     assert [row["labels"] for row in saved(page)] == ["", '["joy","love"]', '["anger","joy"]']
+
+
+def test_a_label_called_error_is_not_taken_for_one(several: str, visits: Visits) -> None:
+    """It is counted and shown apart from the texts that failed. With a third label, positive and
+    negative are no scale: the saved rows have no polarity, as those of ``sentiment classify``.
+    """
+    page = visits.open(several)
+    page.get_by_label("Model").select_option("faults")
+    classify(page, "it", "it it", "love", TOO_LONG)
+    choices = page.get_by_role("list", name="Show only one label")
+    expect(choices.get_by_role("button")).to_have_text(
+        ["2 error 50%", "1 positive 25%", "1 error 25%"]
+    )
+    choices.get_by_role("button", name="error").first.click()
+    assert [row[0] for row in rows(page)] == ["error", "error"]
+    assert [row["error"] for row in saved(page)] == ["", ""]
+    assert "polarity" not in saved(page)[0]
 
 
 def answer_with(page: Page, **answer: Any) -> None:

@@ -162,6 +162,17 @@ def test_text_and_json_tell_the_same(tmp_path: Path, architecture: str, kind: st
     assert all(f"{name}  {size:,} bytes" in text for name, size in told.files.items())
 
 
+def test_several_labels_a_text_are_told(tmp_path: Path) -> None:
+    """So that who serves it need not read config.json; of one label a text, nothing is said."""
+    path = make_checkpoint(tmp_path / "made", "roberta")
+    says = "  the scores: a sigmoid for each label; a text may get several, or none"
+    assert says not in describe(path).text()
+    config = json.loads((path / "config.json").read_text())
+    config["problem_type"] = "multi_label_classification"
+    (path / "config.json").write_text(json.dumps(config))
+    assert says in describe(path).text()
+
+
 def test_what_the_export_refuses_is_listed(tmp_path: Path) -> None:
     """A config of other shapes and a bare language model are described, with the reason."""
     path = make_checkpoint(tmp_path / "made", "roberta")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from sentiment_export.quality.evaluation import (
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, CalibrationLoss, sha256
 from sentiment_service.errors import UserError
 
-from tests.support.tiny_bundle import LABELS, make_bundle
+from tests.support.tiny_bundle import LABELS, make_bundle, write_manifest
 
 TINY_TEXTS = {"positive": "love", "negative": "worst", "neutral": "it it it it"}
 
@@ -225,3 +226,16 @@ def test_a_multi_label_model_gets_one_temperature(tmp_path: Path, loss: Calibrat
 
     found = record.temperature
     assert lost(found) < min(lost(found * 0.99), lost(found * 1.01), lost(1))
+
+
+@pytest.mark.parametrize("thresholds", [{"threshold": 0.3}, {"thresholds": {"positive": 0.7}}])
+def test_thresholds_of_other_scores_are_refused(
+    tmp_path: Path, thresholds: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A temperature moves all scores but 0.5, so texts would get other labels."""
+    path = make_bundle(tmp_path / "tiny", problem_type="multi_label_classification")
+    write_manifest(path, **thresholds)
+    file = tmp_path / "labelled.csv"
+    file.write_text("text,label\n" + "love,positive\nlove,negative\n" * 60, encoding="utf-8")
+    assert main(["calibrate", str(path), str(file)]) == 1
+    assert "remove them from manifest.json, calibrate, and" in capsys.readouterr().err

@@ -242,6 +242,26 @@ def test_several_labels_may_be_a_list(tmp_path: Path, kind: str) -> None:
     assert [example.labels for example in examples] == [("anger", "love, deep"), ()]
 
 
+def test_several_labels_may_be_json_in_a_cell(tmp_path: Path) -> None:
+    """So does ``sentiment classify`` write them into CSV. A label may look like the begin of it."""
+    rows: list[dict[str, object]] = [
+        {"text": "a", "label": '["love, deep", "anger"]'},
+        {"text": "b", "label": "[]"},
+        {"text": "c", "label": "[sic],joy"},
+    ]
+    path = _table(tmp_path / "x.csv", rows)
+    examples = read_examples(path, [*EMOTIONS, "[sic]"], multi_label=True)
+    assert [one.labels for one in examples] == [("anger", "love, deep"), (), ("joy", "[sic]")]
+
+
+def test_not_all_of_a_thousand_labels_are_named(tmp_path: Path) -> None:
+    """So that what is wrong, and the nearest label, can be found in the message."""
+    path = _write(tmp_path / "x.csv", "text,label\na,clas 7\n")
+    with pytest.raises(UserError, match=r"class 99 … \(the nearest is class 7\)") as caught:
+        read_examples(path, [f"class {number}" for number in range(1_000)])
+    assert len(str(caught.value)) < 1_500
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
