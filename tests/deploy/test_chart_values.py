@@ -191,6 +191,7 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"extraVolumeMounts": [{"name": "ca"}]}, "extraVolumeMounts/0"),
         ({"topologySpreadConstraints": [{"topologyKey": "rack"}]}, "topologySpreadConstraints/0"),
         ({"ingress": {"enabled": True}}, "ingress.enabled needs ingress.hosts"),
+        ({"ingress": {"host": "a.org"}}, "'host' not allowed"),
         ({"ingress": {"hosts": ["a.org"]}}, "ingress/hosts/0"),
         ({"ingress": {"hosts": [{"host": "https://a.org"}]}}, "ingress/hosts/0/host"),
         ({"ingress": {"hosts": [{"paths": ["/"]}]}}, "ingress/hosts/0/paths/0"),
@@ -200,8 +201,6 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         ({"image": {"pullSecrets": [{"name": "a"}]}}, "image.pullSecrets is now imagePullSecrets"),
         ({"autoscaling": {"by": "none"}}, "autoscaling.by: none is now replicaCount"),
         ({"autoscaling": {"queueTokens": 9}}, "queueTokens is now autoscaling.queueWaitMs"),
-        ({"ingress": {"host": "a.org"}}, "ingress.host is now ingress.enabled and ingress.hosts"),
-        ({"ingress": {"tlsSecret": "certificate"}}, "ingress.tlsSecret is now ingress.tls"),
         (
             {"image": {"pullSecrets": []}, "autoscaling": {"by": "none"}},
             "image.pullSecrets is now imagePullSecrets; autoscaling.by: none is now",

@@ -10,13 +10,9 @@ from tests.support.serving import ROOT
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 MEASUREMENTS = sorted((ROOT / "docs/measurements").glob("*.md"))
 PAGES = [
-    *(
-        ROOT / f"{name}.md"
-        for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "checks/README")
-    ),
-    *DOCS,
-    *sorted((ROOT / "docs/contributing").glob("*.md")),
-    *MEASUREMENTS,
+    page
+    for folder in ("", "app/**/", "benchmarks/**/", "checks/**/", "deploy/**/", "docs/**/")
+    for page in sorted(ROOT.glob(f"{folder}*.md"))
 ]
 
 

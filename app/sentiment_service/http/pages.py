@@ -122,9 +122,10 @@ def not_found(exchange: HttpExchange) -> errors.NotFound:
         return errors.NotFound(f"the metrics are on port {port} (--metrics-port)")
     known = [(route.path, *sorted(route.methods or ())) for route in exchange.routes]
     paths = {path for path, *_ in known}
+    if "/classify" not in paths:
+        return errors.NotFound("this port has /metrics alone (--metrics-port); use that of --port")
     near = nearest(known, exchange.verb, exchange.path)
-    if near or "/classify" in paths:
-        near = f"; the nearest is {near}" if near else "; POST /classify classifies texts"
+    near = f"; the nearest is {near}" if near else "; POST /classify classifies texts"
     docs = "; /docs lists our routes" if "/docs" in paths else ""
     return errors.NotFound(f"no route has this path{near}{docs}")
 

@@ -195,7 +195,7 @@ class Metrics:
         )
         self.operations: dict[str, str] = {}  # what the routes that take texts do
         self.key_requests = self._counter(
-            "key_requests", "Requests with a key that has a name, by error.", "key outcome"
+            "key_requests", "Requests with a key that has a name, by outcome.", "key outcome"
         )
         self.certificate_expires = self._gauge(
             "certificate_expiry_timestamp_seconds",

@@ -1,7 +1,7 @@
 {{/* What a schema cannot compare, and the names that values had in earlier charts. */}}
 {{- define "sentiment.check" -}}
 {{- $renamed := list }}
-{{- range $old, $new := dict "image.pullSecrets" "imagePullSecrets" "autoscaling.queueTokens" "autoscaling.queueWaitMs, in milliseconds" "ingress.host" "ingress.enabled and ingress.hosts" "ingress.tlsSecret" "ingress.tls" }}
+{{- range $old, $new := dict "image.pullSecrets" "imagePullSecrets" "autoscaling.queueTokens" "autoscaling.queueWaitMs, in milliseconds" }}
 {{- $path := splitList "." $old }}
 {{- if hasKey (get $.Values (first $path)) (last $path) }}
 {{- $renamed = append $renamed (printf "%s is now %s" $old $new) }}
