@@ -4,7 +4,6 @@ joins what is written, and closes so that the client can read its last answer.
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,11 +19,6 @@ DROP_PAUSE_S = 0.002
 
 # The same with TLS: one long record, or some 700 that hold one byte each.
 RECORD_BYTES = 16_384
-# What is longer than CHEAP_BYTES and takes more than CHEAP_S to decrypt and parse was cut into tiny
-# chunks or records. All connections that send such things have one part of the event loop's time
-# in 1 + REST_FACTOR.
-CHEAP_BYTES, CHEAP_S = 4_096, 0.0005
-REST_FACTOR, MOST_REST_S = 10, 1.0
 # Seconds for the whole handshake.
 HANDSHAKE_S = 20.0
 
@@ -41,13 +35,6 @@ class Buffers:
     def __init__(self) -> None:
         self.read = memoryview(bytearray(READ_BYTES))
         self.drop = memoryview(bytearray(DROP_BYTES))
-        self._dear_until = 0.0  # on the clock of time.monotonic
-
-    def rest_s(self, spent_s: float) -> float:
-        """For how long a connection must rest after this much of the event loop's time."""
-        now = time.monotonic()
-        self._dear_until = max(now, self._dear_until) + REST_FACTOR * spent_s
-        return min(self._dear_until - now, MOST_REST_S)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -112,16 +99,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._dropping:
             self.drop()
             return
-        data = bytes(self._buffers.read[:nbytes])
-        if nbytes <= CHEAP_BYTES:
-            self._arrived(data)
-            return
-        began = time.thread_time()
-        self._arrived(data)
-        spent_s = time.thread_time() - began
-        if spent_s > CHEAP_S:
-            self._rest(self._buffers.rest_s(spent_s))
-        elif nbytes == self.most:
+        self._arrived(bytes(self._buffers.read[:nbytes]))
+        if nbytes == self.most:
             self._rest()
 
     def pause_writing(self) -> None:
