@@ -342,27 +342,6 @@ def test_what_is_sent_ahead_waits_with_the_client(process: Process) -> None:
         assert sent < 12_000_000
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pytest.param(HEALTH, id="a probe"),
-        pytest.param(HEALTH.replace(b"/health/live", b"/models"), id="a read"),
-        pytest.param(post(b'{"inputs": "a"}', b"x: y"), id="a refusal"),
-    ],
-)
-def test_a_connection_for_each_request_gets_few_turns(process: Process, request_: bytes) -> None:
-    """What brings no work begins at a limited rate on new connections, too, but for the first."""
-    number = 300
-    with ExitStack() as stack:
-        began = time.monotonic()
-        for _ in range(number // 10):
-            clients = [stack.enter_context(connect(process.port, request_)) for _ in range(10)]
-            for client in clients:
-                assert read_answer(client)[0] in {200, 401}
-        took = time.monotonic() - began
-    assert took > (number - 100) * 0.005 / 4 * 0.9
-
-
 def test_answers_that_nobody_reads_are_bounded_together(bundle: Path) -> None:
     """Those who have not read for the longest time are cut off; the last can read its answer."""
     limits = ("--max-inflight-bytes", "4000000", "--max-body-bytes", "2000000")

@@ -21,10 +21,7 @@ from sentiment_service.server.process import cannot_listen, take_no_handshake
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
 # if it is lower.
 BACKLOG = 2048
-# Connections that begin in one iteration of the event loop, and those that are looked at: a client
-# that has left before its connection was accepted costs a tenth, and more of them must not hold up
-# the others in the kernel's queue.
-ACCEPTED_AT_ONCE, LOOKED_AT_ONCE = 64, 512
+ACCEPTED_AT_ONCE = 64  # in one iteration of the event loop
 # Seconds before the next try when the process has no file descriptor or memory left.
 PAUSE_S = 0.25
 # Seconds for a handshake of TCP to complete after its first packet has arrived.
@@ -38,9 +35,6 @@ STARTS_AT_ONCE = 8
 # loop would never be idle, and the runners would wait in vain for Python's lock: the loop gives it
 # up for moments, too short for them to wake, and too often for Python to hand it over.
 PACED_AT_ONCE, PERIOD_S = 4, 0.005
-# An address whose connections mostly begin without work is taken as one connection that asks again
-# and again, when they are more than WORKLESS_PER_S and MOST_WORKLESS. Probes and scrapes are fewer.
-WORKLESS_PER_S, MOST_WORKLESS, MOST_ADDRESSES = 100, 16, 1_024
 # When requests wait longer than this, some clients will have no more time for their answers.
 PATIENCE_S = 0.1
 
@@ -98,11 +92,7 @@ class Arrivals:
             raise cannot_listen(host, port, error) from error
 
     def _next(self) -> socket.socket:
-        connection = self._site.accept()[0]
-        if _left(connection):
-            connection.close()
-            raise ConnectionAbortedError
-        return connection
+        return self._site.accept()[0]
 
     async def _refuse_more(self) -> None:
         take_no_handshake(self._site)
@@ -122,30 +112,14 @@ class Arrivals:
 
     def _accept_some(self) -> bool:
         """Accept some connections; return whether there may be more."""
-        begun = 0
-        for _ in range(LOOKED_AT_ONCE):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection = self._next()
             except BlockingIOError:
                 return False
-            except ConnectionAbortedError:
-                continue
             connection.setblocking(False)
             self.accepted += 1
             self._take(connection)
-            begun += 1
-            if begun == ACCEPTED_AT_ONCE:
-                break
-        return True
-
-
-def _left(connection: socket.socket) -> bool:
-    """Whether the client has closed a connection on which it has sent nothing."""
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
         return True
 
 
@@ -308,27 +282,6 @@ class Starts:
         self._requests = Turns()
         self._repeated = Turns(PACED_AT_ONCE, PERIOD_S)
         self._repeated_probes = Turns(PACED_AT_ONCE, PERIOD_S)
-        self._loop = asyncio.get_running_loop()
-        # Of each address: how many more of its connections began without work than with it, beyond
-        # what is usual, and when that was so.
-        self._workless: dict[str, tuple[float, float]] = {}
-
-    def first_ended(self, address: str, *, gave_work: bool) -> None:
-        """The first request of a connection from this address has been answered."""
-        excess = self._excess(address) + (-1 if gave_work else 1)
-        self._workless.pop(address, None)
-        if excess > 0:
-            self._workless[address] = min(excess, MOST_WORKLESS), self._loop.time()
-        if len(self._workless) > MOST_ADDRESSES:
-            del self._workless[next(iter(self._workless))]
-
-    def repeats(self, address: str) -> bool:
-        """Whether many connections from this address have just begun without work."""
-        return self._excess(address) > MOST_WORKLESS - 1
-
-    def _excess(self, address: str) -> float:
-        excess, since = self._workless.get(address, (0.0, 0.0))
-        return max(0.0, excess - WORKLESS_PER_S * (self._loop.time() - since))
 
     def take(
         self, head: bytes | bytearray, start: Callable[[], None], *, repeats: bool = False

@@ -129,8 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._quiet_since = self.loop.time()  # while it waits for a head
-        # Whether the last request had no texts, or was refused. None before the first.
-        self._gave_no_work: bool | None = None
+        self._gave_no_work = False  # whether the last request had no texts, or was refused
 
     # The connection
 
@@ -236,15 +235,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._state = ConnectionState.TURN
             now = self.loop.time()
             start = partial(self._begin, end + len(HEAD_END), now)
-            self._starts.take(head, start, repeats=self._repeats(now))
+            repeats = self._gave_no_work and now - self._quiet_since < REPEATS_S
+            self._starts.take(head, start, repeats=repeats)
         else:
             self._quiet_since = self.loop.time()
-
-    def _repeats(self, now: float) -> bool:
-        """Whether the client asks again and again without work for the service."""
-        if self._gave_no_work is None:
-            return self._starts.repeats(self._address)
-        return self._gave_no_work and now - self._quiet_since < REPEATS_S
 
     def _begin(self, end: int, arrived_at: float) -> None:
         """Give the parser the head, up to ``end``, and the part of the body that has arrived."""
@@ -360,10 +354,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.closing:
             return
         refused = self._arrival is not None and self._arrival.refused
-        no_work = refused or self.scope["method"] != "POST"
-        if self._gave_no_work is None:
-            self._starts.first_ended(self._address, gave_work=not no_work)
-        self._gave_no_work = no_work
+        self._gave_no_work = refused or self.scope["method"] != "POST"
         if self._state is ConnectionState.ANSWER:
             self._await_head()
             self._read_on()
