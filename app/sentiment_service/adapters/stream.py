@@ -233,12 +233,11 @@ class StreamedAnswers(Response):
             self._failure = error
         await self._groups.put(None)
 
-    async def _answer(self, cut: ndjson.Lines, admitted: asyncio.Event) -> bytes:
+    async def _answer(self, lines: list[ndjson.Line], admitted: asyncio.Event) -> bytes:
         """The answers to a group of lines, in their order: a result or an error for each.
 
         ``admitted`` is set when the group has passed the gate, or will never pass it.
         """
-        lines = [await self._parsed(line) for line in cut]
         texts = [line.text for line in lines]
         try:
             work = self._classified(texts, admitted)
@@ -254,15 +253,6 @@ class StreamedAnswers(Response):
         return b"".join(
             ndjson.answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
         )
-
-    async def _parsed(self, line: ndjson.Line | ndjson.LongLine) -> ndjson.Line:
-        if isinstance(line, ndjson.Line):
-            return line
-        try:
-            parsed = await self._service.step_thread.run(line.parsing(), deadline=math.inf)
-        except errors.ServiceError as error:
-            return ndjson.Line(ndjson.NO_ID, error, line.reserved)
-        return self._lines.parsed(parsed)
 
     async def _classified(
         self, texts: Sequence[Text | errors.ServiceError], admitted: asyncio.Event
@@ -283,7 +273,7 @@ class StreamedAnswers(Response):
             outcomes, unknown = first.outcomes + second.outcomes, first.unknown + second.unknown
             return Classification(classifier.model, outcomes, stages, unknown)
 
-    async def _arriving(self, receive: Receive) -> AsyncIterator[ndjson.Lines]:
+    async def _arriving(self, receive: Receive) -> AsyncIterator[list[ndjson.Line]]:
         gate, reserved, more = self._classifier.stream_gate, 0, True
         while more:
             message = await self._message(receive)
