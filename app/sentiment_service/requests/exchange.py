@@ -27,7 +27,6 @@ OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 T = TypeVar("T")
-Done = TypeVar("Done", bound=Classification)
 logger = logging.getLogger(__name__)
 
 
@@ -189,8 +188,8 @@ class Exchange(ABC):
         return self.counted(classifier, texts, self.while_connected(work))
 
     async def counted(
-        self, classifier: Classifier, texts: Sequence[object], work: Awaitable[Done]
-    ) -> Done:
+        self, classifier: Classifier, texts: Sequence[object], work: Awaitable[Classification]
+    ) -> Classification:
         """What ``work`` returns. Its first outcomes are those of the request's ``texts``.
 
         These are counted and noted for the log here, whatever becomes of them, and nowhere else.

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import or_
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
@@ -165,6 +165,42 @@ class InflightBytes:
     def _add(self, size: int) -> None:
         self._own_taken += size
         self._own[0] = self._own_taken
+
+
+class Waiting:
+    """What waits for clients. What has waited longest gives way to a new one.
+
+    Ordinary clients are done before many others come, so those that hold others up lose. ``least``
+    may wait whatever their bytes are.
+    """
+
+    def __init__(self, most_bytes: int, least: int = 1) -> None:
+        self._most_bytes, self._least = most_bytes, least
+        self._bytes = 0
+        # With its bytes, and with what gives it up. The oldest comes first.
+        self._waiting: dict[object, tuple[int, Callable[[], object]]] = {}
+
+    def add(self, one: object, size: int, give_up: Callable[[], object]) -> None:
+        """Count one and its bytes until it is removed, or given up."""
+        while self._bytes + size > self._most_bytes and len(self._waiting) >= self._least:
+            self._give_up(next(iter(self._waiting)))
+        self._waiting[one] = size, give_up
+        self._bytes += size
+
+    def remove(self, one: object) -> bool:
+        """Count it no longer. Returns whether it was counted."""
+        size, known = self._waiting.pop(one, (0, None))
+        self._bytes -= size
+        return known is not None
+
+    def give_up_all(self) -> None:
+        for one in [*self._waiting]:
+            self._give_up(one)
+
+    def _give_up(self, one: object) -> None:
+        _, give_up = self._waiting[one]
+        self.remove(one)
+        give_up()
 
 
 class Proxies:

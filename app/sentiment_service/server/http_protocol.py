@@ -8,7 +8,7 @@
   after a refusal, has a rate of its own.
 - **A limit for heads**, and for the framing and the trailers of bodies in chunks: uvicorn collects
   a head without end.
-- **Limits for clients that do not read** their answers (``UnreadAnswers``), and times for each
+- **Limits for clients that do not read** their answers (``limits.Waiting``), and times for each
   head, the first included, and for a client that does not read.
 - **Refusals** of what is no valid request are problems like other errors, counted and logged. If a
   body turns out not to be valid, its own request gets the error.
@@ -38,7 +38,7 @@ from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, 
 from sentiment_service.observability.logs import log_request
 from sentiment_service.observability.observers import count_request
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, request_id
-from sentiment_service.requests.limits import IPV4_MAPPED, plain_address
+from sentiment_service.requests.limits import IPV4_MAPPED, Waiting, plain_address
 from sentiment_service.requests.service import Service
 from sentiment_service.server.arrivals import QUIET_S, Starts
 from sentiment_service.server.connection import Connection
@@ -77,35 +77,10 @@ class _Refused(asyncio.Event):
         raise self._error
 
 
-class UnreadAnswers:
-    """The answers that clients do not read, at most ``limit`` bytes of all connections.
-
-    If they are more, the connection whose client has not read for the longest time is cut, unless
-    it is the only one.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._left = limit
-        self._sizes: dict[Connection, int] = {}  # in the order in which clients ceased to read
-
-    def keep(self, connection: Connection, size: int) -> None:
-        """The connection has so many bytes that its client does not read."""
-        self._sizes[connection] = size
-        self._left -= size
-        while self._left < 0 and len(self._sizes) > 1:
-            oldest = next(iter(self._sizes))
-            self.drop(oldest)
-            oldest.abort()
-
-    def drop(self, connection: Connection) -> None:
-        """They are read, or the connection is gone."""
-        self._left += self._sizes.pop(connection, 0)
-
-
 class HttpProtocol(HttpToolsProtocol):
     """One connection to the ``service``. Its requests begin as ``starts`` says.
 
-    ``unread`` is shared by all connections of the service.
+    ``unread``, the connections whose clients do not read, is shared by all of the service.
     """
 
     def __init__(
@@ -113,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
         *arguments: Any,
         service: Service,
         starts: Starts,
-        unread: UnreadAnswers,
+        unread: Waiting,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -178,12 +153,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread.keep(self._transport, self._transport.get_write_buffer_size())
-        self._unsent = self.loop.call_later(SEND_TIMEOUT_S, self._transport.abort)
+        size, abort = self._transport.get_write_buffer_size(), self._transport.abort
+        self._unread.add(self._transport, size, abort)
+        self._unsent = self.loop.call_later(SEND_TIMEOUT_S, abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unread.drop(self._transport)
+        self._unread.remove(self._transport)
         if self._unsent is not None:
             self._unsent.cancel()
 

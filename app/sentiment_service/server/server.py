@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from sentiment_service import main
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.observability import logs
+from sentiment_service.requests.limits import Waiting
 from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import process
 from sentiment_service.server.arrivals import (
@@ -32,7 +33,7 @@ from sentiment_service.server.arrivals import (
     Quiet,
     Starts,
 )
-from sentiment_service.server.http_protocol import HttpProtocol, UnreadAnswers
+from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
@@ -141,7 +142,7 @@ class Server(uvicorn.Server):
 
     def _listen(self) -> None:
         starts = Starts(self._service.often_asked, self._service.settings.root_path)
-        unread = UnreadAnswers(self._service.inflight.limit)
+        unread = Waiting(self._service.inflight.limit)
         tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan

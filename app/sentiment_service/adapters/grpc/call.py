@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from sentiment_service import errors
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
 from sentiment_service.requests.exchange import UNMATCHED, Arrival, Exchange
-from sentiment_service.requests.limits import plain_address
+from sentiment_service.requests.limits import Waiting, plain_address
 from sentiment_service.requests.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
@@ -143,41 +143,6 @@ class Operations:
         function(*args)  # grpc.aio takes its events on this event loop already
 
 
-class Waiting:
-    """Calls that wait for their clients. The one that has waited longest gives way to a new one.
-
-    Ordinary clients are done before many others come, so those that hold calls up lose.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        # With its bytes, and with what gives it up. The oldest comes first.
-        self._calls: dict[object, tuple[int, Callable[[], object]]] = {}
-
-    def add(self, call: object, size: int, give_up: Callable[[], object]) -> None:
-        """Count a call and its bytes until it is removed, or given up."""
-        while self._bytes + size > self._most_bytes and len(self._calls) >= LEAST_WAITING:
-            self._give_up(next(iter(self._calls)))
-        self._calls[call] = size, give_up
-        self._bytes += size
-
-    def remove(self, call: object) -> bool:
-        """Count the call no longer. Returns whether it was counted."""
-        size, known = self._calls.pop(call, (0, None))
-        self._bytes -= size
-        return known is not None
-
-    def give_up_all(self) -> None:
-        for call in [*self._calls]:
-            self._give_up(call)
-
-    def _give_up(self, call: object) -> None:
-        _, give_up = self._calls[call]
-        self.remove(call)
-        give_up()
-
-
 class CallLimits:
     """The calls in progress, which are ``running``, and those of them that wait for their clients.
 
@@ -201,9 +166,9 @@ class CallLimits:
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
         self.running: set[ServingTask] = set()
         # A quarter of all calls at most is in each of these, so that others can be answered.
-        self.arriving = Waiting(bytes_allowed)
+        self.arriving = Waiting(bytes_allowed, LEAST_WAITING)
         self.arriving_bytes = max(settings.max_body_bytes, 4 * self.call_bytes)
-        self.leaving = Waiting(bytes_allowed // 4)
+        self.leaving = Waiting(bytes_allowed // 4, LEAST_WAITING)
         self._watching = 0
 
     def begin(self, task: ServingTask) -> None:
