@@ -274,13 +274,10 @@ class StreamedAnswers(Response):
             return Classification(classifier.model, outcomes, stages, unknown)
 
     async def _arriving(self, receive: Receive) -> AsyncIterator[list[ndjson.Line]]:
-        gate, reserved, more = self._classifier.stream_gate, 0, True
+        gate, more = self._classifier.stream_gate, True
         while more:
             message = await self._message(receive)
-            body = message.get("body", b"")
-            if body and not reserved:
-                self._lines.reserve(reserved := self._decoder.window(body[0]))
-            for piece in self._decoder.decode(body):
+            for piece in self._decoder.decode(message.get("body", b"")):
                 self._check_end()
                 for lines in self._lines.feed(piece, lambda: gate.group_bytes):
                     yield lines
