@@ -1,6 +1,4 @@
-"""What the sentiment APIs of clouds have in common: documents with languages, the sentences of
-each, where these begin, and refusals as the clouds make them.
-"""
+"""What the sentiment APIs of clouds share: documents, their sentences and places, and refusals."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,9 +68,9 @@ async def judge(
     *,
     model: str | None = None,
 ) -> list[Written | errors.ServiceError]:
-    """What ``write`` makes of each document, or why it has no result, in their order.
+    """What ``write`` makes of each document, or why it has no result.
 
-    If none has a result and the service is to blame, its error is raised: the client tries again.
+    If none has a result and the service is to blame, its error is raised.
     """
     exchange = request.exchange
     exchange.check_number(len(documents))

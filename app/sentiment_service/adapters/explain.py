@@ -1,8 +1,6 @@
 """POST /explain: what each word of a text contributes to its label.
 
 The method is leave-one-out: the occlusion of Zeiler and Fergus (arXiv:1311.2901), applied to words.
-On a CPU, the other texts in a batch do not change the model's answer for a text, so the explanation
-of a text is the same each time.
 """
 
 import re
@@ -160,8 +158,7 @@ def contributions(
     multi_label: bool,
 ) -> list[Word]:
     """For each word: how much lower the score of the whole text's label is without it."""
-    # Without its only word, a text is empty and has no score. This score is used instead: the one
-    # of a model that has no information.
+    # Without its only word, a text is empty: then the score of a model that knows nothing.
     unknown = 0.5 if multi_label else 1 / len(whole["scores"])
     explained: list[Word] = []
     for word, outcome in zip(words, others, strict=True):

@@ -1,6 +1,4 @@
-"""Google Natural Language's sentiment analysis over REST: POST /v1/documents:analyzeSentiment, and
-/v2.
-"""
+"""Google Natural Language's sentiment analysis over REST, its versions v1 and v2."""
 
 import re
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ GROUP_LINES = 128
 # The most bytes of an id, as JSON: answers that wait for a client have all ids of a group.
 MOST_ID = 1_024
 
-# The options of POST /classify that a stream takes, and why it does not take its other fields.
+# Of POST /classify, the options that a stream takes, and why it takes no other field.
 IN_QUERY = ("model", "overflow", "language", "threshold")
 NOT_TAKEN = {
     name: f"a stream does not take {name}; the options in its query are {', '.join(IN_QUERY)}"
@@ -50,9 +50,8 @@ class Line:
 class LineReader:
     """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
 
-    A line may continue in the next piece. If ``room`` is left for its bytes, they are stored until
-    the line ends, and their room is given back when the line is answered. Otherwise they are
-    dropped, and the line's error is ``Overloaded``.
+    A line may continue in the next piece. Its bytes are stored if there is ``room``, which is given
+    back when the line is answered. Otherwise its error is ``Overloaded``.
     """
 
     def __init__(self, max_bytes: int, room: InflightBytes) -> None:
@@ -68,10 +67,9 @@ class LineReader:
     def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line]]:
         """The lines that end in this piece, in groups.
 
-        ``group_bytes`` is called when a group begins. The group ends with the line that makes it
-        that many bytes long. The first group is a single line, which is answered soon. Each
-        further group may have twice as many lines as the one before, so that no stream gets far
-        ahead when many begin at once.
+        A group ends with the line that makes it ``group_bytes`` long. The first one is a single
+        line, and each may have twice as many as the one before, so that no stream gets far ahead
+        when many begin at once.
         """
         *ends, rest = piece.split(b"\n")
         first = 0

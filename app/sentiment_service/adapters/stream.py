@@ -1,8 +1,8 @@
 """POST /classify/stream: any number of texts in one request, at constant memory.
 
 Lines come in and answers go out at the same time, in the same order. A few groups of lines are in
-work at once. The newest group waits for its turn among the groups of other streams. While it
-waits, or while the client does not read its answers, nothing more is read from the client.
+work at once. While the newest waits for its turn among those of other streams, or the client does
+not read its answers, nothing more is read.
 """
 
 import asyncio
@@ -36,8 +36,7 @@ ACCEPTED = (
     "application/jsonlines",
     "application/octet-stream",
 )
-# Groups of lines whose answers wait to be sent. They are enough for the batcher to choose from, and
-# few enough that one stream has few turns in the queue, where each group has its own turn.
+# Groups of lines whose answers wait to be sent: few, because each has its own turn in the queue.
 WAITING_GROUPS = 2
 IDLE_S = 300.0  # the longest silence of a client that has not ended its body
 LAST_LINE_S = 0.1  # to send the last line to a client that may not read
@@ -138,11 +137,7 @@ async def classify_stream(request: HttpRequest) -> Response:
 
 
 class StreamedAnswers(Response):
-    """Reads the request and sends the answers at the same time.
-
-    A reload waits for the end of its streams as for that of other requests. Those that are longer
-    end with an error, because the answers of a stream should be of one model.
-    """
+    """Reads the request and sends the answers at the same time, all of one model."""
 
     def __init__(
         self, exchange: HttpExchange, classifier: Classifier, options: TextOptions, body: Decoder
@@ -177,8 +172,7 @@ class StreamedAnswers(Response):
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
                 raise
-            # The time for accepted work is over. Some answers are missing, but a client that reads
-            # still gets the last line.
+            # Some answers are missing, but a client that reads still gets the last line.
             if not self._ended:
                 self._failure = errors.ShuttingDown(SEND_AGAIN)
                 with suppress(TimeoutError):
@@ -195,8 +189,7 @@ class StreamedAnswers(Response):
             ends = (self._service.lifecycle.closing, self._classifier.ended)
             watching = [tasks.create_task(self._end_at(end)) for end in ends]
             tasks.create_task(self._read(receive, tasks))
-            # Let the reader ask for the body first: the server then sends "100 Continue" to a
-            # client that waits for it. Once the answer has begun, it would not.
+            # The reader asks for the body first, so that a client that waits gets "100 Continue".
             await asyncio.sleep(0)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while (group := await self._groups.get()) is not None:
@@ -234,10 +227,7 @@ class StreamedAnswers(Response):
         await self._groups.put(None)
 
     async def _answer(self, lines: list[ndjson.Line], admitted: asyncio.Event) -> bytes:
-        """The answers to a group of lines, in their order: a result or an error for each.
-
-        ``admitted`` is set when the group has passed the gate, or will never pass it.
-        """
+        """The answers to a group. ``admitted`` is set when it is past the gate, or cannot be."""
         texts = [line.text for line in lines]
         try:
             work = self._classified(texts, admitted)

@@ -1,7 +1,4 @@
-"""All metrics with their names, labels and buckets.
-
-Series that alerts and dashboard read are exported from the first scrape on.
-"""
+"""All metrics with their names, labels and buckets."""
 
 import asyncio
 import os
@@ -61,10 +58,7 @@ class Nvml:
                     self._handles[index, self._nvml.nvmlDeviceGetName(instance)] = instance
 
     def _instances(self, index: str, handle: Any) -> list[tuple[str, Any]]:
-        """The MIG instances of a GPU that is divided, else the GPU itself.
-
-        A container that has an instance may not read the memory of the whole GPU.
-        """
+        """The MIG instances of a GPU that is divided, else the GPU itself."""
         instances = []
         mode = self._ask(self._nvml.nvmlDeviceGetMigMode, handle)
         if mode and mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE:
@@ -109,8 +103,7 @@ class GpuCollector(Collector):
     async def refresh(self) -> None:
         """Read the GPUs on a thread, because NVML can block for seconds when a GPU is lost.
 
-        A GPU that does not answer within ``WAIT_S`` is not up. Its thread is left alone; no other
-        one is started before it returns.
+        What does not answer within ``WAIT_S`` is not up, and its thread is left alone.
         """
         if self._absent:
             return
@@ -170,10 +163,7 @@ OTHER_OPERATION = "other"  # health checks, metrics, models, pages
 
 
 class Metrics:
-    """The metrics of one application, in a registry of their own.
-
-    They count in this worker's part of the ``board``, and show what all its workers have counted.
-    """
+    """The metrics of one application: those of all workers whose parts the ``board`` has."""
 
     def __init__(self, board: Board) -> None:
         self.registry = SharedRegistry(board)
@@ -325,10 +315,7 @@ class Metrics:
     def expect_request(
         self, route: str, method: str, status: int, outcome: str, operation: str = OTHER_OPERATION
     ) -> None:
-        """Create the series of requests with this route, method and outcome; their value is 0.
-
-        ``operation`` is what the route does. Alerts read it, so they need no list of routes.
-        """
+        """Create the series of requests with this route, method and outcome; their value is 0."""
         self.operations[route] = operation
         self.requests.labels(route, method, status, operation, outcome)
         self.request_seconds.labels(route, operation)
@@ -365,10 +352,7 @@ class Metrics:
 
 
 class ProcessesCollector(Collector):
-    """What prometheus_client says of a process, of all ``pids``: sums, and the earliest start.
-
-    And the memory of the container or the machine in which they are.
-    """
+    """What prometheus_client says of a process, of all ``pids``, and the memory where they are."""
 
     def __init__(self, pids: Gauge) -> None:
         self._pids = pids

@@ -1,19 +1,13 @@
 """Counters, gauges and histograms that take no locks and count for all workers of a service.
 
-The classes of prometheus_client take two or three locks for each value, because any thread may
-change their series. Here, one thread at a time changes a series: almost always the event loop,
-which also answers the scrapes. A scrape shows the same as with prometheus_client, but not when the
-series were created.
-
-A scrape shows the numbers of all workers together. To count costs no more for that: a worker writes
-its numbers into shared memory before each scrape of its own, and ten times a second. A worker that
-is killed loses what it has counted since then.
+One thread at a time changes a series: almost always the event loop, which also answers the scrapes.
+A scrape shows the numbers of all workers together. A worker writes its numbers into shared memory
+before each scrape of its own, and ten times a second.
 
 There, a worker writes the names of its series one after the other; each says how many cells it has
 for its numbers, which follow one another in the same order. A name is written first, and then how
-far the names can be read: so nobody reads half a name, even if its worker was killed while it
-wrote. Whoever shows the metrics reads the parts of all workers, also of those that ended. A worker
-that takes the place of another finds the series in its part, and goes on counting.
+far the names can be read: so nobody reads half a name. A worker that takes the place of another
+finds the series in its part, and goes on counting.
 """
 
 import json
@@ -47,10 +41,7 @@ Labels = tuple[str, ...]  # the label values of a series, in the order of the la
 
 
 class SeriesStore:
-    """This worker's series, and those of all workers together.
-
-    ``continued`` says whether an earlier process has counted as this worker.
-    """
+    """This worker's series, which an earlier process may have begun, and those of all workers."""
 
     def __init__(self, board: Board) -> None:
         self._parts = [*map(_Part, *map(board.parts, ("series", "counts", "gauges")))]
@@ -58,7 +49,7 @@ class SeriesStore:
         self.continued = bool(self._own.series)
 
     def cells(self, section: str, metric: str, labels: Labels, count: int) -> Numbers:
-        """The numbers of one of this worker's series: ``count`` of them, in the ``section``."""
+        """The ``count`` numbers of one of this worker's series."""
         series = self._own.series[metric, count]
         if labels not in series:
             self._own.add(section, metric, labels, count)
@@ -67,10 +58,7 @@ class SeriesStore:
     def merged(
         self, metric: str, count: int, merge: Callable[[Iterable[float]], float]
     ) -> dict[Labels, list[float]]:
-        """The numbers of all series of a metric that has ``count`` of them for each series.
-
-        ``merge`` makes one number of those of several workers.
-        """
+        """The ``count`` numbers of each series of a metric, those of several workers merged."""
         found: defaultdict[Labels, list[Numbers]] = defaultdict(list)
         for part in self._parts:
             part.read()

@@ -165,10 +165,7 @@ class Service:
             self._count_surplus()
 
     def _count_surplus(self) -> None:
-        """How many connections another worker should have: one that was replaced has none.
-
-        Kept connections stay where they are, so it would have nothing to do for long.
-        """
+        """How many kept connections another worker should have: one that was replaced has none."""
         if (now := time.monotonic()) < self._counts_at:
             return
         self._counts_at = now + COUNTS_S
@@ -211,28 +208,21 @@ class Service:
 class SideServer(Protocol):
     """A server of another protocol than HTTP, on the same event loop."""
 
-    async def start(self) -> None:
-        """Answer from now on."""
+    async def start(self) -> None: ...
 
-    async def stop(self, stop_by: float) -> None:
-        """Finish the calls in progress; ``stop_by`` is on the clock ``time.monotonic``."""
+    async def stop(self, stop_by: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
+    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is."""
 
-    ``routes`` are HTTP's, of the class ``http.routes.Route``; those at ``instances`` read
-    Vertex AI's form. ``forms`` are of bodies at the paths of other routes: the path and a field of
-    the body, and the route that answers it. ``server`` makes a server on the event loop when the
-    models are ready; it raises UserError if it cannot use its address. ``configured`` is for one
-    that depends on the settings or on other adapters: it gets them, and returns the adapter to
-    serve.
-    """
-
-    routes: "Sequence[BaseRoute]" = ()
+    routes: "Sequence[BaseRoute]" = ()  # of the class ``http.routes.Route``
     paths: Paths = field(default_factory=Paths)
-    instances: Set[str] = frozenset()
+    instances: Set[str] = frozenset()  # the paths that read Vertex AI's form
+    # By the path of another route and a field of the body: the route that answers it.
     forms: "Mapping[tuple[str, str], BaseRoute]" = field(default_factory=dict)
+    # Makes a server on the event loop; raises UserError if it cannot use its address.
     server: Callable[[Service], SideServer] | None = None
+    # The adapter to serve, for one that depends on the settings or on other adapters.
     configured: "Callable[[Settings, Sequence[Adapter]], Adapter] | None" = None

@@ -27,19 +27,16 @@ PAUSE_S = 0.25
 # Seconds for a handshake of TCP to complete after its first packet has arrived.
 HANDSHAKE_S = 0.1
 
-# A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
-# probe or a finished answer waits that long, however many clients send at once.
+# At about 0.3 ms for a request, an iteration takes a few milliseconds.
 STARTS_AT_ONCE = 8
 # What costs the service work and gives the runners none (handshakes of TLS, and what a connection
-# asks again and again without texts) begins this often in each period. Without a pause, the event
-# loop would never be idle, and the runners would wait in vain for Python's lock: the loop gives it
-# up for moments, too short for them to wake, and too often for Python to hand it over.
+# asks again and again without texts) begins this often in each period. Without a pause, the runners
+# would wait in vain for Python's lock, which a busy event loop gives up for moments only.
 PACED_AT_ONCE, PERIOD_S = 4, 0.005
 # When requests wait longer than this, some clients will have no more time for their answers.
 PATIENCE_S = 0.1
 
-# A stopping server closes a connection only after this many seconds of silence, because the client
-# might be about to send a request.
+# A stopping server closes a connection after this silence: its client might be about to send.
 QUIET_S = 0.5
 # The share of drain-ms after which the listeners close, even if clients still connect.
 ACCEPTING_SHARE = 0.5
@@ -65,10 +62,7 @@ class Arrivals:
         return self._site.fileno() < 0
 
     async def close(self) -> None:
-        """Take every connection that the kernel has completed, then stop listening.
-
-        May be called more than once.
-        """
+        """Take every connection that the kernel has completed, then stop listening."""
         if self.ended:
             return
         await self._refuse_more()
@@ -84,8 +78,7 @@ class Arrivals:
 
     def _listen(self) -> None:
         try:
-            # Two servers can bind one address while neither listens; then this call fails for the
-            # second one.
+            # It fails for the second of two servers that bound one address when neither listened.
             self._site.listen(BACKLOG)
         except OSError as error:
             host, port = self._site.getsockname()[:2]
@@ -155,10 +148,7 @@ class Listener:
         return self.arrivals.ended and not self._beginning and not self._in_handshake
 
     async def close(self) -> None:
-        """Begin every connection that has arrived, and accept no more.
-
-        May be called more than once.
-        """
+        """Begin every connection that has arrived, and accept no more."""
         await self.arrivals.close()
         if self._beginning:
             await asyncio.wait(self._beginning)
@@ -212,15 +202,10 @@ class Quiet:
 
 class Turns:
     """Begins what has arrived in order, ``at_once`` in each period: an iteration of the event loop,
-    or ``period_s`` seconds.
-
-    Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
-    have arrived would all begin before the next connection is accepted or the next probe is read.
+    or ``period_s`` seconds. So connections are accepted and probes read between a thousand others.
 
     When the first in the queue has waited longer than ``patience_s``, there are more than can
     begin. In order of arrival all would be late, so every second to begin is then the latest one.
-
-    Create it on the event loop.
     """
 
     def __init__(
@@ -272,8 +257,7 @@ class Turns:
 class Starts:
     """Begins requests: probes at once, others in turns, and those that repeat at a limited rate.
 
-    ``often_asked`` are the paths of probes, also below ``root_path``. What reads them is short and
-    does not wait, unless it is such reads that are repeated.
+    ``often_asked`` are the paths of probes, also below ``root_path``.
     """
 
     def __init__(self, often_asked: PathSet, root_path: str = "") -> None:
@@ -286,10 +270,7 @@ class Starts:
     def take(
         self, head: bytes | bytearray, start: Callable[[], None], *, repeats: bool = False
     ) -> None:
-        """Begin the request with this ``head``, when its turn has come.
-
-        ``repeats`` says that its client asks again and again, and brings no texts.
-        """
+        """Begin the request with this ``head`` in its turn, or among those that repeat."""
         path = _path(head).removeprefix(self._root_path)
         is_probe = not head.startswith(b"POST") and path in self._often_asked
         if repeats:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-# Read in one iteration of the event loop, from each connection. So what a client sends costs the
-# others a few milliseconds at most, however it is cut into chunks, and what is not read yet stays
-# with the kernel. libuv alone would read 8 MB of one connection before it looks at the next.
+# Read of each connection in an iteration of the event loop: it costs the others a few milliseconds,
+# however it is cut into chunks. libuv alone would read 8 MB before it looks at another connection.
 READ_BYTES = 32_768
 # What nobody will look at is read in longer pieces where possible, with a pause behind each: else
 # whoever uploads it would keep the event loop busy, and Python's lock from the runners.
@@ -22,11 +21,9 @@ RECORD_BYTES = 16_384
 # Seconds for the whole handshake.
 HANDSHAKE_S = 20.0
 
-# For how many seconds the rest of a refused body is read and dropped. Some clients send the whole
-# body before they read the error. After that the connection closes in any case.
-LINGER_S = 30.0
-# After this many seconds of silence, the client is assumed to have nothing more to send.
-SILENCE_S = 2.0
+# The rest of a refused body is dropped for so long, because some clients send all of it before they
+# read the error; or until so long a silence.
+LINGER_S, SILENCE_S = 30.0, 2.0
 
 
 class Buffers:
@@ -40,14 +37,12 @@ class Buffers:
 class Connection(asyncio.BufferedProtocol):
     """A protocol for the socket's transport, and the transport of what ``protocol`` makes.
 
-    uvicorn writes the head and the body of an answer separately. That would be two system calls,
-    and two packets that wake the client twice. So a write waits for the next one, at most until
-    the next iteration of the event loop.
+    uvicorn writes the head and the body of an answer separately. So a write waits for the next one,
+    at most until the next iteration of the event loop: they leave in one packet.
 
     If a connection is closed before all received data is read, the kernel resets it, and the
-    client loses the answer (RFC 9112, section 9.6). So ``close`` first ends our sending side and
-    drops what still arrives. The connection closes when the client ends its side or is silent, or
-    when its time is over.
+    client loses the answer (RFC 9112, section 9.6). So ``close`` ends our sending side, and drops
+    what arrives until the client ends its side or is silent, or its time is over.
 
     ``sending`` is called at the close. It returns whether the client may still be sending; the
     protocol sets it. ``on_end`` is called when the connection has ended.

@@ -1,27 +1,10 @@
-"""uvicorn's HTTP/1.1 protocol with limits. What HttpProtocol adds to that of uvicorn 0.54:
+"""uvicorn's HTTP/1.1 protocol with limits.
 
-- **One request at a time.** uvicorn parses everything that arrives, so a client that sends many
-  requests ahead fills the memory. Here the parser gets a whole head, then its body, and the next
-  head when the answer is complete. Of what is sent ahead, little is read.
-- **Requests begin in turns** (``arrivals.Starts``), and know when they arrived and whether their
-  client has left (``exchange.Arrival``). What a connection asks again and again, and what it sends
-  after a refusal, has a rate of its own.
-- **A limit for heads**, and for the framing and the trailers of bodies in chunks: uvicorn collects
-  a head without end.
-- **Limits for clients that do not read** their answers (``limits.Waiting``), and times for each
-  head, the first included, and for a client that does not read.
-- **Refusals** of what is no valid request are problems like other errors, counted and logged. If a
-  body turns out not to be valid, its own request gets the error.
-- **Stricter parsing**: exactly one Host (RFC 9112, section 3.2), no transfer coding but chunks,
-  no white space behind a header's value, no trailers among the headers.
-- **Offers to upgrade** to HTTP/2 in clear text are ignored. Otherwise the parser loses the body of
-  the request. Java's HttpClient makes this offer by default.
-- **A refused body is dropped unparsed**, and an answered request leaves nothing in memory.
-- **Closing lingers** (``connection.Connection``): clients that are still sending read their
-  answer. While the server stops, only connections that have been quiet for a while are closed.
-
-The methods of uvicorn that are not overridden are used as they are; ``test_connections.py`` lists
-the others.
+uvicorn 0.54 parses all that arrives, so a client that sends many requests ahead, or a head without
+end, fills the memory. Here the parser gets a whole head, then its body, and the next head when the
+answer is complete. Requests begin in turns (``arrivals.Starts``). What is no valid request gets a
+problem like other errors, counted and logged; parsing is stricter than uvicorn's. Closing lingers
+(``connection.Connection``). ``test_connections.py`` lists the methods that are overridden.
 """
 
 import asyncio
@@ -43,8 +26,7 @@ from sentiment_service.requests.service import Service
 from sentiment_service.server.arrivals import QUIET_S, Starts
 from sentiment_service.server.connection import Connection
 
-# How much a client may send ahead while its current request is answered. If it sends more, the
-# server stops reading from it.
+# If a client sends more ahead while its request is answered, the server stops reading from it.
 MAX_AHEAD_BYTES = 16_384
 # The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
@@ -53,6 +35,7 @@ ENDLESS = sys.maxsize
 REPEATS_S = 0.1
 LINE_END = b"\r\n"
 HEAD_END = b"\r\n\r\n"
+# Java's HttpClient offers HTTP/2 by default; where the parser sees that, it loses the body.
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
@@ -164,10 +147,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._unsent.cancel()
 
     def close_if_quiet(self, since: float, now: float) -> None:
-        """Close if nothing has arrived for a while; called repeatedly while the server stops.
-
-        It stops ``since`` a time on the event loop's clock.
-        """
+        """Close if nothing has arrived for a while. The server stops ``since`` a time."""
         if self._transport.closing:
             return
         if self._state is ConnectionState.HEAD:
@@ -287,9 +267,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._state is not ConnectionState.TURN:
-            # Only the parser finds the end of a chunked body, so it has already seen the start of
-            # the next request. It is not answered: clients that send ahead must be ready to send
-            # again.
+            # Only the parser finds the end of a chunked body, so it has seen the next request's
+            # start. That is not answered: clients that send ahead must be ready to send again.
             raise BadRequest("a request behind another one in chunks")
         super().on_message_begin()
 

@@ -38,8 +38,7 @@ _ended_by = 0  # the signal that ended the start
 def open_standard_files() -> None:
     """Open the null device in place of standard files that are closed (``2>&-``).
 
-    Otherwise the next files and sockets would get their descriptors, and text for standard error
-    could be sent to a client.
+    Otherwise sockets would get their descriptors, and text for standard error go to a client.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -48,10 +47,7 @@ def open_standard_files() -> None:
 
 
 def raise_file_limit() -> None:
-    """Let the process open as many files as the system allows it, 65,536 at most.
-
-    Without this call the limit is usually 1,024, for the sake of programs that use select().
-    """
+    """Let the process open as many files as the system allows it, up to ``MOST_FILES``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if hard != unlimited and hard < LEAST_FILES:
@@ -69,9 +65,8 @@ def raise_file_limit() -> None:
 def return_long_blocks() -> None:
     """Make the C library return each block of 64 KiB or more to the system when it is freed.
 
-    glibc raises its own threshold, to 32 MiB at most, when long blocks are freed. Then they come
-    from a heap of which only the end is returned: after hundreds of long bodies at once, the
-    process keeps up to 200 MB that nothing uses.
+    glibc raises its own threshold when long blocks are freed: after hundreds of long bodies at
+    once, the process would keep up to 200 MB that nothing uses.
     """
     with suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
@@ -164,10 +159,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_sites(settings: "Settings") -> list[socket.socket]:
-    """The sockets of the service's port and, if they have their own, of the metrics' port.
-
-    gRPC opens its own when the models are warm.
-    """
+    """The sockets of the service's port and, if they have their own, of the metrics' port."""
     ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
     return [bind(settings.host, port) for port in ports]
 
@@ -215,9 +207,8 @@ def cannot_listen(host: str, port: int, error: OSError) -> UserError:
 def take_no_handshake(listener: socket.socket) -> None:
     """From now on, have the kernel drop the first packet of each handshake.
 
-    When a listener closes, the kernel ends the connections that are complete but not accepted: 25
-    clients of 1,200 in 200 closes. So no new handshake may begin before the close. The client tries
-    again a second later, and finds the port closed.
+    When a listener closes, the kernel ends the connections that are complete but not accepted. So
+    no handshake may begin just before. The client tries again, and finds the port closed.
     """
     if sys.platform != "linux":
         return

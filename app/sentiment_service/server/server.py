@@ -45,9 +45,8 @@ KEEP_ALIVE_S = 75
 REFUSING_SHARE = 0.1
 MAX_REFUSING_S = 1.0
 
-# Answered requests and closed connections leave nothing to the garbage collector. It looks at all
-# requests that wait, for 0.1 to 0.3 s each time, and with Python's own thresholds (700, 10, 10)
-# whenever the number of objects has grown by 700.
+# Answered requests leave nothing to the garbage collector, which looks at all that wait, for 0.1 to
+# 0.3 s; by Python's own thresholds, whenever the number of objects has grown by 700.
 COLLECTOR_THRESHOLDS = (100_000, 5, 10)
 
 logger = logging.getLogger(__name__)
@@ -223,8 +222,8 @@ class Server(uvicorn.Server):
     async def _close_what_is_quiet(self, since: float, accept_until: float, until: float) -> None:
         """Close quiet connections; return when none is left and none can arrive, or at ``until``.
 
-        Both times, and ``accept_until``, when the listeners close at the latest, are on the clock
-        ``time.monotonic``. The server stops ``since`` a time on the event loop's clock.
+        The listeners close at ``accept_until`` at the latest. ``since`` is when the server began to
+        stop, on the event loop's clock; the others are on that of ``time.monotonic``.
         """
         quiet, loop = Quiet(), asyncio.get_running_loop()
         connections = self.server_state.connections

@@ -56,7 +56,7 @@ class Reloaded(Struct, frozen=True, tag=True):
 
 
 class Prepare(Struct, frozen=True, tag=True):
-    """The supervisor has a worker do that; ``reload`` is the number of the reload."""
+    """The supervisor has a worker load it; ``reload`` is the number of the reload."""
 
     reload: int
     model: str
@@ -156,7 +156,7 @@ class Channel:
         return True
 
     def end(self) -> None:
-        """Give no more connections. The worker is notified when it has taken those that it has."""
+        """Give no more connections. The worker sees the end when it has taken those that it has."""
         self._end.shutdown(socket.SHUT_WR)
 
     def take_back(self) -> list[socket.socket]:
@@ -177,7 +177,7 @@ class HandedOver(Arrivals):
     """The connections that arrive at a worker through its end. The supervisor ends the channel."""
 
     def _listen(self) -> None:
-        """Do nothing: connections come from the start."""
+        """Connections come from the start."""
 
     def _next(self) -> socket.socket:
         message, connections = _receive(self._site)
@@ -189,7 +189,7 @@ class HandedOver(Arrivals):
         raise BlockingIOError
 
     async def _refuse_more(self) -> None:
-        """Do nothing: this is the supervisor's part."""
+        """This is the supervisor's part."""
 
 
 def _receive(worker_end: socket.socket) -> tuple[bytes, list[socket.socket]]:
@@ -210,8 +210,8 @@ class Dealer:
     """Accepts connections at the ``sites``, and gives each to a worker.
 
     Of the workers that are ready and answer, the one with the fewest open connections gets the
-    next; if several have as many, they take turns. While no worker takes one, connections wait
-    here; while there is no worker, they get 503. Call ``look`` several times a second.
+    next. While no worker takes one, connections wait here; while there is no worker, they get 503.
+    Call ``look`` several times a second.
     """
 
     def __init__(self, sites: Sequence[socket.socket], workers: "Sequence[WorkerProcess]") -> None:

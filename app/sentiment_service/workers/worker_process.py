@@ -109,10 +109,9 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
 def take_share(
     settings: Settings, number: int, workers: int, *, cpus: float | None = None
 ) -> tuple[Settings, float, int]:
-    """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
+    """The share of worker ``number``: settings with its GPUs, its CPUs, and the workers of its GPU.
 
-    The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
-    limits are shared.
+    The last two are numbers.
     """
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
@@ -143,9 +142,8 @@ MOST_ELAPSED_S = 0.5
 class WorkerProcess:
     """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
 
-    The process reads its settings as this one did, but gets bundles and cache from ``settings``,
-    and the descriptor of the credentials in force from ``credentials``. ``on_message`` gets each
-    message of the process, and ``on_end`` is called when it ends.
+    The process reads its settings as this one did, but bundles and cache are those of ``settings``.
+    ``credentials`` gives the descriptor of those in force.
     """
 
     def __init__(
@@ -244,10 +242,7 @@ class WorkerProcess:
         return True
 
     def returned(self) -> list[tuple[int, socket.socket]]:
-        """The connections, with their ports, that the worker was dealt and has not taken.
-
-        While it answers, there are none. Each is returned once.
-        """
+        """The connections, with their ports, that it was dealt and has not taken; each once."""
         returned, self._returned = self._returned, []
         return returned
 
@@ -285,7 +280,7 @@ class WorkerProcess:
     def promote(self, name: str, *, loads: bool) -> None:
         """From the next start on, the candidate is the first model, under that one's ``name``.
 
-        A process that ``loads`` what it was told at its start has the former one, and is replaced.
+        A process that still ``loads`` the former one is replaced.
         """
         settings = self._settings
         if settings.shadow is not None:

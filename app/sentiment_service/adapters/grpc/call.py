@@ -1,13 +1,11 @@
 """One gRPC call, as the methods see it, and what all calls may take: docs/grpc.md has the sums.
 
-Bytes that have arrived as a whole message are counted in ``Service.inflight``. gRPC does not say
-how many of a message have come or gone so far, so calls that wait for their clients are counted
-here, each for the most that it can take.
+gRPC does not say how many bytes of a message have come or gone so far, so calls that wait for their
+clients are counted here, each for the most that it can take.
 
-The tasks and futures of grpc.aio are ours, so that its C library's operations leave nothing in
-memory. It frees what it gave the library for an operation only when the task that waits goes on:
-not when the operation has failed, nor when the task was cancelled (grpcio 1.85, ``execute_batch``
-in ``callback_common.pyx.pxi``). Clients that reset calls would fill the memory, 550 bytes a call.
+The tasks and futures of grpc.aio are ours. It frees what it gave its C library for an operation
+only when the task that waits goes on: not when the operation has failed, nor when the task was
+cancelled (grpcio 1.85, ``execute_batch``). Clients that reset calls would leave 550 bytes a call.
 """
 
 import asyncio
@@ -38,16 +36,11 @@ Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 INFER = "/inference.GRPCInferenceService/ModelInfer"  # the method that takes texts
 NAMES = ", ".join(path.rpartition("/")[2] for path in METHODS if "GRPCInference" in path)
 SHORT_BYTES = 4_096  # the most of a message for any other method
-# Fields of a message, its parts' included, beside one for each text. Decoding a million of them
-# would hold the event loop.
-FIELDS = 1_000
+FIELDS = 1_000  # of a message, beside one for each text: a million would hold the event loop
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
-# A stream whose client is silent for this long is ended ...
-IDLE_S = 300.0
-# ... and a call whose client does not take a message.
-UNTAKEN_S = 60.0
-# What a client may send on a stream before it is read: the window with which HTTP/2 begins. A
-# client that does not answer our settings may use all of it, so a shorter one would not hold.
+IDLE_S = 300.0  # after this silence of its client, a stream is ended ...
+UNTAKEN_S = 60.0  # ... and a call whose client does not take a message
+# What a client may send on a stream before it is read: the window with which HTTP/2 begins.
 WINDOW_BYTES = 65_535
 # Of a deadline, this is what is left at the arrival. If it was as long as ours, it is no shorter.
 UNDER_WAY = 0.95
@@ -77,11 +70,7 @@ Handlers = Mapping[str, Handler]
 
 
 class Operation(asyncio.Future[None]):
-    """The end of an operation of the C library, for a task that waits.
-
-    It has a result even if the operation has ``failed``, or if the task has ``given_up`` the
-    operation and no longer looks at its end.
-    """
+    """The end of an operation of the C library, also if it failed or its task has given it up."""
 
     failed = given_up = False
     seen = False  # by the task
@@ -103,9 +92,9 @@ class Operation(asyncio.Future[None]):
 
 
 class ServingTask(asyncio.Task[object]):
-    """A task of grpc.aio: one waits for the end of a call, and has made the one that serves it.
+    """A task of grpc.aio. To cancel it while it waits for its latest operation gives that up.
 
-    To cancel it while it waits for its latest operation is to give that up.
+    One waits for the end of a call, and is the ``maker`` of the one that serves it.
     """
 
     maker: asyncio.Task[object]
@@ -172,7 +161,7 @@ class CallLimits:
         self._watching = 0
 
     def begin(self, task: ServingTask) -> None:
-        """Count the call of a task until its end, with the status that its client must take."""
+        """Count the call of a task until its end."""
         self.running.add(task)
         task.add_done_callback(self.running.discard)
         task.add_done_callback(self.leaving.remove)
@@ -204,10 +193,7 @@ class CallLimits:
         return error
 
     def client(self, peer: str) -> str:
-        """The address of a call's client.
-
-        ``peer`` is in ``addresses``, or such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
-        """
+        """The address of a call's client, such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
         host = self.addresses.get(peer) or unquote(peer).partition(":")[2].rpartition(":")[0]
         return plain_address(host.strip("[]"))
 
@@ -322,8 +308,7 @@ class Call(Exchange):
             self.deadline, "the message did not arrive within the time allowed"
         )
         if content is grpc.aio.EOF:
-            # gRPC ends a call like this if its message is longer than allowed, and has
-            # answered it. No client that is made from a .proto file leaves out the message.
+            # So gRPC ends a call whose message is longer than allowed, and which it has answered.
             most = self.service.settings.max_body_bytes
             raise errors.PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
         return self._parsed(content)

@@ -23,9 +23,8 @@ from sentiment_service.errors import UserError
 from sentiment_service.requests.service import Service
 
 BACKLOG = 2048
-# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
-# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
-# clients that had as many at once.
+# Calls of one connection. gRPC counts a call until it is freed, one that its client has reset as
+# well. With 64, it refused those of ordinary clients that had as many at once.
 STREAMS = 256
 # Calls of a connection that wait to be taken, and of all, with some 25 kB each.
 EACH = STREAMS + 1
@@ -44,17 +43,13 @@ class Door:
     """Listens at an address, and connects clients with gRPC's library, which listens at ``inner``.
 
     Each byte handed on is counted for the most calls that may begin with it. When there is no room,
-    nothing is handed on until the library has read everything and no call waits. It may still be
-    parsing what its threads, at most 16, have just read. Create it on the event loop.
+    nothing is handed on until the library has read everything and no call waits.
     """
 
     def __init__(
         self, service: Service, most: int, all_taken: Callable[[], Awaitable[None]]
     ) -> None:
-        """``most`` is the number of clients.
-
-        ``all_taken`` returns when the calls have been taken whose bytes the library has read.
-        """
+        """``most`` clients may come. ``all_taken`` waits for the calls whose bytes were read."""
         host, port = service.settings.host, service.settings.grpc_port
         self.name = f"sentiment-grpc-{os.getpid()}-{port}"
         self.inner = f"unix-abstract:{self.name}"
