@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sentiment_service.requests.limits import PathSet
-from sentiment_service.server.connection import Buffers, Connection, TlsConnection
+from sentiment_service.server.connection import READ_BYTES, Connection, TlsConnection
 from sentiment_service.server.process import cannot_listen, take_no_handshake
 
 # Connections that the kernel completes while the service is busy. The kernel's own limit applies
@@ -136,7 +136,7 @@ class Listener:
         self._on_end = on_end
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._buffers = Buffers()
+        self._buffer = memoryview(bytearray(READ_BYTES))  # into which all connections read
         self._beginning: set[asyncio.Task[None]] = set()
         self._handshakes = Turns(PACED_AT_ONCE, PERIOD_S)
         self._in_handshake: set[TlsConnection] = set()
@@ -172,10 +172,10 @@ class Listener:
 
     def _connection(self) -> Connection:
         if self.tls is None:
-            return Connection(self._protocol, self._buffers, self._on_end)
+            return Connection(self._protocol, self._buffer, self._on_end)
         connection = TlsConnection(
             self._protocol,
-            self._buffers,
+            self._buffer,
             self._on_end,
             context=self.tls,
             begin=self._handshakes.take,
@@ -265,17 +265,15 @@ class Starts:
         self._root_path = root_path
         self._requests = Turns()
         self._repeated = Turns(PACED_AT_ONCE, PERIOD_S)
-        self._repeated_probes = Turns(PACED_AT_ONCE, PERIOD_S)
 
     def take(
         self, head: bytes | bytearray, start: Callable[[], None], *, repeats: bool = False
     ) -> None:
         """Begin the request with this ``head`` in its turn, or among those that repeat."""
         path = _path(head).removeprefix(self._root_path)
-        is_probe = not head.startswith(b"POST") and path in self._often_asked
         if repeats:
-            (self._repeated_probes if is_probe else self._repeated).take(start)
-        elif is_probe:
+            self._repeated.take(start)
+        elif not head.startswith(b"POST") and path in self._often_asked:
             start()
         else:
             self._requests.take(start)

@@ -11,10 +11,6 @@ from typing import Any
 # Read of each connection in an iteration of the event loop: it costs the others a few milliseconds,
 # however it is cut into chunks. libuv alone would read 8 MB before it looks at another connection.
 READ_BYTES = 32_768
-# What nobody will look at is read in longer pieces where possible, with a pause behind each: else
-# whoever uploads it would keep the event loop busy, and Python's lock from the runners.
-DROP_BYTES = 1_048_576
-DROP_PAUSE_S = 0.002
 
 # The same with TLS: one long record, or some 700 that hold one byte each.
 RECORD_BYTES = 16_384
@@ -24,14 +20,6 @@ HANDSHAKE_S = 20.0
 # The rest of a refused body is dropped for so long, because some clients send all of it before they
 # read the error; or until so long a silence.
 LINGER_S, SILENCE_S = 30.0, 2.0
-
-
-class Buffers:
-    """The memory into which all connections of an event loop read, one after the other."""
-
-    def __init__(self) -> None:
-        self.read = memoryview(bytearray(READ_BYTES))
-        self.drop = memoryview(bytearray(DROP_BYTES))
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -44,8 +32,8 @@ class Connection(asyncio.BufferedProtocol):
     client loses the answer (RFC 9112, section 9.6). So ``close`` ends our sending side, and drops
     what arrives until the client ends its side or is silent, or its time is over.
 
-    ``sending`` is called at the close. It returns whether the client may still be sending; the
-    protocol sets it. ``on_end`` is called when the connection has ended.
+    All connections read into one ``buffer``. ``sending`` is called at the close. It returns whether
+    the client may still be sending; the protocol sets it.
     """
 
     most = READ_BYTES
@@ -53,7 +41,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         protocol: Callable[[], asyncio.Protocol],
-        buffers: Buffers,
+        buffer: memoryview,
         on_end: Callable[[], None] | None = None,
         *,
         linger_s: float = LINGER_S,
@@ -61,13 +49,12 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._make_protocol = protocol
         self._protocol: asyncio.Protocol | None = None  # from the begin to the end
-        self._buffers = buffers
+        self._buffer = buffer[: self.most]
         self._on_end = on_end
         self._linger_s = linger_s
         self._silence_s = silence_s
         self.sending: Callable[[], bool] = bool  # it returns False
         self.closing = False  # whether ``close`` was called, or the connection is lost
-        self._dropping = False  # whether nobody looks at what arrives
         self._silent = True  # nothing has been dropped since the last look
         self._left_s = linger_s
         self._look: asyncio.TimerHandle | None = None
@@ -88,13 +75,13 @@ class Connection(asyncio.BufferedProtocol):
         self._begin()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffers.drop if self._dropping else self._buffers.read[: self.most]
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._dropping:
+        if self.closing:
             self.drop()
-            return
-        self._arrived(bytes(self._buffers.read[:nbytes]))
+        else:
+            self._arrived(bytes(self._buffer[:nbytes]))
         if nbytes == self.most:
             self._rest()
 
@@ -162,14 +149,10 @@ class Connection(asyncio.BufferedProtocol):
         if not self._resting:
             self._transport.resume_reading()
 
-    def _rest(self, pause_s: float = 0.0) -> None:
-        """Read no more in this iteration of the event loop, or for some time."""
-        if self._resting or self._transport.is_closing():
-            return
-        self._hold()
-        if pause_s:
-            self._loop.call_later(pause_s, self._read_on)
-        else:
+    def _rest(self) -> None:
+        """Read no more in this iteration of the event loop."""
+        if not self._resting and not self._transport.is_closing():
+            self._hold()
             self._loop.call_soon(self._read_on)
 
     def _hold(self) -> None:
@@ -204,7 +187,6 @@ class Connection(asyncio.BufferedProtocol):
         and calls ``drop`` for what comes until then.
         """
         self.stop()
-        self._dropping = self.closing
         self.resume_reading()
         self._left_s = self._linger_s
         self._look_later()
@@ -217,7 +199,6 @@ class Connection(asyncio.BufferedProtocol):
     def drop(self) -> None:
         """Something has arrived that nobody looks at."""
         self._silent = False
-        self._rest(DROP_PAUSE_S)
 
     def _look_later(self) -> None:
         self._silent = True
@@ -246,14 +227,14 @@ class TlsConnection(Connection):
     def __init__(
         self,
         protocol: Callable[[], asyncio.Protocol],
-        buffers: Buffers,
+        buffer: memoryview,
         on_end: Callable[[], None] | None = None,
         *,
         context: ssl.SSLContext,
         begin: Callable[[Callable[[], None]], None],
         on_open: Callable[["TlsConnection"], None],
     ) -> None:
-        super().__init__(protocol, buffers, on_end)
+        super().__init__(protocol, buffer, on_end)
         self._context = context
         self._take_turn = begin
         self._on_open = on_open
