@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from fcntl import ioctl
-from itertools import chain
 from typing import cast
 
 from sentiment_service.errors import UserError
@@ -29,8 +28,6 @@ STREAMS = 256
 # Calls of a connection that wait to be taken, and of all, with some 25 kB each.
 EACH = STREAMS + 1
 WAITING = 8 * EACH
-# What may begin many calls does not take the room for what begins few.
-SHARES = WAITING - WAITING // 4, WAITING // 4
 # The shortest frame with which a call begins: its head, and four fields of one byte each.
 CALL_BYTES = 13
 READ_BYTES = 65_536  # of a connection at once; kept while there is no room
@@ -57,8 +54,8 @@ class Door:
         self.buffer = memoryview(bytearray(READ_BYTES))  # into which each client is read
         self._most, self._all_taken = most, all_taken
         self._encrypted = bool(service.access.credentials.certificate)
-        self._room = [*SHARES]
-        self._waiting = deque[Client](), deque[Client]()
+        self._room = WAITING
+        self._waiting = deque[Client]()
         self._counted = Counter[Client]()  # calls that may wait, of each client
         self._making_room: asyncio.Task[None] | None = None
         self._accepted = 0
@@ -98,7 +95,7 @@ class Door:
     def arrived(self, address: str) -> str | None:
         """A name for a new client; None if there are too many."""
         if len(self.addresses) >= self._most:
-            for client in chain(*self._waiting):
+            for client in self._waiting:
                 client.is_gone()  # which nobody has noticed
             return None
         self._accepted += 1
@@ -117,21 +114,17 @@ class Door:
             if self._has_room(client):
                 return True
             self._making_room = asyncio.create_task(self._make_room())
-        self._waiting[self._kind(client)].append(client)
+        self._waiting.append(client)
         return False
-
-    def _kind(self, client: "Client") -> int:
-        return len(client.kept) > EACH * CALL_BYTES // 4
 
     def _has_room(self, client: "Client") -> bool:
         """Count the calls that may begin with what the client has sent, if there is room."""
-        kind = self._kind(client)
         # The last byte of what is encrypted may begin all calls of a client.
         most = EACH if self._encrypted else len(client.kept) // CALL_BYTES + 1
         calls = min(EACH - self._counted[client], most)
-        if calls > self._room[kind]:
+        if calls > self._room:
             return False
-        self._room[kind] -= calls
+        self._room -= calls
         self._counted[client] += calls
         return True
 
@@ -144,12 +137,12 @@ class Door:
                     for client in unread:
                         client.abort()
             await self._all_taken()
-            self._room = [*SHARES]
+            self._room = WAITING
             self._counted.clear()
-            for waiting in self._waiting:
-                while waiting and (waiting[0].is_gone() or self._has_room(waiting[0])):
-                    waiting.popleft().hand_on()
-            if not any(self._waiting):
+            waiting = self._waiting
+            while waiting and (waiting[0].is_gone() or self._has_room(waiting[0])):
+                waiting.popleft().hand_on()
+            if not waiting:
                 break
         self._making_room = None
 
