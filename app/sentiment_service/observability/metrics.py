@@ -324,7 +324,7 @@ class Metrics:
         restarts = self._counter(
             "worker_restarts", "Workers that were started in the place of one that ended."
         )
-        restarts.labels().value += self.registry.store.continued
+        restarts.labels().value += self.registry.continued
         pids = self._gauge("worker_pid", "The process of a worker; 0: it is not running.", "worker")
         pids.labels(worker).value = os.getpid()
         self.registry.register(ProcessesCollector(pids))

@@ -40,36 +40,6 @@ logger = logging.getLogger(__name__)
 Labels = tuple[str, ...]  # the label values of a series, in the order of the labels' names
 
 
-class SeriesStore:
-    """This worker's series, which an earlier process may have begun, and those of all workers."""
-
-    def __init__(self, board: Board) -> None:
-        self._parts = [*map(_Part, *map(board.parts, ("series", "counts", "gauges")))]
-        self._own = self._parts[0]
-        self.continued = bool(self._own.series)
-
-    def cells(self, section: str, metric: str, labels: Labels, count: int) -> Numbers:
-        """The ``count`` numbers of one of this worker's series."""
-        series = self._own.series[metric, count]
-        if labels not in series:
-            self._own.add(section, metric, labels, count)
-        return series[labels]
-
-    def merged(
-        self, metric: str, count: int, merge: Callable[[Iterable[float]], float]
-    ) -> dict[Labels, list[float]]:
-        """The ``count`` numbers of each series of a metric, those of several workers merged."""
-        found: defaultdict[Labels, list[Numbers]] = defaultdict(list)
-        for part in self._parts:
-            part.read()
-            for labels, cells in part.series[metric, count].items():
-                found[labels].append(cells)
-        return {
-            labels: [merge(numbers) for numbers in zip(*parts, strict=True)]
-            for labels, parts in found.items()
-        }
-
-
 class _Part:
     """The series in the part of one worker, by metric and number of cells, then by labels."""
 
@@ -129,12 +99,33 @@ class SharedRegistry(CollectorRegistry):
 
     def __init__(self, board: Board) -> None:
         super().__init__()
-        self.store = SeriesStore(board)
         self.families: list[_Family[Any]] = []
+        self._parts = [*map(_Part, *map(board.parts, ("series", "counts", "gauges")))]
+        self._own = self._parts[0]
+        self.continued = bool(self._own.series)  # whether an earlier process was this worker
 
     def publish(self) -> None:
         for family in self.families:
             family.publish()
+
+    def cells(self, section: str, metric: str, labels: Labels, count: int) -> Numbers:
+        """The ``count`` numbers of one of this worker's series."""
+        series = self._own.series[metric, count]
+        if labels not in series:
+            self._own.add(section, metric, labels, count)
+        return series[labels]
+
+    def merged(self, metric: str, count: int, merge: Merge) -> dict[Labels, list[float]]:
+        """The ``count`` numbers of each series of a metric, those of several workers merged."""
+        found: defaultdict[Labels, list[Numbers]] = defaultdict(list)
+        for part in self._parts:
+            part.read()
+            for labels, cells in part.series[metric, count].items():
+                found[labels].append(cells)
+        return {
+            labels: [merge(numbers) for numbers in zip(*parts, strict=True)]
+            for labels, parts in found.items()
+        }
 
 
 class Count:
@@ -206,7 +197,7 @@ class _Family(ABC, Collector, Generic[Series]):
     ) -> None:
         """``merge`` makes one number of those of all workers. Only histograms have ``bounds``."""
         self._name, self._text, self._labels = name, text, labels
-        self._store, self._merge, self._bounds = registry.store, merge, bounds
+        self._registry, self._merge, self._bounds = registry, merge, bounds
         self._cells = len(bounds) + 2 if bounds else 1  # of a series
         self._series: dict[tuple[str | int, ...], Series] = {}
         registry.register(self)
@@ -218,7 +209,7 @@ class _Family(ABC, Collector, Generic[Series]):
         if series is None:
             names = tuple(map(str, values))
             if names == values:
-                cells = self._store.cells(self.section, self._name, names, self._cells)
+                cells = self._registry.cells(self.section, self._name, names, self._cells)
                 series = self._over(cells)
             else:
                 series = self.labels(*names)
@@ -228,7 +219,7 @@ class _Family(ABC, Collector, Generic[Series]):
     def totals(self) -> dict[Labels, Series]:
         """Each series with the numbers of all workers now, by its label values."""
         self.publish()
-        merged = self._store.merged(self._name, self._cells, self._merge)
+        merged = self._registry.merged(self._name, self._cells, self._merge)
         return {names: self._over(memoryview(array("d", cells))) for names, cells in merged.items()}
 
     def collect(self) -> Iterator[Metric]:
