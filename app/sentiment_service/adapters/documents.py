@@ -49,7 +49,6 @@ class Judged:
 
     @property
     def mean_scores(self) -> dict[str, float]:
-        """Of its sentences."""
         scores = [*map(scores_of, self.sentences)]
         return {label: fmean(one[label] for one in scores) for label in CLASSES}
 

@@ -46,10 +46,7 @@ Refused = Annotated[None, PlainValidator(_refuse)]
 
 @dataclass(frozen=True)
 class ByField:
-    """A body that may have several forms. The first field of ``forms`` that it has decides.
-
-    A body without any of them has the form ``otherwise``, if given.
-    """
+    """A body whose first field of ``forms`` decides its form; without one, it is ``otherwise``."""
 
     forms: Mapping[str, type[BaseModel]]
     otherwise: type[BaseModel] | None = None

@@ -133,8 +133,7 @@ class Answers:
 
 
 JSON_LINES = Answers("application/jsonlines", write_json)
-# By content type: what reads lines, given all of them, and how lines are answered that ask for no
-# other form.
+# By content type: what reads lines, given all of them, and how they are answered by default.
 RECORDS: dict[str, tuple[Callable[[Sequence[bytes]], Reader], Answers]] = {
     "application/jsonlines": (lambda _: read_json, JSON_LINES),
     "application/jsonl": (lambda _: read_json, JSON_LINES),

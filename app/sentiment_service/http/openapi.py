@@ -103,9 +103,8 @@ def documented(*refusals: type[errors.ServiceError]) -> dict[int | str, Any]:
 
 
 def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str, Any]:
-    """The document, which is changed, with its object schemas and its errors under ``components``.
-
-    Generators make one class of each component, but one of each copy of an inline schema.
+    """The document, which is changed, with its object schemas and its errors under ``components``:
+    generators make a class of each copy of an inline schema.
     """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})

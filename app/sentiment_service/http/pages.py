@@ -80,7 +80,6 @@ async def page(request: HttpRequest) -> Response:
 @docs_router.get("/docs")
 @docs_router.get("/docs/{name:path}")
 async def docs(request: HttpRequest) -> Response:
-    """Swagger UI, which shows the OpenAPI document of this service."""
     name = f"docs/{request.path_params.get('name', 'index.html')}"
     if name not in _PACKED:
         return await _file(request, name)
@@ -91,7 +90,6 @@ async def docs(request: HttpRequest) -> Response:
 
 @docs_router.get("/openapi.json")
 async def openapi(request: HttpRequest) -> Response:
-    """The OpenAPI document of this service."""
     return packed_answer(request, request.app.packed_openapi, {"content-type": "application/json"})
 
 
@@ -112,7 +110,6 @@ async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def not_found(exchange: HttpExchange) -> errors.NotFound:
-    """The error of a path that no route has, with the nearest route."""
     if exchange.path == "/metrics":
         port = exchange.service.settings.metrics_port
         return errors.NotFound(f"the metrics are on port {port} (--metrics-port)")

@@ -62,10 +62,7 @@ class Exchange(ABC):
         client: str,
         arrival: Arrival,
     ) -> None:
-        """``verb`` is HTTP's method or GRPC; names of ``headers`` are in lower case.
-
-        ``client`` is the address of who is connected, which may be a proxy; empty if unknown.
-        """
+        """``verb`` is HTTP's method or GRPC. ``client``, if known, is who is connected."""
         self.service = service
         self.verb = verb
         self.path = path

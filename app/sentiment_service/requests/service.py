@@ -44,14 +44,11 @@ MOST_ABOVE = 0.1  # share of their mean by which a worker may have more
 
 @dataclass
 class Worker:
-    """This process among the workers of its service: unless told otherwise, the only one.
-
-    ``cpus`` is its share of the CPUs, and ``gpu_workers`` of them share a GPU.
-    """
+    """This process among the workers of its service: unless told otherwise, the only one."""
 
     board: Board = field(default_factory=Board.alone)
-    cpus: float = field(default_factory=available_cpus)
-    gpu_workers: int = 1
+    cpus: float = field(default_factory=available_cpus)  # its share
+    gpu_workers: int = 1  # that share a GPU
 
     async def reload(self, models: ModelRegistry, name: str, *, promote: bool = False) -> None:
         """Load a model again, or its candidate in its place, at all workers of the service."""
@@ -67,10 +64,7 @@ class Service:
         credentials: Credentials | None = None,
         worker: Worker | None = None,
     ) -> None:
-        """``paths`` are those of the application and its adapters.
-
-        ``credentials`` are what the settings' files say, unless they were read before.
-        """
+        """``paths`` are those of the application and its adapters."""
         self.settings = settings
         self.paths = paths
         self.often_asked = paths.probes | paths.quiet
@@ -147,10 +141,7 @@ class Service:
         return [worker for worker in self.workers if worker is not self.status]
 
     def show_status(self) -> None:
-        """Write on the board what this process is doing, and take from it what others count.
-
-        Each of several workers calls this about ten times a second on its event loop.
-        """
+        """Write on the board what this process is doing, and take from it what others count."""
         status = self.status
         status.connections = self.connections
         status.in_flight = int(self.metrics.requests_in_flight.value)

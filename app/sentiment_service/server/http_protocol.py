@@ -82,7 +82,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._arrival: Arrival | None = None  # of the current request
         self._state = ConnectionState.HEAD
         self._received = bytearray()  # bytes that the parser has not got yet
-        self._line_ended = False  # whether the end of a line has come instead of a head
         self._body_left = 0  # bytes; ENDLESS while it comes in chunks
         self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
@@ -173,10 +172,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _take_head(self) -> None:
         # Some clients send the end of a line after a body, perhaps in two packets.
-        if not self._line_ended and self._received.startswith(LINE_END):
+        if self._received.startswith(LINE_END):
             del self._received[: len(LINE_END)]
-            self._line_ended = True
-        if not self._received or (self._received == LINE_END[:1] and not self._line_ended):
+        if not self._received or self._received == LINE_END[:1]:
             return
         end = self._received.find(HEAD_END)
         head = self._received[:end] if end >= 0 else self._received
@@ -202,7 +200,6 @@ class HttpProtocol(HttpToolsProtocol):
             return
         head = bytes(self._received[:end])
         del self._received[:end]  # only a mark is moved, however much is behind it
-        self._line_ended = False
         if b"\r\nupgrade:" in head.lower():
             head = UPGRADE.sub(b"", head)
         if not self._parse(head):

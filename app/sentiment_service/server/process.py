@@ -172,10 +172,7 @@ def check_ports(settings: "Settings") -> None:
 
 
 def announce(what: str, sites: Sequence[socket.socket], settings: "Settings") -> None:
-    """Log what is served at the bound ``sites``, and what a browser can open there.
-
-    The first site is the service's, the second one that of the metrics, if they have their own.
-    """
+    """Log what is served at the ``sites`` of ``bind_sites``, and what a browser can open there."""
     urls = [f"http://{_place(site)}" for site in sites]
     if settings.tls_cert:
         urls[0] = f"https://{_place(sites[0])}"

@@ -95,8 +95,7 @@ class Server(uvicorn.Server):
     """uvicorn's server with our listeners, and a shutdown that loses no request.
 
     ``sites`` maps each bound socket to its application. The first application's lifespan is the
-    server's. When ``hangup`` is set, all models are loaded again. ``arrivals`` takes the sockets of
-    a site, and ``note_end`` is called when a connection has ended.
+    server's. When ``hangup`` is set, all models are loaded again.
     """
 
     arrivals: type[Arrivals] = Arrivals

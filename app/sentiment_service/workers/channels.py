@@ -1,9 +1,7 @@
-"""The Unix sockets between the supervisor and a worker: for messages, and for connections, which it
-deals.
+"""The Unix sockets between the supervisor and a worker: for messages, and for connections.
 
 A connection that waits in such a socket would end with the worker. So the supervisor keeps the
-worker's end open, too: when the worker has ended or hangs, it takes back what the worker has not
-taken.
+worker's end open, too, and takes back what a worker that has ended or hangs has not taken.
 """
 
 import asyncio
@@ -90,11 +88,7 @@ DECODER = msgspec.json.Decoder(Message)
 
 
 class Control:
-    """One end of the socket for messages, which come in order. Create it on the event loop.
-
-    ``on_message`` gets each message from the other end with the file descriptor that came with it,
-    if one did. ``on_end`` is called when there will be no more.
-    """
+    """One end of the socket for messages, which come in order, perhaps with a file descriptor."""
 
     def __init__(
         self,
@@ -242,10 +236,7 @@ class Dealer:
             self._undealt.popleft()
 
     async def close(self) -> None:
-        """Accept every connection that the kernel has completed, then stop listening.
-
-        Call ``look`` until none is ``waiting``.
-        """
+        """Accept what the kernel has completed, then stop; call ``look`` until none is waiting."""
         for arrivals in self._arrivals:
             await arrivals.close()
 

@@ -1,7 +1,6 @@
 """Runs the workers of a service: starts them, deals them connections, replaces those that end.
 
-A worker is the whole service of one process. The supervisor knows nothing of texts, models and
-HTTP, and imports no package for them.
+The supervisor knows nothing of texts, models and HTTP, and imports no package for them.
 """
 
 import asyncio
@@ -43,10 +42,7 @@ UNSERVED_PAUSE_S = 2.0
 
 
 def run(settings: Settings, credentials: Credentials, workers: int) -> int:
-    """Serve with this number of workers until SIGTERM or SIGINT, then let them finish.
-
-    Returns the exit code: the worst of the workers'.
-    """
+    """Serve with so many workers until SIGTERM or SIGINT; the worst of their exit codes."""
     with ExitStack() as stack:
         sites = [stack.enter_context(site) for site in bind_sites(settings)]
         settings = with_shared_cache(settings, stack)

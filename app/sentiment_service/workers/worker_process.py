@@ -1,8 +1,4 @@
-"""One worker as the supervisor sees it: its process, and the sockets that lead to it.
-
-The process is told in an environment variable what it is given: its number, sockets and models, and
-its share of the machine.
-"""
+"""One worker as the supervisor sees it: its process, and the sockets that lead to it."""
 
 import importlib.metadata
 import json
@@ -31,8 +27,7 @@ from sentiment_service.workers.channels import Channel, Control, Message
 logger = logging.getLogger(__name__)
 
 VARIABLE = "_SENTIMENT_WORKER"
-# What auto chooses. Eight CPUs compute the embedded model as fast as one event loop can feed them.
-# A GPU computes more than one event loop can feed, so its workers have fewer CPUs.
+# What auto chooses: so many compute the embedded model as fast as one event loop can feed them.
 CPUS_A_WORKER = 8
 CPUS_A_GPU_WORKER = 4
 
@@ -197,7 +192,6 @@ class WorkerProcess:
 
     @property
     def reachable(self) -> bool:
-        """Whether connections may be dealt to the worker."""
         return self._takes_connections and self.phase is not WorkerPhase.STARTING
 
     @property

@@ -167,7 +167,6 @@ class CallLimits:
         task.add_done_callback(self.leaving.remove)
 
     def check(self) -> None:
-        """Return if the calls in progress are not too many."""
         if len(self.running) > self.most_calls:
             raise self.overloaded(f"{self.most_calls} gRPC calls are in progress")
 
