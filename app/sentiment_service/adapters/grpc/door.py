@@ -7,7 +7,6 @@ bytes are handed on only while there is room for all calls that may begin with t
 
 import asyncio
 import os
-import select
 import socket
 import sys
 import termios
@@ -95,8 +94,6 @@ class Door:
     def arrived(self, address: str) -> str | None:
         """A name for a new client; None if there are too many."""
         if len(self.addresses) >= self._most:
-            for client in self._waiting:
-                client.is_gone()  # which nobody has noticed
             return None
         self._accepted += 1
         name = f"{self.name}-{self._accepted}"
@@ -139,10 +136,9 @@ class Door:
             await self._all_taken()
             self._room = WAITING
             self._counted.clear()
-            waiting = self._waiting
-            while waiting and (waiting[0].is_gone() or self._has_room(waiting[0])):
-                waiting.popleft().hand_on()
-            if not waiting:
+            while self._waiting and self._has_room(self._waiting[0]):
+                self._waiting.popleft().hand_on()
+            if not self._waiting:
                 break
         self._making_room = None
 
@@ -213,15 +209,6 @@ class Client(asyncio.BufferedProtocol):
     def drain(self) -> None:
         self._full -= 1
         self._read_on()
-
-    def is_gone(self) -> bool:
-        """Whether the client has closed the connection, which ends then."""
-        if not self.transport.is_closing():
-            closed = select.poll()
-            closed.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-            if closed.poll(0):
-                self.transport.abort()
-        return self.transport.is_closing()
 
     def is_unread(self) -> bool:
         """Whether the library has not read all that was handed on. It closes what it has read."""
