@@ -119,9 +119,8 @@ class Arrivals:
 class Listener:
     """Begins a connection with a ``protocol`` for each socket that arrives at a site.
 
-    ``arrivals`` takes the sockets of the site. ``on_end`` is called when a connection has ended.
-    With ``tls``, which may be replaced later, connections begin with its handshake. Create it on
-    the event loop.
+    ``arrivals`` takes the sockets of the site. With ``tls``, which may be replaced later,
+    connections begin with its handshake. Create it on the event loop.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Listener:
         site: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         arrivals: Callable[[socket.socket, Callable[[socket.socket], None]], Arrivals] = Arrivals,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[], object] = lambda: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.tls = tls
@@ -167,8 +166,7 @@ class Listener:
             await self._loop.connect_accepted_socket(self._connection, connection)
         except OSError:  # it is gone already
             connection.close()
-            if self._on_end is not None:
-                self._on_end()
+            self._on_end()
 
     def _connection(self) -> Connection:
         if self.tls is None:

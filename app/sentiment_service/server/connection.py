@@ -42,7 +42,7 @@ class Connection(asyncio.BufferedProtocol):
         self,
         protocol: Callable[[], asyncio.Protocol],
         buffer: memoryview,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[], object] = lambda: None,
         *,
         linger_s: float = LINGER_S,
         silence_s: float = SILENCE_S,
@@ -100,8 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self.sending = bool
         if protocol is not None:
             protocol.connection_lost(exc)
-        if self._on_end is not None:
-            self._on_end()
+        self._on_end()
 
     # What a connection with TLS does otherwise
 
@@ -228,7 +227,7 @@ class TlsConnection(Connection):
         self,
         protocol: Callable[[], asyncio.Protocol],
         buffer: memoryview,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[], object] = lambda: None,
         *,
         context: ssl.SSLContext,
         begin: Callable[[Callable[[], None]], None],

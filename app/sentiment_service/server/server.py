@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
@@ -99,7 +99,6 @@ class Server(uvicorn.Server):
     """
 
     arrivals: type[Arrivals] = Arrivals
-    note_end: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -154,8 +153,11 @@ class Server(uvicorn.Server):
                 starts=starts,
                 unread=unread,
             )
-            self._listeners.append(Listener(site, protocol, self.arrivals, self.note_end, tls))
+            self._listeners.append(Listener(site, protocol, self.arrivals, self._note_end, tls))
             tls = None  # the port of the metrics has none
+
+    def _note_end(self) -> None:
+        self._service.status.closed += 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         process.stop(self._service.lifecycle, sig)

@@ -183,9 +183,6 @@ class WorkerServer(Server):
             self._service.show_status()
             await asyncio.sleep(STATUS_S)
 
-    def note_end(self) -> None:
-        self._service.status.closed += 1
-
     def _read_files(self) -> None:
         """The supervisor reads them."""
 
