@@ -14,8 +14,7 @@ from sentiment_service.http import routes
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
 
-# Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that
-# data must have as many texts as shape says, nor that bytes may follow the JSON.
+# Not in our OpenAPI document: the protocol has its own description.
 router = APIRouter(prefix="/v2", include_in_schema=False, route_class=routes.Route)
 infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=routes.TextRoute)
 

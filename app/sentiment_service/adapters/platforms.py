@@ -145,8 +145,7 @@ ANSWERS = {
     **{kind: answers for kind, (_, answers) in RECORDS.items()},
     "application/json": Answers("application/json", write_json, join=b",", ends=(b"[", b"]")),
 }
-# A body in JSON has the form of the first of these fields that it has. ``inputs`` alone is answered
-# as by Hugging Face's containers; with one of our own fields, as by POST /classify.
+# A body in JSON has the form of the first of these fields that it has.
 FORMS: dict[str, type[BaseModel]] = {
     "instances": forms.InstancesRequest,
     **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},

@@ -13,7 +13,7 @@ from sentiment_service.requests.exchange import Exchange
 # Small, because a piece is split into lines at once, and lines of JSON can be a few bytes long.
 PIECE_BYTES = 16_384
 # Text compresses to a tenth of its size, and seldom to a fiftieth. A body that expands more than
-# this was made to do harm. The ratio does not matter for the first UNSUSPICIOUS_BYTES.
+# this, beyond the first UNSUSPICIOUS_BYTES, was made to do harm.
 MAX_RATIO = 200
 UNSUSPICIOUS_BYTES = 1_048_576
 # What is decompressed on the event loop, then in each step on the step thread, in 1 to 5 ms.

@@ -39,8 +39,7 @@ SHOWN = {
     "memory_total_bytes": "Bytes that it has.",
 }
 SILENT = {"up": 0.0}
-# By index and name of each. The index is NVML's, which can differ from CUDA's; instances of GPU 0
-# are 0:0, 0:1 ...
+# By NVML's index, which can differ from CUDA's, and the name; instances of GPU 0 are 0:0, 0:1 ...
 Gpus = dict[tuple[str, str], dict[str, float]]
 
 
@@ -136,13 +135,10 @@ class GpuCollector(Collector):
                 yield family
 
 
-# Buckets are few, because each is a series for each route, stage or label. They are dense where
-# values were measured and where an alert or a line of the dashboard has its limit, which must be a
-# bound itself. docs/measurements/monitoring.md has the measured values.
+# Buckets are few, because each is a series for each route, stage or label. The limit of an alert
+# must be a bound itself; docs/measurements/monitoring.md has the values that were measured.
 
-# The limit of SentimentSlow is 1, and the default deadline is 10. Refusals, and answers on a GPU,
-# take less than 2.5 ms; answers take 5 ms when the service is idle, and mostly 0.1 to 0.5 s in
-# overload.
+# The limit of SentimentSlow is 1, and the default deadline is 10.
 REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10)
 # The limit of SentimentQueueing is 0.5. Tokenising a tweet mostly takes less than 0.25 ms.
 STAGE_SECONDS = (0.00025, 0.001, 0.0025, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

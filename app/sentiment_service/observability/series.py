@@ -5,9 +5,8 @@ A scrape shows the numbers of all workers together. A worker writes its numbers 
 before each scrape of its own, and ten times a second.
 
 There, a worker writes the names of its series one after the other; each says how many cells it has
-for its numbers, which follow one another in the same order. A name is written first, and then how
-far the names can be read: so nobody reads half a name. A worker that takes the place of another
-finds the series in its part, and goes on counting.
+for its numbers, which follow in the same order. A name is written first, and then how far the names
+can be read. A worker that takes the place of another finds the series in its part, and goes on.
 """
 
 import json
@@ -151,10 +150,7 @@ class Count:
 
 
 class Distribution:
-    """One series of a histogram. ``cells`` has the counts by bucket, then the sum of the values.
-
-    The last bucket is above all ``bounds``. ``exemplars`` has the latest of each bucket with one.
-    """
+    """One series of a histogram. ``cells`` has the counts by bucket, then the sum of the values."""
 
     __slots__ = ("_bounds", "_cells", "counts", "exemplars", "sum")
 
@@ -162,7 +158,7 @@ class Distribution:
         self._bounds = bounds
         self._cells = cells
         *self.counts, self.sum = cells
-        self.exemplars: dict[int, Exemplar] = {}
+        self.exemplars: dict[int, Exemplar] = {}  # the latest, by bucket
 
     def total(self) -> float:
         return sum(self.counts)

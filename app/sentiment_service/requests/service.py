@@ -33,8 +33,7 @@ from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus, st
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-# Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
-# texts and tokens of a body take as much again, and the model must fit beside them.
+# Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory.
 MEMORY_SHARE = 8
 MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bodies of full size
 TRIES_AGAIN_S = 1.0  # between two tests whether inference works again

@@ -127,8 +127,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        # Pydantic's own check reports every unknown field. A hostile body can have a million of
-        # them, and the check would take seconds.
+        # Pydantic's own check would report all of a million unknown fields, which takes seconds.
         known = cls.__pydantic_fields__
         if not isinstance(body, dict):
             raise PydanticCustomError("no_object", NO_INPUTS)
@@ -199,8 +198,7 @@ def whole(value: Any) -> Any:
 PAIR = '{"text": ..., "text_pair": ...}'
 
 Item = TypeVar("Item")
-# OpenAPI has a list of strings or one of objects. An object alone and a list of both are accepted,
-# too, but generators of clients would write code for them that does not compile.
+# An object alone and a list of both are accepted, too: no client's generator could express them.
 NonEmpty = Annotated[list[Item], Field(min_length=1)]
 
 # A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model

@@ -1,8 +1,6 @@
 """How connections and requests begin: many connections and a few requests in each iteration of the
-event loop; and when a service that stops may assume that no more will come.
-
-libuv, which uvloop uses, accepts one connection in each iteration. When iterations are long,
-connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
+event loop. libuv, which uvloop uses, accepts one: when iterations are long, connections wait in the
+kernel's queue for seconds, including the probes of an orchestrator.
 """
 
 import asyncio
@@ -18,9 +16,7 @@ from sentiment_service.requests.limits import PathSet
 from sentiment_service.server.connection import READ_BYTES, Connection, TlsConnection
 from sentiment_service.server.process import cannot_listen, take_no_handshake
 
-# Connections that the kernel completes while the service is busy. The kernel's own limit applies
-# if it is lower.
-BACKLOG = 2048
+BACKLOG = 2048  # connections that the kernel completes while the service is busy
 ACCEPTED_AT_ONCE = 64  # in one iteration of the event loop
 # Seconds before the next try when the process has no file descriptor or memory left.
 PAUSE_S = 0.25

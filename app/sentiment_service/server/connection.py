@@ -182,8 +182,7 @@ class Connection(asyncio.BufferedProtocol):
     def await_rest(self) -> None:
         """Close when the client has stopped sending, or when its time is over.
 
-        After ``close``, all that arrives is dropped. Before, the protocol finds the end of the rest
-        and calls ``drop`` for what comes until then.
+        Before ``close``, the protocol finds the end, and calls ``drop`` for what comes until then.
         """
         self.stop()
         self.resume_reading()
@@ -212,13 +211,11 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class TlsConnection(Connection):
-    """A connection with TLS. Handshakes take turns: each costs as much as several requests.
+    """A connection with TLS. The event loop's own decrypts all that has come before it looks at
+    another connection, and keeps 400 kB for each.
 
-    The event loop's own TLS decrypts all that has come before it looks at another connection, and
-    keeps 400 kB for each: what takes seconds of a server costs its sender next to nothing.
-
-    ``begin`` calls what it is given when its turn has come. ``on_open`` is called when the
-    handshake is complete, or when the connection is lost before.
+    ``begin`` calls what it is given when the turn of the handshake has come. ``on_open`` is called
+    when that is complete, or when the connection is lost before.
     """
 
     most = RECORD_BYTES

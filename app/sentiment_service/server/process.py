@@ -136,8 +136,7 @@ def while_ending() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-# What the kernel keeps of an answer that its client does not take: it would keep megabytes of each
-# connection, which count for the memory of a container. Connections have it from their listener.
+# What the kernel keeps of an answer that its client does not take, where it would keep megabytes.
 UNSENT_BYTES = 131_072
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 

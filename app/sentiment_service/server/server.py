@@ -162,8 +162,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         process.stop(self._service.lifecycle, sig)
         self._service.status.phase_number = WorkerPhase.STOPPING
-        # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
-        # the exit code would report a failure.
+        # uvicorn's own handler would raise the signal again after a graceful end.
         self.should_exit = True
 
     async def _reload_at_hangups(self) -> None:
@@ -205,8 +204,7 @@ class Server(uvicorn.Server):
         for listener in self._listeners:
             await listener.close()
         lifecycle.results_lost = not await draining
-        # The remaining tasks wait for their clients: for the rest of a body, or for a client to
-        # read its answer.
+        # The remaining tasks wait for their clients.
         tasks = self.server_state.tasks
         for task in tasks:
             task.cancel()

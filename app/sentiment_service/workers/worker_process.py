@@ -41,8 +41,7 @@ class Assignment(BaseModel):
     credentials: int  # a file in memory with those that are in force
     control: int  # a Unix socket for messages from and to the supervisor
     sites: list[int]  # a Unix socket for the connections of each port
-    # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
-    # this worker would serve another model than the others.
+    # Paths of bundles: a checkpoint may have changed since the supervisor exported it.
     model: tuple[Path, ...]
     served_name: tuple[str, ...]  # of the first models
     shadow: Path | None  # the candidate's bundle

@@ -259,8 +259,7 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests_hard_limit", MOST_WAITING + 1),
         # On Linux, ``Door`` counts them. A call of ``all_taken`` is never refused.
         *([] if LINUX else [("grpc.max_allowed_incoming_connections", _connections(service))]),
-        # Calls that have waited longer than these seconds, on a busy event loop, would be cancelled
-        # without an answer of ours.
+        # Calls that have waited for so many seconds would be cancelled without an answer of ours.
         ("grpc.server_max_unrequested_time_in_server", 3_600),
         # A client that does nothing for this long is disconnected, as over HTTP.
         ("grpc.max_connection_idle_ms", 75_000),
