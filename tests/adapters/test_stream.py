@@ -19,12 +19,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.adapters import stream
-from sentiment_service.adapters.ndjson import MOST_INVALID, Line, LineReader, LongLine
+from sentiment_service.adapters.ndjson import Line, LineReader
 from sentiment_service.adapters.stream import StreamedAnswers
 from sentiment_service.engine.classifier import INLINE_CHARS
 from sentiment_service.engine.options import DEFAULTS
-from sentiment_service.engine.step_thread import finish
-from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from sentiment_service.errors import Overloaded, PayloadTooLarge
 from sentiment_service.http.decoding import decoder
 from sentiment_service.http.routes import HttpExchange
 from sentiment_service.requests.exchange import Arrival
@@ -200,26 +199,12 @@ def test_memory_does_not_grow_with_the_stream(start: Start, tmp_path: Path) -> N
 def test_a_bomb_is_refused_and_holds_up_nobody(client: TestClient) -> None:
     """Data that decompress to hundreds of times their size are cut off, and get an error line."""
     headers = {**NDJSON, "content-encoding": "br"}
-    for filling in (b"\n", b"x\n", b"a"):
+    for filling in (b"\n", b"a"):
         packed = brotli.compress(_lines(3) + filling * 50_000_000, quality=5)
         answer = client.post("/classify/stream", content=packed, headers=headers)
         lines = answer.text.splitlines()
         assert [json.loads(line)["id"] for line in lines[:3]] == [0, 1, 2]
-        codes = {b"\n": "invalid_request", b"x\n": "invalid_request", b"a": "payload_too_large"}
-        assert json.loads(lines[-1])["error"]["code"] == codes[filling]
-
-
-def test_long_lines_are_left_for_the_step_thread() -> None:
-    """Cutting them costs little; those that are not valid in a row end the stream all the same."""
-    reader = LineReader(200_000, _room())
-    for _ in range(MOST_INVALID + 1):
-        (line,) = _read(reader, b'{"text": "love"} %b\n' % (b"[" * 70_000))
-        assert isinstance(line, LongLine)
-        parsed = reader.parsed(finish(line.parsing()))
-        assert isinstance(parsed.text, InvalidRequest)
-        reader.answered([line])
-    with pytest.raises(InvalidRequest, match="500 lines in a row were not valid"):
-        _read(reader, b"{}\n")
+        assert json.loads(lines[-1])["error"]["code"] == "payload_too_large"
 
 
 def test_long_lines_are_answered_in_their_places(client: TestClient) -> None:
@@ -287,33 +272,6 @@ def test_an_id_is_short(client: TestClient, line_id: str) -> None:
     assert "more than 1024 bytes" in refused["error"]["message"]
 
 
-def test_what_decompressing_takes_is_counted(serve: Serve) -> None:
-    """Brotli's window of 16 MB is refused where streams may take 8 MB; one of 4 MB is not.
-
-    It is given back at the end of the stream.
-    """
-    client = serve(max_inflight_bytes=16_000_000)
-    headers = {**NDJSON, "content-encoding": "br"}
-    for window in (22, 24, 22, 22):
-        packed = brotli.compress(_lines(3), lgwin=window)
-        answer = client.post("/classify/stream", content=packed, headers=headers)
-        lines = [json.loads(line) for line in answer.text.splitlines()]
-        codes = [line["error"]["code"] if "error" in line else "" for line in lines]
-        assert codes == (["overloaded"] if window == 24 else [""] * 3)
-
-
-def test_a_body_that_waits_for_the_thread_counts_its_window(serve: Serve) -> None:
-    """Beside the content, decompressing a long body may take 19 MB."""
-    client = serve(max_inflight_bytes=16_000_000)
-    headers = {"content-type": "application/json", "content-encoding": "br"}
-    long = json.dumps({"inputs": ["love"] * 1_000, "": "a" * 100_000}).encode()
-    statuses = [
-        client.post("/classify", content=brotli.compress(body, lgwin=window), headers=headers)
-        for body, window in ((b'{"inputs": "love"}', 24), (long, 22), (long, 24), (long, 22))
-    ]
-    assert [answer.status_code for answer in statuses] == [200, 422, 429, 422]
-
-
 def test_a_stream_is_compressed_with_little_memory(client: TestClient) -> None:
     """gzip takes 0.3 MB as long as a stream lasts, brotli and zstd several."""
     for accepted, encoding in (("br, zstd, gzip", "gzip"), ("br, zstd", None)):
@@ -321,35 +279,6 @@ def test_a_stream_is_compressed_with_little_memory(client: TestClient) -> None:
         answer = client.post("/classify/stream", content=_lines(1), headers=headers)
         assert answer.headers.get("content-encoding") == encoding
         assert answer.json()["label"] == "positive"
-
-
-@pytest.mark.parametrize(
-    ("line", "answered", "word"),
-    [(b"\n", 1, "blank"), (b"junk\n", 501, "not valid")],
-    ids=["blank", "not valid"],
-)
-def test_a_stream_of_nothing_but_bad_lines_ends(
-    client: TestClient, line: bytes, answered: int, word: str
-) -> None:
-    """Its last line says why; what came before is answered, and a good line begins a new run."""
-    good = _lines(1)
-    mixed = (line * 300 + good) * 3
-    assert [one for one in _post(client, mixed) if one["id"] == 0 and "label" in one]
-    *before, last = _post(client, good + line * 100_000 + good)
-    assert before[0]["label"]
-    assert answered <= len(before) <= 1.5 * answered
-    assert word in last["error"]["message"]
-    assert last["id"] is None
-
-
-def test_blank_lines_need_as_many_others(client: TestClient) -> None:
-    """A text now and then does not pay for thousands of blank lines; one for each does."""
-    rare = _post(client, (b"\n" * 9_000 + _lines(1)) * 100)
-    assert [one.get("label") for one in rare] == ["positive", None]
-    assert "blank" in rare[-1]["error"]["message"]
-    each = _post(client, (b"\n" + _lines(1)) * 12_000)
-    assert len(each) == 12_000
-    assert all("label" in one for one in each)
 
 
 def test_memory_does_not_grow_with_bad_lines(process: Process) -> None:

@@ -12,7 +12,6 @@ import pytest
 from sentiment_service.errors import UserError
 from sentiment_service.requests.limits import PathSet
 from sentiment_service.server.arrivals import (
-    MOST_ADDRESSES,
     STARTS_AT_ONCE,
     Listener,
     Starts,
@@ -168,54 +167,14 @@ async def test_a_probe_does_not_wait_for_a_turn(line: bytes, waits: bool) -> Non
     assert begun == (["request", "probe"] if waits else ["probe", "request"])
 
 
-async def test_an_address_repeats_if_its_connections_mostly_begin_without_work() -> None:
-    """Probes, scrapes, and clients with a connection for each text are no flood."""
-    starts = Starts(AT_ONCE)
-    for number in range(300):
-        starts.first_ended("texts, some refused", gave_work=number % 3 > 0)
-        starts.first_ended("a flood", gave_work=False)
-    for number in range(2 * MOST_ADDRESSES):
-        starts.first_ended(f"a scrape {number}", gave_work=False)
-        starts.first_ended("a flood", gave_work=False)
-    assert starts.repeats("a flood")
-    others = ["texts, some refused", *(f"a scrape {n}" for n in range(2 * MOST_ADDRESSES))]
-    assert not any(map(starts.repeats, others))
-    await asyncio.sleep(0.1)
-    assert not starts.repeats("a flood")  # it has stopped
-
-
-async def test_a_flood_of_probes_holds_up_only_probes_like_it() -> None:
-    """A probe of somebody else begins at once, and the repeated reads begin without them."""
+async def test_a_flood_of_probes_holds_up_no_probe_of_others() -> None:
+    """A probe of somebody else begins at once."""
     starts = Starts(AT_ONCE)
     begun: list[str] = []
     for _ in range(100):
         starts.take(b"GET /health/live HTTP/1.1", lambda: None, repeats=True)
     starts.take(b"GET /health/live HTTP/1.1", partial(begun.append, "probe"))
-    starts.take(b"GET /models HTTP/1.1", partial(begun.append, "read"), repeats=True)
-    assert begun == ["probe", "read"]
-
-
-async def test_a_client_that_has_left_is_not_begun() -> None:
-    """A connection that ended in the kernel's queue, and brought nothing, takes no protocol."""
-    site, begun = bind("127.0.0.1", 0), 0
-
-    class Counted(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            nonlocal begun
-            begun += 1
-
-    listener = Listener(site, Counted)
-    clients = _connections(site.getsockname())
-    for number, client in enumerate(clients):
-        if number % 3 == 0:
-            client.sendall(b"a request")
-        if number % 3 < 2:
-            client.close()
-    await asyncio.sleep(0.2)
-    await listener.close()
-    for client in clients:
-        client.close()
-    assert begun == CONNECTIONS * 2 / 3
+    assert begun == ["probe"]
 
 
 async def test_a_request_that_cannot_begin_holds_up_no_other() -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -174,36 +173,6 @@ def test_a_pipe_that_does_not_wait() -> None:
     thread.join(30)
     assert not thread.is_alive()
     os.close(writing)
-
-
-# The size of files that the process may write stands for a disk with little room.
-FULL_DISK = """
-import logging, resource, time
-from sentiment_service.observability import logs
-logs.configure("info", "json")
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard))
-for number in range(4):
-    logging.info("line %d", number)
-while logs.dropped_lines() < 3:
-    time.sleep(0.01)
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-logging.info("there is room again")
-logs.close()
-"""
-
-
-def test_a_line_that_a_full_disk_broke_spoils_no_other(tmp_path: Path) -> None:
-    """The next line that finds room begins on a line of its own."""
-    file = tmp_path / "log"
-    with file.open("w") as log:
-        command = [sys.executable, "-c", FULL_DISK]
-        subprocess.run(command, env=environment(), stderr=log, check=True, timeout=60)
-    first, broken, *rest = file.read_text("utf-8").splitlines()
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(broken)
-    messages = [json.loads(line)["message"] for line in (first, *rest)]
-    assert messages[:2] == ["line 0", "there is room again"]
 
 
 def test_python_s_warnings_are_lines_of_the_log() -> None:

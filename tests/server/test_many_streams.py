@@ -117,7 +117,7 @@ def test_streams_end_in_order_when_there_is_no_time_left(start: Start) -> None:
     def all_are_read(process: Process) -> bool:
         """Some wait for results, others for their turn."""
         waiting = metric(process.client, "sentiment_queue_texts")
-        return waiting > 0 and metric(process.client, "sentiment_http_requests_in_flight") == 11
+        return waiting > 0 and metric(process.client, "sentiment_http_requests_in_flight") == 12
 
     async def end(process: Process) -> tuple[list[Stream], str]:
         _, silent = await asyncio.open_connection("127.0.0.1", process.port)

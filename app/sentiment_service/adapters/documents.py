@@ -1,6 +1,4 @@
-"""What the sentiment APIs of clouds have in common: documents with languages, the sentences of
-each, where these begin, and refusals as the clouds make them.
-"""
+"""What the sentiment APIs of clouds share: documents, their sentences and places, and refusals."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +49,6 @@ class Judged:
 
     @property
     def mean_scores(self) -> dict[str, float]:
-        """Of its sentences."""
         scores = [*map(scores_of, self.sentences)]
         return {label: fmean(one[label] for one in scores) for label in CLASSES}
 
@@ -70,9 +67,9 @@ async def judge(
     *,
     model: str | None = None,
 ) -> list[Written | errors.ServiceError]:
-    """What ``write`` makes of each document, or why it has no result, in their order.
+    """What ``write`` makes of each document, or why it has no result.
 
-    If none has a result and the service is to blame, its error is raised: the client tries again.
+    If none has a result and the service is to blame, its error is raised.
     """
     exchange = request.exchange
     exchange.check_number(len(documents))

@@ -1,13 +1,10 @@
 """POST /explain: what each word of a text contributes to its label.
 
 The method is leave-one-out: the occlusion of Zeiler and Fergus (arXiv:1311.2901), applied to words.
-On a CPU, the other texts in a batch do not change the model's answer for a text, so the explanation
-of a text is the same each time.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Response
@@ -109,41 +106,33 @@ async def explain(request: HttpRequest) -> Response:
     body = await read_body(request, ExplainRequest)
     exchange = request.exchange
     classifier = exchange.service.models.classifiers.of(body.model)
-    explaining = explain_text(classifier, body.inputs, deadline=exchange.deadline)
+    classifying = _classified(classifier, body.inputs, deadline=exchange.deadline)
     # Only the text counts, and not its copies that each lack a word.
-    done = await exchange.counted(classifier, [body.inputs], exchange.while_connected(explaining))
+    done = await exchange.counted(classifier, [body.inputs], exchange.while_connected(classifying))
+    whole, *others = done.outcomes
+    if isinstance(whole, ServiceError):
+        raise whole
+    multi_label = done.model.multi_label
     response: ExplainResponse = {
         "model": done.model.version,
-        "label": done.whole["label"],
-        "score": done.whole["score"],
-        "tokens": done.whole["tokens"],
-        "truncated": done.whole["truncated"],
-        "words": done.words,
+        "label": whole["label"],
+        "score": whole["score"],
+        "tokens": whole["tokens"],
+        "truncated": whole["truncated"],
+        "words": contributions(words_of(body.inputs), whole, others, multi_label=multi_label),
     }
     return JsonAnswer(response, done.server_timing)
 
 
-@dataclass(slots=True)
-class Explanation(Classification):
-    """What became of a text and of its copies that each lack a word, and what the words say."""
-
-    whole: Prediction
-    words: list[Word]
-
-
-async def explain_text(classifier: Classifier, text: str, *, deadline: float) -> Explanation:
+async def _classified(classifier: Classifier, text: str, *, deadline: float) -> Classification:
+    """The text, and then its copies that each lack a word."""
     words = words_of(text)
     try:
-        done = await classifier.classify([text, *map(without, words)], deadline=deadline)
+        return await classifier.classify([text, *map(without, words)], deadline=deadline)
     except TooManyTexts as error:
         raise TextTooLong(
             f"the text and its {len(words)} copies, each without one word, are too long: {error}"
         ) from None
-    whole, *others = done.outcomes
-    if isinstance(whole, ServiceError):
-        raise whole
-    explained = contributions(words, whole, others, multi_label=done.model.multi_label)
-    return Explanation(done.model, done.outcomes, done.stages, done.unknown, whole, explained)
 
 
 def words_of(text: str) -> list[re.Match[str]]:
@@ -169,8 +158,7 @@ def contributions(
     multi_label: bool,
 ) -> list[Word]:
     """For each word: how much lower the score of the whole text's label is without it."""
-    # Without its only word, a text is empty and has no score. This score is used instead: the one
-    # of a model that has no information.
+    # Without its only word, a text is empty: then the score of a model that knows nothing.
     unknown = 0.5 if multi_label else 1 / len(whole["scores"])
     explained: list[Word] = []
     for word, outcome in zip(words, others, strict=True):
@@ -181,10 +169,8 @@ def contributions(
         else:
             score = outcome["scores"][whole["label"]]
         start, end = word.span()
-        contribution = whole["score"] - score
-        explained.append(
-            {"start": start, "end": end, "word": word[0], "contribution": contribution}
-        )
+        difference = whole["score"] - score
+        explained.append({"start": start, "end": end, "word": word[0], "contribution": difference})
     return explained
 
 

@@ -46,10 +46,7 @@ Refused = Annotated[None, PlainValidator(_refuse)]
 
 @dataclass(frozen=True)
 class ByField:
-    """A body that may have several forms. The first field of ``forms`` that it has decides.
-
-    A body without any of them has the form ``otherwise``, if given.
-    """
+    """A body whose first field of ``forms`` decides its form; without one, it is ``otherwise``."""
 
     forms: Mapping[str, type[BaseModel]]
     otherwise: type[BaseModel] | None = None
@@ -99,10 +96,9 @@ ACCEPTED = f"a string, or an object with a string in one of the fields {', '.joi
 
 
 def text_of_record(value: Any) -> Text | None:
-    """The text that a record of a platform holds: the value itself, or one of its fields.
+    """The text or pair that a record of a platform holds: the value itself, or in its fields.
 
-    A record with ``text_pair`` holds a pair. Null is an empty text. None means that the record
-    holds something else.
+    Null is an empty text. None means that the record holds something else.
     """
     text, text_pair = value, None
     if isinstance(value, dict):
@@ -156,9 +152,7 @@ def _truncation(value: Any) -> Any:
 class PipelineParameters(BaseModel):
     """``function_to_apply`` turns logits into scores; None: the model's own.
 
-    softmax and sigmoid use the temperature of a calibrated model. With ``truncation`` false, a text
-    that is too long is refused. Others are ignored, as the pipeline does with those that it does
-    not know.
+    With ``truncation`` false, a text that is too long is refused. Others are ignored.
     """
 
     top_k: Annotated[int, Field(strict=True, ge=1), BeforeValidator(validation.whole)] | None = None

@@ -1,10 +1,8 @@
-"""Google Natural Language's sentiment analysis over REST: POST /v1/documents:analyzeSentiment, and
-/v2.
-"""
+"""Google Natural Language's sentiment analysis over REST, its versions v1 and v2."""
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi import APIRouter, Response
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
@@ -24,13 +22,13 @@ STATUSES = {
     504: "DEADLINE_EXCEEDED",
 }
 # Google's client sends their numbers, which are these names' places; people write the names.
-TYPES = ("TYPE_UNSPECIFIED", "PLAIN_TEXT", "HTML")
-ENCODINGS = ("NONE", "UTF8", "UTF16", "UTF32")
+Type = Literal["TYPE_UNSPECIFIED", "PLAIN_TEXT", "HTML"]
+Encoding = Literal["NONE", "UTF8", "UTF16", "UTF32"]
 UNITS = {"UTF8": "bytes", "UTF16": "utf-16", "UTF32": "characters"}
 
 
-def _named(names: tuple[str, ...]) -> BeforeValidator:
-    numbers = dict(enumerate(names))
+def _named(names: Any) -> BeforeValidator:
+    numbers = dict(enumerate(get_args(names)))
     return BeforeValidator(lambda value: numbers.get(value, value) if type(value) is int else value)
 
 
@@ -38,7 +36,7 @@ class GoogleDocument(BaseModel):
     """A document; without a type, it is taken for plain text."""
 
     content: str | None = None
-    type: Annotated[Literal["TYPE_UNSPECIFIED", "PLAIN_TEXT", "HTML"], _named(TYPES)] = "PLAIN_TEXT"
+    type: Annotated[Type, _named(Type)] = "PLAIN_TEXT"
     language: str = Field(
         "", validation_alias=AliasChoices("languageCode", "language_code", "language")
     )
@@ -47,7 +45,7 @@ class GoogleDocument(BaseModel):
 
 class AnalyzeSentiment(BaseModel):
     document: GoogleDocument
-    encoding: Annotated[Literal["NONE", "UTF8", "UTF16", "UTF32"], _named(ENCODINGS)] = Field(
+    encoding: Annotated[Encoding, _named(Encoding)] = Field(
         "NONE", validation_alias=AliasChoices("encodingType", "encoding_type")
     )
 

@@ -1,6 +1,4 @@
-"""Hugging Face's servers: POST / for their clients, and POST /predict of text-embeddings-inference
-(TEI), which Vertex AI calls, too.
-"""
+"""Hugging Face's servers: POST /, and POST /predict of text-embeddings-inference (TEI)."""
 
 from typing import Annotated, Any, Literal, cast
 

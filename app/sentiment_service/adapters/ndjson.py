@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from sentiment_service.engine.step_thread import Steps
 from sentiment_service.engine.text.text_tokenizer import Text
 from sentiment_service.errors import InvalidRequest, Overloaded, PayloadTooLarge, ServiceError
 from sentiment_service.requests import validation
@@ -18,11 +17,8 @@ from sentiment_service.results import Outcome, item
 GROUP_LINES = 128
 # The most bytes of an id, as JSON: answers that wait for a client have all ids of a group.
 MOST_ID = 1_024
-# A stream ends when it has so many more blank lines than others, or so many in a row that are not
-# valid: no client that wants an answer sends them, and each takes time.
-MOST_BLANK, MOST_INVALID = 10_000, 500
 
-# The options of POST /classify that a stream takes, and why it does not take its other fields.
+# Of POST /classify, the options that a stream takes, and why it takes no other field.
 IN_QUERY = ("model", "overflow", "language", "threshold")
 NOT_TAKEN = {
     name: f"a stream does not take {name}; the options in its query are {', '.join(IN_QUERY)}"
@@ -51,28 +47,11 @@ class Line:
     reserved: int = 0  # bytes, which are released when the line is answered
 
 
-@dataclass(frozen=True, slots=True)
-class LongLine:
-    """A line that is too long to be parsed on the event loop."""
-
-    content: bytes
-    number: int
-    reserved: int
-
-    def parsing(self) -> Steps[Line]:
-        yield
-        return Line(*_parsed(self.content, self.number), self.reserved)
-
-
-Lines = list[Line | LongLine]
-
-
 class LineReader:
     """Cuts pieces into lines. Blank lines are left out, but count in the line numbers.
 
-    A line may continue in the next piece. If ``room`` is left for its bytes, they are stored until
-    the line ends, and their room is given back when the line is answered. Otherwise they are
-    dropped, and the line's error is ``Overloaded``.
+    A line may continue in the next piece. Its bytes are stored if there is ``room``, which is given
+    back when the line is answered. Otherwise its error is ``Overloaded``.
     """
 
     def __init__(self, max_bytes: int, room: InflightBytes) -> None:
@@ -83,17 +62,14 @@ class LineReader:
         self._kept = bytearray()  # the bytes of that line so far
         self._size = 0  # bytes of that line so far, including dropped ones
         self._error: ServiceError | None = None  # why the bytes were dropped
-        self._blank = 0  # how many more lines were blank than not
-        self._invalid = 0  # lines in a row until now
         self._reserved = 0  # bytes of that line, and of lines not answered yet
 
-    def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[Lines]:
+    def feed(self, piece: bytes, group_bytes: Callable[[], int]) -> Iterator[list[Line]]:
         """The lines that end in this piece, in groups.
 
-        ``group_bytes`` is called when a group begins. The group ends with the line that makes it
-        that many bytes long. The first group is a single line, which is answered soon. Each
-        further group may have twice as many lines as the one before, so that no stream gets far
-        ahead when many begin at once.
+        A group ends with the line that makes it ``group_bytes`` long. The first one is a single
+        line, and each may have twice as many as the one before, so that no stream gets far ahead
+        when many begin at once.
         """
         *ends, rest = piece.split(b"\n")
         first = 0
@@ -107,30 +83,14 @@ class LineReader:
                 end += 1
             yield [line for part in ends[first:end] for line in self._line(part)]
             first = end
-            self._check_runs()
         self._grow(len(rest))
         self._keep(rest)
 
-    def end(self) -> Lines:
+    def end(self) -> list[Line]:
         """The last line, if the stream ended without a newline."""
         return self._line(b"")
 
-    def reserve(self, size: int) -> None:
-        """Reserve bytes for as long as the stream lasts."""
-        if not self._room.take(size):
-            raise Overloaded(
-                f"request bodies in flight leave no room for the {size} bytes that decompressing "
-                "this one takes",
-                reason="inflight_bytes",
-            )
-        self._reserved += size
-
-    def parsed(self, line: Line) -> Line:
-        """Count the line among those in a row that are not valid, or end that row."""
-        self._invalid = self._invalid + 1 if isinstance(line.text, ServiceError) else 0
-        return line
-
-    def answered(self, lines: Iterable[Line | LongLine]) -> None:
+    def answered(self, lines: Iterable[Line]) -> None:
         """Release the bytes that are reserved for these lines."""
         self._give_back(sum(line.reserved for line in lines))
 
@@ -138,7 +98,7 @@ class LineReader:
         """Release all reserved bytes: no more lines will be answered."""
         self._give_back(self._reserved)
 
-    def _line(self, end: bytes) -> Lines:
+    def _line(self, end: bytes) -> list[Line]:
         self._grow(len(end))
         number, error = self._number, self._error
         content, reserved = (bytes(self._kept) + end).strip(), len(self._kept)
@@ -146,22 +106,9 @@ class LineReader:
         if error is not None:
             return [Line(NO_ID, error)]
         if content:
-            self._blank -= 1
-            if len(content) > validation.INLINE_BYTES:
-                return [LongLine(content, number, reserved)]
-            return [self.parsed(Line(*_parsed(content, number), reserved))]
-        self._blank += 1
+            return [Line(*_parsed(content, number), reserved)]
         self._give_back(reserved)
         return []
-
-    def _check_runs(self) -> None:
-        why = ""
-        if self._blank > MOST_BLANK:
-            why = f"it has more than {MOST_BLANK} blank lines beyond the number of others"
-        elif self._invalid > MOST_INVALID:
-            why = f"more than {MOST_INVALID} lines in a row were not valid"
-        if why:
-            raise InvalidRequest(f"the stream ends before line {self._number}: {why}")
 
     def _grow(self, size: int) -> None:
         self._size += size

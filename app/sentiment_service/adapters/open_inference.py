@@ -14,8 +14,7 @@ from sentiment_service.http import routes
 from sentiment_service.requests.limits import Paths, PathSet
 from sentiment_service.requests.service import Adapter
 
-# Not in our OpenAPI document: the protocol has its own description, and JSON Schema cannot say that
-# data must have as many texts as shape says, nor that bytes may follow the JSON.
+# Not in our OpenAPI document: the protocol has its own description.
 router = APIRouter(prefix="/v2", include_in_schema=False, route_class=routes.Route)
 infer_router = APIRouter(prefix="/v2", include_in_schema=False, route_class=routes.TextRoute)
 
@@ -65,11 +64,9 @@ async def model_ready(request: routes.HttpRequest) -> dict[str, Any]:
 @infer_router.post("/models/{name}/versions/{version}/infer")
 @infer_router.post("/models/{name}/infer")
 async def infer(request: routes.HttpRequest) -> Response:
-    """Labels, scores and logits of a tensor of texts.
+    """Labels, scores and logits of a tensor of texts, or the error of the first bad text.
 
-    The texts may follow the JSON as bytes, and so may the outputs in the answer: this is the
-    protocol's binary tensor data extension. If a text is bad, the answer is the error of the
-    first bad text.
+    The texts may follow the JSON as bytes, and so may the outputs in the answer.
     """
     name = served(request).model.name
     body, texts = await _read(request)
@@ -127,8 +124,7 @@ def _answer(body: tensors.InferRequest, done: Classification) -> Response:
     }
     if body.id is not None:
         answer["id"] = body.id
-    # Not pydantic's serializer: the id may hold half of a surrogate pair, which only an escape can
-    # express.
+    # Not pydantic's serializer: only an escape can express half of a surrogate pair in the id.
     document = json.dumps(answer).encode()
     if not binary:
         return Response(document, media_type="application/json")

@@ -1,9 +1,6 @@
 """Amazon SageMaker: GET /ping, GET /execution-parameters, and POST /invocations. Vertex AI: the
 routes that it chooses with ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``. KServe's protocol V1,
 whose list of models is OpenAI's, too: /v1/models.
-
-SageMaker sends records, one a line, and each is answered by a line in its place; or JSON in one
-of several forms, among them that of Hugging Face's containers, which have the same route.
 """
 
 import csv
@@ -41,18 +38,14 @@ from sentiment_service.results import Outcome, item
 from sentiment_service.settings.settings import Settings
 
 # Not in our OpenAPI document: JSON Schema can neither say which field decides nor describe lines.
-# The platform has its own description, and docs/platforms.md has ours.
 router = APIRouter(include_in_schema=False, route_class=Route)
 text_router = APIRouter(include_in_schema=False, route_class=TextRoute)
 
 Reader = Callable[[bytes, int], Text]  # of a line and its number, from 1
 
-# The requests of a transform job may together have at most this many megabytes.
-JOB_MEGABYTES = 100
-# The most records that are classified together.
-GROUP_RECORDS = 128
-# A text with such an error could be answered later or elsewhere. So the whole request fails, and
-# the platform sends it again.
+JOB_MEGABYTES = 100  # the requests of a transform job may together have at most so many
+GROUP_RECORDS = 128  # the most that are classified together
+# If a text has such an error, the whole request fails, and the platform sends it again.
 TRY_AGAIN = (503, 504)
 # A line of CSV whose last column begins with a quote that does not close.
 OPEN_QUOTE = re.compile(rb'(?:(?:[^",][^,]*+|"[^"]*+(?:""[^"]*+)*+")?,)*+"[^"]*+(?:""[^"]*+)*+')
@@ -71,8 +64,8 @@ def read_json(line: bytes, number: int) -> Text:
 class CsvReader:
     """Reads the lines of CSV, which has one column and no header.
 
-    A line is answered by a line, so a quoted text with a line break has no answer: all its lines
-    are refused, because a part of it alone would get a label of its own.
+    A line is answered by a line, so all lines of a quoted text with line breaks are refused: a part
+    of it would get a label of its own.
     """
 
     def __init__(self, lines: Sequence[bytes]) -> None:
@@ -140,8 +133,7 @@ class Answers:
 
 
 JSON_LINES = Answers("application/jsonlines", write_json)
-# By content type: what reads lines, given all of them, and how lines are answered that ask for no
-# other form.
+# By content type: what reads lines, given all of them, and how they are answered by default.
 RECORDS: dict[str, tuple[Callable[[Sequence[bytes]], Reader], Answers]] = {
     "application/jsonlines": (lambda _: read_json, JSON_LINES),
     "application/jsonl": (lambda _: read_json, JSON_LINES),
@@ -153,8 +145,7 @@ ANSWERS = {
     **{kind: answers for kind, (_, answers) in RECORDS.items()},
     "application/json": Answers("application/json", write_json, join=b",", ends=(b"[", b"]")),
 }
-# A body in JSON has the form of the first of these fields that it has. ``inputs`` alone is answered
-# as by Hugging Face's containers; with one of our own fields, as by POST /classify.
+# A body in JSON has the form of the first of these fields that it has.
 FORMS: dict[str, type[BaseModel]] = {
     "instances": forms.InstancesRequest,
     **{name: ClassifyRequest for name in ClassifyRequest.model_fields if name != "inputs"},
@@ -263,10 +254,9 @@ async def _classified(
 
 
 async def _as_container(request: HttpRequest, body: forms.TextClassification) -> Response:
-    """What Hugging Face's pipeline for text classification returns.
+    """As Hugging Face's pipeline: the best label of each text, or with ``top_k`` a list of each.
 
-    Without ``top_k``, each text has its best label, in one list for all texts. With it, each text
-    has a list of labels, and that of a single text stands alone.
+    That of a single text stands alone.
     """
     parameters = body.parameters or forms.PipelineParameters()
     best = "top_k" not in parameters.model_fields_set
@@ -283,8 +273,7 @@ async def _as_container(request: HttpRequest, body: forms.TextClassification) ->
 models_router = APIRouter(
     prefix="/v1/models", tags=["compatibility"], route_class=forms.OpenAiRoute
 )
-# Not in our OpenAPI document, where GET /v1/models/{name} would match it, too: `x:predict` may be a
-# name.
+# Not in our OpenAPI document: GET /v1/models/{name} would match it, too.
 predict_router = APIRouter(prefix="/v1/models", include_in_schema=False, route_class=TextRoute)
 
 

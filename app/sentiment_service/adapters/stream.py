@@ -1,8 +1,8 @@
 """POST /classify/stream: any number of texts in one request, at constant memory.
 
 Lines come in and answers go out at the same time, in the same order. A few groups of lines are in
-work at once. The newest group waits for its turn among the groups of other streams. While it
-waits, or while the client does not read its answers, nothing more is read from the client.
+work at once. While the newest waits for its turn among those of other streams, or the client does
+not read its answers, nothing more is read.
 """
 
 import asyncio
@@ -36,8 +36,7 @@ ACCEPTED = (
     "application/jsonlines",
     "application/octet-stream",
 )
-# Groups of lines whose answers wait to be sent. They are enough for the batcher to choose from, and
-# few enough that one stream has few turns in the queue, where each group has its own turn.
+# Groups of lines whose answers wait to be sent: few, because each has its own turn in the queue.
 WAITING_GROUPS = 2
 IDLE_S = 300.0  # the longest silence of a client that has not ended its body
 LAST_LINE_S = 0.1  # to send the last line to a client that may not read
@@ -138,11 +137,7 @@ async def classify_stream(request: HttpRequest) -> Response:
 
 
 class StreamedAnswers(Response):
-    """Reads the request and sends the answers at the same time.
-
-    A reload waits for the end of its streams as for that of other requests. Those that are longer
-    end with an error, because the answers of a stream should be of one model.
-    """
+    """Reads the request and sends the answers at the same time, all of one model."""
 
     def __init__(
         self, exchange: HttpExchange, classifier: Classifier, options: TextOptions, body: Decoder
@@ -177,8 +172,7 @@ class StreamedAnswers(Response):
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
                 raise
-            # The time for accepted work is over. Some answers are missing, but a client that reads
-            # still gets the last line.
+            # Some answers are missing, but a client that reads still gets the last line.
             if not self._ended:
                 self._failure = errors.ShuttingDown(SEND_AGAIN)
                 with suppress(TimeoutError):
@@ -195,8 +189,7 @@ class StreamedAnswers(Response):
             ends = (self._service.lifecycle.closing, self._classifier.ended)
             watching = [tasks.create_task(self._end_at(end)) for end in ends]
             tasks.create_task(self._read(receive, tasks))
-            # Let the reader ask for the body first: the server then sends "100 Continue" to a
-            # client that waits for it. Once the answer has begun, it would not.
+            # The reader asks for the body first, so that a client that waits gets "100 Continue".
             await asyncio.sleep(0)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while (group := await self._groups.get()) is not None:
@@ -233,12 +226,8 @@ class StreamedAnswers(Response):
             self._failure = error
         await self._groups.put(None)
 
-    async def _answer(self, cut: ndjson.Lines, admitted: asyncio.Event) -> bytes:
-        """The answers to a group of lines, in their order: a result or an error for each.
-
-        ``admitted`` is set when the group has passed the gate, or will never pass it.
-        """
-        lines = [await self._parsed(line) for line in cut]
+    async def _answer(self, lines: list[ndjson.Line], admitted: asyncio.Event) -> bytes:
+        """The answers to a group. ``admitted`` is set when it is past the gate, or cannot be."""
         texts = [line.text for line in lines]
         try:
             work = self._classified(texts, admitted)
@@ -254,15 +243,6 @@ class StreamedAnswers(Response):
         return b"".join(
             ndjson.answer_line(line.id, one) for line, one in zip(lines, outcomes, strict=True)
         )
-
-    async def _parsed(self, line: ndjson.Line | ndjson.LongLine) -> ndjson.Line:
-        if isinstance(line, ndjson.Line):
-            return line
-        try:
-            parsed = await self._service.step_thread.run(line.parsing(), deadline=math.inf)
-        except errors.ServiceError as error:
-            return ndjson.Line(ndjson.NO_ID, error, line.reserved)
-        return self._lines.parsed(parsed)
 
     async def _classified(
         self, texts: Sequence[Text | errors.ServiceError], admitted: asyncio.Event
@@ -283,14 +263,11 @@ class StreamedAnswers(Response):
             outcomes, unknown = first.outcomes + second.outcomes, first.unknown + second.unknown
             return Classification(classifier.model, outcomes, stages, unknown)
 
-    async def _arriving(self, receive: Receive) -> AsyncIterator[ndjson.Lines]:
-        gate, reserved, more = self._classifier.stream_gate, 0, True
+    async def _arriving(self, receive: Receive) -> AsyncIterator[list[ndjson.Line]]:
+        gate, more = self._classifier.stream_gate, True
         while more:
             message = await self._message(receive)
-            body = message.get("body", b"")
-            if body and not reserved:
-                self._lines.reserve(reserved := self._decoder.window(body[0]))
-            for piece in self._decoder.decode(body):
+            for piece in self._decoder.decode(message.get("body", b"")):
                 self._check_end()
                 for lines in self._lines.feed(piece, lambda: gate.group_bytes):
                     yield lines

@@ -52,10 +52,7 @@ class TensorParameters(BaseModel):
 
 
 class TextTensor(BaseModel):
-    """The input tensor. Its texts are in ``data``, or follow the JSON as bytes.
-
-    ``shape`` is the number of texts.
-    """
+    """The input tensor of ``shape`` texts, which are in ``data`` or follow the JSON as bytes."""
 
     name: Literal["text"]
     datatype: Literal["BYTES"]
@@ -122,7 +119,6 @@ class Output:
 
     @property
     def packed(self) -> bytes:
-        """The values as bytes, in the form of the binary tensor data extension."""
         if self.datatype == "BYTES":
             return pack(self.values)
         return np.array(self.values, dtype="<f4").tobytes()

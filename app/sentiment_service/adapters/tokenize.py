@@ -149,10 +149,7 @@ def tokens_steps(
     max_chars: int,
     max_tokens: int,
 ) -> Steps[list[Tokens | ServiceError]]:
-    """The tokens of each text, or the error that says why it cannot be classified.
-
-    Each text is one step. Special tokens are left out unless ``special`` is true.
-    """
+    """The tokens of each text, which is one step, or the error that says why there are none."""
     results: list[Tokens | ServiceError] = []
     remaining = max_tokens
     for text in texts:

@@ -181,8 +181,8 @@ def encode_steps(
 ) -> Steps[list[Encoding]]:
     """The encoding of each prompt, which is one step.
 
-    Texts have special tokens if ``special`` is true. ``most`` tokens are kept, and as many as the
-    model reads if it is -1. If it is None, longer lists of ids are refused.
+    ``most`` tokens are kept, and as many as the model reads if it is -1. If it is None, longer
+    lists of ids are refused.
     """
     library = model.tokenizer.library
     origin = library.encode("a").sequence_ids  # None for special tokens

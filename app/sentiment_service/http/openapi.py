@@ -1,8 +1,4 @@
-"""OpenAPI descriptions for routes that read their request and build their answer by hand.
-
-Schemas and errors are written where they belong. ``with_components`` moves them to the document's
-components, and puts the document into the form that generators of clients need.
-"""
+"""OpenAPI descriptions for routes that read their request and build their answer by hand."""
 
 import json
 from typing import Annotated, Any
@@ -107,10 +103,8 @@ def documented(*refusals: type[errors.ServiceError]) -> dict[int | str, Any]:
 
 
 def with_components(document: dict[str, Any], *, keys: bool = False) -> dict[str, Any]:
-    """The document, which is changed, with its object schemas and its errors under ``components``.
-
-    Generators make one class of each component, but one of each copy of an inline schema. Many
-    operations have the same errors. ``keys`` says whether requests need a key.
+    """The document, which is changed, with its object schemas and its errors under ``components``:
+    generators make a class of each copy of an inline schema.
     """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
@@ -176,10 +170,8 @@ def _add(name: str, component: Schema, components: dict[str, Schema]) -> None:
 def _plain(part: Any) -> Any:
     """The part of a document as generators understand it.
 
-    - ``oneOf`` for ``anyOf``. Our alternatives exclude each other. Generators make a union of
-      ``oneOf``; of ``anyOf``, some make one class with the members of all.
-    - No titles of schemas. Pydantic's repeat the names of components and properties, but generators
-      take them for names of further classes.
+    - ``oneOf`` for ``anyOf``, of which some make one class with the members of all alternatives.
+    - No titles of schemas, which they take for names of further classes.
     - Integers of 64 bits. Without bounds or a format, some languages get 32.
     """
     if isinstance(part, list):

@@ -366,13 +366,10 @@ EXAMPLE = (
     "# TYPE sentiment_model_ready gauge\n"
     f'sentiment_model_ready{{model="{MODEL}"}} 1.0\n'
 )
-# After the metrics were rendered, they are not rendered again for this many times as long, and for
-# no longer than the seconds: a scrape that waits should not look like a service that hangs.
+# After the metrics were rendered, they are not rendered again for so many times as long, up to ...
 REST, MAX_REST_S = 10, 0.05
 LEVEL = 4  # higher ones of gzip take longer and save little
 TEXT = "text/plain"
-# What a client may choose. Each further form, such as a version that it names, would be rendered
-# and kept apart.
 FORMS: dict[str, tuple[Callable[[CollectorRegistry], bytes], str]] = {
     TEXT: (exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4),
     "application/openmetrics-text": (openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST),
@@ -382,8 +379,7 @@ FORMS: dict[str, tuple[Callable[[CollectorRegistry], bytes], str]] = {
 class Scrapes:
     """Renders and compresses the metrics, which takes milliseconds.
 
-    A scrape gets the metrics as they are after it arrived. If scrapes come too often for that, they
-    wait, and all that wait share one rendering: so scrapes take a small part of a CPU's time.
+    Scrapes that come too often wait, and share one rendering of the metrics as they are then.
     """
 
     def __init__(self, metrics: Metrics, cpu_time: Callable[[], float] = time.thread_time) -> None:

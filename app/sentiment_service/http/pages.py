@@ -1,6 +1,4 @@
-"""The pages at / and /docs, all of whose files are from this service; and what answers a path that
-no route has: an error that names the nearest route.
-"""
+"""The pages at / and /docs, and the error of a path that no route has, with the nearest route."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,8 +35,7 @@ docs_router = APIRouter(include_in_schema=False, route_class=Route)  # only with
 _DIRECTORY = Path(__file__).parents[1] / "web"
 # It serves no file outside its directory, and answers 304 if the client's ETag is still valid.
 _FILES = StaticFiles(directory=_DIRECTORY)
-# They lie compressed, because they are large. All browsers accept gzip; to unpack them for others
-# would hold up the event loop.
+# They lie compressed, because they are large, and all browsers accept gzip.
 _PACKED = ("docs/swagger-ui/swagger-ui-bundle.js", "docs/swagger-ui/swagger-ui.css")
 _DOCS_LINK = '<a href="docs">API documentation</a>'
 # Images may be data: URLs, because the icons in Swagger UI's style sheet are.
@@ -50,8 +47,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-# A wrong path and the nearest route begin with the same characters, at least so many. Only the
-# first ones of a long path are looked at.
+# A wrong path and the nearest route begin with so many characters; of a long path, so many count.
 LEAST_COMMON, LONGEST_ASKED = 4, 200
 
 
@@ -84,7 +80,6 @@ async def page(request: HttpRequest) -> Response:
 @docs_router.get("/docs")
 @docs_router.get("/docs/{name:path}")
 async def docs(request: HttpRequest) -> Response:
-    """Swagger UI, which shows the OpenAPI document of this service."""
     name = f"docs/{request.path_params.get('name', 'index.html')}"
     if name not in _PACKED:
         return await _file(request, name)
@@ -95,7 +90,6 @@ async def docs(request: HttpRequest) -> Response:
 
 @docs_router.get("/openapi.json")
 async def openapi(request: HttpRequest) -> Response:
-    """The OpenAPI document of this service."""
     return packed_answer(request, request.app.packed_openapi, {"content-type": "application/json"})
 
 
@@ -116,7 +110,6 @@ async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def not_found(exchange: HttpExchange) -> errors.NotFound:
-    """The error of a path that no route has, with the nearest route."""
     if exchange.path == "/metrics":
         port = exchange.service.settings.metrics_port
         return errors.NotFound(f"the metrics are on port {port} (--metrics-port)")
@@ -134,8 +127,7 @@ def nearest(routes: Iterable[Sequence[str]], method: str, path: str) -> str:
     """The route that a wrong path probably means, with its method; empty if none is like it.
 
     ``routes`` are paths with their methods. The nearest is the end of the path, as behind a proxy's
-    prefix, or begins like it. To compare all letters would take a millisecond, and there are floods
-    of wrong paths.
+    prefix, or begins like it. To compare all letters would take a millisecond.
     """
     asked = path[:LONGEST_ASKED].strip("/").lower().split("/")
     whole = f"/{'/'.join(asked)}/"

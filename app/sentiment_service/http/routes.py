@@ -1,10 +1,8 @@
 """The way of a request over HTTP: which route answers it, how its body is read, how the answer is
 sent; and POST /classify.
 
-FastAPI finds the routes and documents them. It could also read bodies, from the signatures of
-endpoints, resolve dependencies and validate answers. But with a small model, time on the event loop
-matters: at commit 153d05d, FastAPI's own way would have taken 29 % of its CPU time for a request of
-one text (``benchmarks/cpu_time/``). And its errors would have to be rewritten to be clear.
+FastAPI finds the routes and documents them. To let it read bodies and validate answers, too, would
+take 29 % of the event loop's time for a request of one text (``benchmarks/cpu_time/``).
 """
 
 import asyncio
@@ -49,13 +47,10 @@ from sentiment_service.requests.validation import (
 from sentiment_service.results import FailedItem, Prediction
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# A path that contains one of these, decoded, matches no route. Starlette would ignore a line feed
-# at its end.
+# A path that contains one of these, decoded, matches no route.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# Shorter responses are not compressed, because compression takes time on the event loop.
-COMPRESS_BYTES = 8_192
-# If a body's content-length is above this, the body is read only if the queue has room. Otherwise
-# it would be read and parsed in vain. A shorter body has usually arrived with the headers.
+COMPRESS_BYTES = 8_192  # shorter responses are not compressed
+# A longer body is read only if the queue has room; a shorter one has mostly arrived with its head.
 LONG_BYTES = 65_536
 # The fields of our own forms whose values are no strings, which all values of a query are.
 NO_STRINGS = frozenset({"threshold", "add_special_tokens"})
@@ -161,10 +156,7 @@ class JsonAnswer(Response):
 
 
 def packed_answer(request: HttpRequest, packed: bytes, headers: Mapping[str, str]) -> Response:
-    """Answer with the content of a gzip file, unpacked for clients that do not accept gzip.
-
-    What floods may ask for is compressed beforehand.
-    """
+    """Answer with the content of a gzip file, unpacked for clients that do not accept gzip."""
     headers = {**headers, "vary": "Accept-Encoding"}  # so a Route does not compress it again
     if "gzip" in parse_accept_encoding(request.headers.get("accept-encoding", "")):
         return Response(packed, headers={**headers, "content-encoding": "gzip"})
@@ -230,13 +222,9 @@ class Route(APIRoute):
 
 
 class TextRoute(Route):
-    """A route that takes texts. It is matched first, and its metric series exist from the start.
+    """A route that takes texts. It is matched first, and its metric series exist from the start."""
 
-    ``operation`` is a label of these series. ``classify`` answers as soon as the texts of one
-    request are classified; alerts on the time of an answer read only this one.
-    """
-
-    operation: ClassVar[str] = "classify"
+    operation: ClassVar[str] = "classify"  # a label of these series
 
 
 async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
@@ -255,10 +243,7 @@ async def read_body(request: HttpRequest, schema: Schema[Body]) -> Body:
 
 
 def _own_fields_of_query(request: HttpRequest, schema: Schema[Any]) -> dict[str, Any]:
-    """The fields of one of our own forms that the query has: a text has no place for them.
-
-    A query may have others, which proxies add.
-    """
+    """The fields of one of our own forms that the query has; proxies may add others."""
     if not request.scope["query_string"]:
         return {}
     known = schema.model_fields if is_own_form(schema) else {}
@@ -283,7 +268,6 @@ async def validated(request: HttpRequest, body: bytes, schema: Schema[Body]) -> 
 
 
 def _validating(body: bytes, schema: Schema[Body], most_signs: int) -> Steps[Body]:
-    """One step: a document of very many values is held no longer than it takes to refuse it."""
     yield
     return checked(parse(body, "the body", most_signs), schema)
 
@@ -297,7 +281,7 @@ async def read_bytes(request: HttpRequest, *, empty: str = EMPTY_BODY) -> bytes:
     received = bytearray()
     more = True
     while more:
-        # If the whole body has come, no timer is needed. It costs as much as all the rest here.
+        # If the whole body has come, no timer is needed, which costs as much as all the rest here.
         arrived = exchange.arrival.complete
         message = await (request.receive() if arrived else _receive_in_time(request))
         if message["type"] == "http.disconnect":

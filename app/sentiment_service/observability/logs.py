@@ -1,11 +1,7 @@
-"""The log: one line per event, as JSON or as text for people. uvicorn's lines have the same form.
+"""The log: one line per event, as JSON or as text for people, and a line for each request.
 
-Nothing that a client sends is logged, except the ids of its request and trace. The access log has
-a line for each request. It shows the template of the route, never path or query, which may hold a
-text.
-
-A separate thread writes the lines. If the reader of standard error stops reading, the thread waits
-and the service goes on.
+Nothing that a client sends is logged, except the ids of its request and trace. A thread writes the
+lines: if the reader of standard error stops reading, the thread waits and the service goes on.
 """
 
 import logging
@@ -63,10 +59,9 @@ def close() -> None:
 
 
 def report_failure(message: str, log_format: str) -> None:
-    """Write why the service did not start or has failed, in the form of the log.
+    """Write why the service did not start or has failed, before ``configure`` or after ``close``.
 
-    Call it before ``configure`` or after ``close``. The format may be a wrong one: settings are
-    among the things that fail.
+    The format may be a wrong one: settings are among the things that fail.
     """
     if _for_people(log_format):
         worker = "" if _worker is None else f"worker {_worker}: "
@@ -104,10 +99,7 @@ def _for_people(log_format: str) -> bool:
 
 
 class _Lines(QueueHandler):
-    """Puts each line into the queue without waiting.
-
-    It formats the line at once, because the objects in its message may change later.
-    """
+    """Puts each line into the queue without waiting, formatted: its objects may change later."""
 
     # SimpleQueue is reentrant: a signal handler may log while its thread is logging.
     queue: SimpleQueue[str]
@@ -129,8 +121,8 @@ class _Lines(QueueHandler):
 class _Writer(QueueListener):
     """Writes each line in one call, because other processes may write to the same file.
 
-    It writes to the file descriptor, not to ``sys.stderr``: that has a lock, and the interpreter
-    would wait for the lock at exit while this thread waits for a reader.
+    Not to ``sys.stderr``: at exit, the interpreter would wait for its lock, and this thread for a
+    reader.
     """
 
     def __init__(self, lines: _Lines) -> None:
@@ -138,7 +130,6 @@ class _Writer(QueueListener):
         self._lines = lines
         self._failed = 0
         self._told = 0
-        self._broken = False  # the last line was written in part: the disk was full
 
     @property
     def dropped(self) -> int:
@@ -152,12 +143,7 @@ class _Writer(QueueListener):
             self._thread = None
 
     def handle(self, record: Any) -> None:
-        line = record.encode(errors="backslashreplace")
-        content = b"\n" + line if self._broken else line
-        left = _write(content)
-        if left != content:
-            self._broken = left not in (b"", line)
-        if left:
+        if _write(record.encode(errors="backslashreplace")):
             self._failed += 1
             return
         dropped = self.dropped

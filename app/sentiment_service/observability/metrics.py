@@ -1,7 +1,4 @@
-"""All metrics with their names, labels and buckets.
-
-Series that alerts and dashboard read are exported from the first scrape on.
-"""
+"""All metrics with their names, labels and buckets."""
 
 import asyncio
 import os
@@ -42,8 +39,7 @@ SHOWN = {
     "memory_total_bytes": "Bytes that it has.",
 }
 SILENT = {"up": 0.0}
-# By index and name of each. The index is NVML's, which can differ from CUDA's; instances of GPU 0
-# are 0:0, 0:1 ...
+# By NVML's index, which can differ from CUDA's, and the name; instances of GPU 0 are 0:0, 0:1 ...
 Gpus = dict[tuple[str, str], dict[str, float]]
 
 
@@ -61,10 +57,7 @@ class Nvml:
                     self._handles[index, self._nvml.nvmlDeviceGetName(instance)] = instance
 
     def _instances(self, index: str, handle: Any) -> list[tuple[str, Any]]:
-        """The MIG instances of a GPU that is divided, else the GPU itself.
-
-        A container that has an instance may not read the memory of the whole GPU.
-        """
+        """The MIG instances of a GPU that is divided, else the GPU itself."""
         instances = []
         mode = self._ask(self._nvml.nvmlDeviceGetMigMode, handle)
         if mode and mode[0] == self._nvml.NVML_DEVICE_MIG_ENABLE:
@@ -109,8 +102,7 @@ class GpuCollector(Collector):
     async def refresh(self) -> None:
         """Read the GPUs on a thread, because NVML can block for seconds when a GPU is lost.
 
-        A GPU that does not answer within ``WAIT_S`` is not up. Its thread is left alone; no other
-        one is started before it returns.
+        What does not answer within ``WAIT_S`` is not up, and its thread is left alone.
         """
         if self._absent:
             return
@@ -143,13 +135,10 @@ class GpuCollector(Collector):
                 yield family
 
 
-# Buckets are few, because each is a series for each route, stage or label. They are dense where
-# values were measured and where an alert or a line of the dashboard has its limit, which must be a
-# bound itself. docs/measurements/monitoring.md has the measured values.
+# Buckets are few, because each is a series for each route, stage or label. The limit of an alert
+# must be a bound itself; docs/measurements/monitoring.md has the values that were measured.
 
-# The limit of SentimentSlow is 1, and the default deadline is 10. Refusals, and answers on a GPU,
-# take less than 2.5 ms; answers take 5 ms when the service is idle, and mostly 0.1 to 0.5 s in
-# overload.
+# The limit of SentimentSlow is 1, and the default deadline is 10.
 REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10)
 # The limit of SentimentQueueing is 0.5. Tokenising a tweet mostly takes less than 0.25 ms.
 STAGE_SECONDS = (0.00025, 0.001, 0.0025, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -170,10 +159,7 @@ OTHER_OPERATION = "other"  # health checks, metrics, models, pages
 
 
 class Metrics:
-    """The metrics of one application, in a registry of their own.
-
-    They count in this worker's part of the ``board``, and show what all its workers have counted.
-    """
+    """The metrics of one application: those of all workers whose parts the ``board`` has."""
 
     def __init__(self, board: Board) -> None:
         self.registry = SharedRegistry(board)
@@ -325,10 +311,7 @@ class Metrics:
     def expect_request(
         self, route: str, method: str, status: int, outcome: str, operation: str = OTHER_OPERATION
     ) -> None:
-        """Create the series of requests with this route, method and outcome; their value is 0.
-
-        ``operation`` is what the route does. Alerts read it, so they need no list of routes.
-        """
+        """Create the series of requests with this route, method and outcome; their value is 0."""
         self.operations[route] = operation
         self.requests.labels(route, method, status, operation, outcome)
         self.request_seconds.labels(route, operation)
@@ -337,7 +320,7 @@ class Metrics:
         restarts = self._counter(
             "worker_restarts", "Workers that were started in the place of one that ended."
         )
-        restarts.labels().value += self.registry.store.continued
+        restarts.labels().value += self.registry.continued
         pids = self._gauge("worker_pid", "The process of a worker; 0: it is not running.", "worker")
         pids.labels(worker).value = os.getpid()
         self.registry.register(ProcessesCollector(pids))
@@ -365,10 +348,7 @@ class Metrics:
 
 
 class ProcessesCollector(Collector):
-    """What prometheus_client says of a process, of all ``pids``: sums, and the earliest start.
-
-    And the memory of the container or the machine in which they are.
-    """
+    """What prometheus_client says of a process, of all ``pids``, and the memory where they are."""
 
     def __init__(self, pids: Gauge) -> None:
         self._pids = pids

@@ -1,7 +1,6 @@
 """What metrics and traces say of each request, and of the work of each model.
 
-Traces are OpenTelemetry's: spans for each request, for its stages, and for batches of requests. The
-OpenTelemetry SDK is an optional dependency. Without it, this module uses only the API, which does
+The OpenTelemetry SDK is an optional dependency. Without it, only the API is used, which does
 nothing while no span is recorded.
 """
 

@@ -1,19 +1,12 @@
 """Counters, gauges and histograms that take no locks and count for all workers of a service.
 
-The classes of prometheus_client take two or three locks for each value, because any thread may
-change their series. Here, one thread at a time changes a series: almost always the event loop,
-which also answers the scrapes. A scrape shows the same as with prometheus_client, but not when the
-series were created.
-
-A scrape shows the numbers of all workers together. To count costs no more for that: a worker writes
-its numbers into shared memory before each scrape of its own, and ten times a second. A worker that
-is killed loses what it has counted since then.
+One thread at a time changes a series: almost always the event loop, which also answers the scrapes.
+A scrape shows the numbers of all workers together. A worker writes its numbers into shared memory
+before each scrape of its own, and ten times a second.
 
 There, a worker writes the names of its series one after the other; each says how many cells it has
-for its numbers, which follow one another in the same order. A name is written first, and then how
-far the names can be read: so nobody reads half a name, even if its worker was killed while it
-wrote. Whoever shows the metrics reads the parts of all workers, also of those that ended. A worker
-that takes the place of another finds the series in its part, and goes on counting.
+for its numbers, which follow in the same order. A name is written first, and then how far the names
+can be read. A worker that takes the place of another finds the series in its part, and goes on.
 """
 
 import json
@@ -44,42 +37,6 @@ from sentiment_service.shared_memory import NUMBER_BYTES, Board, Numbers
 logger = logging.getLogger(__name__)
 
 Labels = tuple[str, ...]  # the label values of a series, in the order of the labels' names
-
-
-class SeriesStore:
-    """This worker's series, and those of all workers together.
-
-    ``continued`` says whether an earlier process has counted as this worker.
-    """
-
-    def __init__(self, board: Board) -> None:
-        self._parts = [*map(_Part, *map(board.parts, ("series", "counts", "gauges")))]
-        self._own = self._parts[0]
-        self.continued = bool(self._own.series)
-
-    def cells(self, section: str, metric: str, labels: Labels, count: int) -> Numbers:
-        """The numbers of one of this worker's series: ``count`` of them, in the ``section``."""
-        series = self._own.series[metric, count]
-        if labels not in series:
-            self._own.add(section, metric, labels, count)
-        return series[labels]
-
-    def merged(
-        self, metric: str, count: int, merge: Callable[[Iterable[float]], float]
-    ) -> dict[Labels, list[float]]:
-        """The numbers of all series of a metric that has ``count`` of them for each series.
-
-        ``merge`` makes one number of those of several workers.
-        """
-        found: defaultdict[Labels, list[Numbers]] = defaultdict(list)
-        for part in self._parts:
-            part.read()
-            for labels, cells in part.series[metric, count].items():
-                found[labels].append(cells)
-        return {
-            labels: [merge(numbers) for numbers in zip(*parts, strict=True)]
-            for labels, parts in found.items()
-        }
 
 
 class _Part:
@@ -141,12 +98,33 @@ class SharedRegistry(CollectorRegistry):
 
     def __init__(self, board: Board) -> None:
         super().__init__()
-        self.store = SeriesStore(board)
         self.families: list[_Family[Any]] = []
+        self._parts = [*map(_Part, *map(board.parts, ("series", "counts", "gauges")))]
+        self._own = self._parts[0]
+        self.continued = bool(self._own.series)  # whether an earlier process was this worker
 
     def publish(self) -> None:
         for family in self.families:
             family.publish()
+
+    def cells(self, section: str, metric: str, labels: Labels, count: int) -> Numbers:
+        """The ``count`` numbers of one of this worker's series."""
+        series = self._own.series[metric, count]
+        if labels not in series:
+            self._own.add(section, metric, labels, count)
+        return series[labels]
+
+    def merged(self, metric: str, count: int, merge: Merge) -> dict[Labels, list[float]]:
+        """The ``count`` numbers of each series of a metric, those of several workers merged."""
+        found: defaultdict[Labels, list[Numbers]] = defaultdict(list)
+        for part in self._parts:
+            part.read()
+            for labels, cells in part.series[metric, count].items():
+                found[labels].append(cells)
+        return {
+            labels: [merge(numbers) for numbers in zip(*parts, strict=True)]
+            for labels, parts in found.items()
+        }
 
 
 class Count:
@@ -172,10 +150,7 @@ class Count:
 
 
 class Distribution:
-    """One series of a histogram. ``cells`` has the counts by bucket, then the sum of the values.
-
-    The last bucket is above all ``bounds``. ``exemplars`` has the latest of each bucket with one.
-    """
+    """One series of a histogram. ``cells`` has the counts by bucket, then the sum of the values."""
 
     __slots__ = ("_bounds", "_cells", "counts", "exemplars", "sum")
 
@@ -183,7 +158,7 @@ class Distribution:
         self._bounds = bounds
         self._cells = cells
         *self.counts, self.sum = cells
-        self.exemplars: dict[int, Exemplar] = {}
+        self.exemplars: dict[int, Exemplar] = {}  # the latest, by bucket
 
     def total(self) -> float:
         return sum(self.counts)
@@ -218,7 +193,7 @@ class _Family(ABC, Collector, Generic[Series]):
     ) -> None:
         """``merge`` makes one number of those of all workers. Only histograms have ``bounds``."""
         self._name, self._text, self._labels = name, text, labels
-        self._store, self._merge, self._bounds = registry.store, merge, bounds
+        self._registry, self._merge, self._bounds = registry, merge, bounds
         self._cells = len(bounds) + 2 if bounds else 1  # of a series
         self._series: dict[tuple[str | int, ...], Series] = {}
         registry.register(self)
@@ -230,7 +205,7 @@ class _Family(ABC, Collector, Generic[Series]):
         if series is None:
             names = tuple(map(str, values))
             if names == values:
-                cells = self._store.cells(self.section, self._name, names, self._cells)
+                cells = self._registry.cells(self.section, self._name, names, self._cells)
                 series = self._over(cells)
             else:
                 series = self.labels(*names)
@@ -240,7 +215,7 @@ class _Family(ABC, Collector, Generic[Series]):
     def totals(self) -> dict[Labels, Series]:
         """Each series with the numbers of all workers now, by its label values."""
         self.publish()
-        merged = self._store.merged(self._name, self._cells, self._merge)
+        merged = self._registry.merged(self._name, self._cells, self._merge)
         return {names: self._over(memoryview(array("d", cells))) for names, cells in merged.items()}
 
     def collect(self) -> Iterator[Metric]:

@@ -27,27 +27,19 @@ OTHER_METHOD = "other"  # any word that is none of HTTP's methods: each would be
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 T = TypeVar("T")
-Done = TypeVar("Done", bound=Classification)
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Arrival:
-    """What the server says of a request, beside what ASGI has a place for.
+    """What the server says of a request, beside what ASGI has a place for."""
 
-    ``at`` is when the head arrived, on the event loop's clock; under load it waits before it is
-    read. ``complete`` says whether the whole body has arrived with it, ``endless`` whether nobody
-    knows yet where it ends, ``followed`` whether the next request has arrived. When the client has
-    closed the connection, the server sets ``departed`` and calls ``on_departure``. The answer sets
-    ``refused``.
-    """
-
-    at: float
-    complete: bool = False
-    endless: bool = False
-    followed: bool = False
-    refused: bool = False
-    departed: bool = False
+    at: float  # when the head arrived, on the event loop's clock; under load it waits to be read
+    complete: bool = False  # whether the whole body has arrived with it
+    endless: bool = False  # whether nobody knows yet where the body ends
+    followed: bool = False  # whether the next request has arrived
+    refused: bool = False  # set by the answer
+    departed: bool = False  # whether the client has closed the connection; then this is called:
     on_departure: Callable[[], object] | None = None
 
 
@@ -70,11 +62,7 @@ class Exchange(ABC):
         client: str,
         arrival: Arrival,
     ) -> None:
-        """``verb`` is HTTP's method as metrics and log show it, or GRPC.
-
-        The names of ``headers`` are in lower case. ``client`` is the address of who is connected,
-        which may be a proxy; empty if unknown.
-        """
+        """``verb`` is HTTP's method or GRPC. ``client``, if known, is who is connected."""
         self.service = service
         self.verb = verb
         self.path = path
@@ -170,10 +158,7 @@ class Exchange(ABC):
         model: str | None = None,
         options: TextOptions = DEFAULTS,
     ) -> Classification:
-        """Classify all texts of the request.
-
-        A text that could not be read is the error that says so, and stays in its place.
-        """
+        """Classify all texts of the request, of which some may be errors already."""
         self.check_number(len(texts))
         classifier = self.service.models.classifiers.of(model, options.language)
         return await self.classify_by(classifier, texts, options)
@@ -189,12 +174,9 @@ class Exchange(ABC):
         return self.counted(classifier, texts, self.while_connected(work))
 
     async def counted(
-        self, classifier: Classifier, texts: Sequence[object], work: Awaitable[Done]
-    ) -> Done:
-        """What ``work`` returns. Its first outcomes are those of the request's ``texts``.
-
-        These are counted and noted for the log here, whatever becomes of them, and nowhere else.
-        """
+        self, classifier: Classifier, texts: Sequence[object], work: Awaitable[Classification]
+    ) -> Classification:
+        """What ``work`` returns. Its first outcomes, those of ``texts``, are counted and logged."""
         number = len(texts)
         self.asks(classifier.model.name, number)
         try:
@@ -226,8 +208,7 @@ class Exchange(ABC):
 
     async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client leaves."""
-        # ASGI does not cancel a request when its client disconnects, and to wait for its message
-        # takes a task. So our server says it.
+        # ASGI says this by a message, for which a task would have to wait.
         arrival = self.arrival
         working = cast(asyncio.Task[Any], asyncio.current_task())
         if arrival.departed:
@@ -244,10 +225,7 @@ class Exchange(ABC):
             arrival.on_departure = None
 
     async def in_steps(self, steps: Steps[T], size: int) -> T:
-        """The result of the steps, which read or write ``size`` bytes or characters.
-
-        If they are few, this is done at once, else on the step thread by the request's deadline.
-        """
+        """The result of the steps: at once if their ``size`` is small, else on the step thread."""
         if size <= INLINE_BYTES:
             return finish(steps)
         return await self.service.step_thread.run(steps, deadline=self.deadline)
@@ -274,10 +252,7 @@ class Exchange(ABC):
         return error
 
     def check_admission(self) -> None:
-        """Raise the error with which the queue would refuse the request, before its body is read.
-
-        While the body may name any model, all must refuse it.
-        """
+        """Raise the error with which all queues would refuse the request, whatever its body has."""
         left_s = max(0.0, self.deadline - asyncio.get_running_loop().time())
         try:
             self.service.models.check_admission(self.model_of_path, timeout_s=left_s)
@@ -286,10 +261,7 @@ class Exchange(ABC):
             raise
 
     def unread(self, error: errors.ServiceError) -> None:
-        """Count the request as not admitted, whose body, which may name a model, was not read.
-
-        It counts for the model that its path names, else for the one that is asked by default.
-        """
+        """Count the request as not admitted, for the model that its path names, or the default."""
         self._whose(error)
         classifiers = self.service.models.classifiers
         classifier = classifiers.get(self.model_of_path or "") or classifiers.of(None)
@@ -332,10 +304,7 @@ class Exchange(ABC):
 
 
 def request_id(own: bytes | None = None) -> str:
-    """The client's own id if it is valid, otherwise a new one, which need not be secret.
-
-    The system's random bytes would cost a system call, for which Python gives up the GIL.
-    """
+    """The client's own id if it is valid, otherwise a new one, which need not be secret."""
     if own and REQUEST_ID.fullmatch(own):
         return own.decode()
     return f"{random.getrandbits(128):032x}"

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import or_
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
@@ -47,17 +47,15 @@ NONE = PathSet()
 class Paths(NamedTuple):
     """The paths, HTTP's and gRPC's, that are not treated like the others.
 
-    ``probes`` and ``files`` need no key and have no rate limit: a page has a dozen files, and one
-    visit of it should not use up a minute's requests. ``open`` need no key. All these are for
-    reading only. A POST to ``admin`` needs an admin key. Orchestrators, Prometheus and browsers ask
-    for ``probes`` and ``quiet`` all the time: they begin at once, and where they succeed, their log
-    line has the level debug.
+    To read ``probes`` and ``files``, of which a page has a dozen, needs no key and has no rate
+    limit; to read ``open`` needs no key. ``probes`` and ``quiet``, which are asked for all the
+    time, begin at once, and where they succeed, their log line has the level debug.
     """
 
     probes: PathSet = NONE
     files: PathSet = NONE
     open: PathSet = NONE
-    admin: PathSet = NONE
+    admin: PathSet = NONE  # a POST to them needs an admin key
     quiet: PathSet = NONE
 
     def __or__(self, other: "Paths") -> "Paths":
@@ -125,8 +123,7 @@ class InflightBytes:
     """A number of bytes that may be taken and given back. Use it only on the event loop.
 
     ``parts`` are where the workers of the service write how many they have taken, with this one's
-    first: the limit is for all together. If ``within`` is given, this is a part of it: bytes taken
-    here are taken there, too.
+    first: the limit is for all together. Bytes taken here are taken ``within`` another, too.
     """
 
     def __init__(
@@ -165,6 +162,42 @@ class InflightBytes:
     def _add(self, size: int) -> None:
         self._own_taken += size
         self._own[0] = self._own_taken
+
+
+class Waiting:
+    """What waits for clients. What has waited longest gives way to a new one.
+
+    Ordinary clients are done before many others come, so those that hold others up lose. ``least``
+    may wait whatever their bytes are.
+    """
+
+    def __init__(self, most_bytes: int, least: int = 1) -> None:
+        self._most_bytes, self._least = most_bytes, least
+        self._bytes = 0
+        # With its bytes, and with what gives it up. The oldest comes first.
+        self._waiting: dict[object, tuple[int, Callable[[], object]]] = {}
+
+    def add(self, one: object, size: int, give_up: Callable[[], object]) -> None:
+        """Count one and its bytes until it is removed, or given up."""
+        while self._bytes + size > self._most_bytes and len(self._waiting) >= self._least:
+            self._give_up(next(iter(self._waiting)))
+        self._waiting[one] = size, give_up
+        self._bytes += size
+
+    def remove(self, one: object) -> bool:
+        """Count it no longer. Returns whether it was counted."""
+        size, known = self._waiting.pop(one, (0, None))
+        self._bytes -= size
+        return known is not None
+
+    def give_up_all(self) -> None:
+        for one in [*self._waiting]:
+            self._give_up(one)
+
+    def _give_up(self, one: object) -> None:
+        _, give_up = self._waiting[one]
+        self.remove(one)
+        give_up()
 
 
 class Proxies:
@@ -233,10 +266,7 @@ def _check_key(head: Head, digests: Sequence[bytes], kind: str) -> str:
 
 
 def _key(head: Head) -> bytes:
-    """The key that a request has, empty if it has none.
-
-    AWS' clients sign a request with a secret that we do not know. The id beside it is the key.
-    """
+    """The key that a request has, empty if it has none; of AWS' clients, the id of their secret."""
     for name in KEY_HEADERS:
         if name in head.headers:
             return head.headers[name]

@@ -33,8 +33,7 @@ from sentiment_service.shared_memory import Board, WorkerPhase, WorkerStatus, st
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-# Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory. The
-# texts and tokens of a body take as much again, and the model must fit beside them.
+# Unless max_inflight_bytes is set, request bodies may take 1 / MEMORY_SHARE of the memory.
 MEMORY_SHARE = 8
 MOST_INFLIGHT_BYTES = 256 * 2**20  # of a larger memory as well: room for 128 bodies of full size
 TRIES_AGAIN_S = 1.0  # between two tests whether inference works again
@@ -44,14 +43,11 @@ MOST_ABOVE = 0.1  # share of their mean by which a worker may have more
 
 @dataclass
 class Worker:
-    """This process among the workers of its service: unless told otherwise, the only one.
-
-    ``cpus`` is its share of the CPUs, and ``gpu_workers`` of them share a GPU.
-    """
+    """This process among the workers of its service: unless told otherwise, the only one."""
 
     board: Board = field(default_factory=Board.alone)
-    cpus: float = field(default_factory=available_cpus)
-    gpu_workers: int = 1
+    cpus: float = field(default_factory=available_cpus)  # its share
+    gpu_workers: int = 1  # that share a GPU
 
     async def reload(self, models: ModelRegistry, name: str, *, promote: bool = False) -> None:
         """Load a model again, or its candidate in its place, at all workers of the service."""
@@ -67,10 +63,7 @@ class Service:
         credentials: Credentials | None = None,
         worker: Worker | None = None,
     ) -> None:
-        """``paths`` are those of the application and its adapters.
-
-        ``credentials`` are what the settings' files say, unless they were read before.
-        """
+        """``paths`` are those of the application and its adapters."""
         self.settings = settings
         self.paths = paths
         self.often_asked = paths.probes | paths.quiet
@@ -147,10 +140,7 @@ class Service:
         return [worker for worker in self.workers if worker is not self.status]
 
     def show_status(self) -> None:
-        """Write on the board what this process is doing, and take from it what others count.
-
-        Each of several workers calls this about ten times a second on its event loop.
-        """
+        """Write on the board what this process is doing, and take from it what others count."""
         status = self.status
         status.connections = self.connections
         status.in_flight = int(self.metrics.requests_in_flight.value)
@@ -165,10 +155,7 @@ class Service:
             self._count_surplus()
 
     def _count_surplus(self) -> None:
-        """How many connections another worker should have: one that was replaced has none.
-
-        Kept connections stay where they are, so it would have nothing to do for long.
-        """
+        """How many kept connections another worker should have: one that was replaced has none."""
         if (now := time.monotonic()) < self._counts_at:
             return
         self._counts_at = now + COUNTS_S
@@ -211,28 +198,21 @@ class Service:
 class SideServer(Protocol):
     """A server of another protocol than HTTP, on the same event loop."""
 
-    async def start(self) -> None:
-        """Answer from now on."""
+    async def start(self) -> None: ...
 
-    async def stop(self, stop_by: float) -> None:
-        """Finish the calls in progress; ``stop_by`` is on the clock ``time.monotonic``."""
+    async def stop(self, stop_by: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is.
+    """One adapter. ``ADAPTERS`` in ``main.py`` names the modules whose ``ADAPTER`` it is."""
 
-    ``routes`` are HTTP's, of the class ``http.routes.Route``; those at ``instances`` read
-    Vertex AI's form. ``forms`` are of bodies at the paths of other routes: the path and a field of
-    the body, and the route that answers it. ``server`` makes a server on the event loop when the
-    models are ready; it raises UserError if it cannot use its address. ``configured`` is for one
-    that depends on the settings or on other adapters: it gets them, and returns the adapter to
-    serve.
-    """
-
-    routes: "Sequence[BaseRoute]" = ()
+    routes: "Sequence[BaseRoute]" = ()  # of the class ``http.routes.Route``
     paths: Paths = field(default_factory=Paths)
-    instances: Set[str] = frozenset()
+    instances: Set[str] = frozenset()  # the paths that read Vertex AI's form
+    # By the path of another route and a field of the body: the route that answers it.
     forms: "Mapping[tuple[str, str], BaseRoute]" = field(default_factory=dict)
+    # Makes a server on the event loop; raises UserError if it cannot use its address.
     server: Callable[[Service], SideServer] | None = None
+    # The adapter to serve, for one that depends on the settings or on other adapters.
     configured: "Callable[[Settings, Sequence[Adapter]], Adapter] | None" = None

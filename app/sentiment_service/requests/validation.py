@@ -32,9 +32,8 @@ Validated = TypeVar("Validated", bound=BaseModel, covariant=True)
 
 # Documents of up to this size are parsed on the event loop, in a few milliseconds at most.
 INLINE_BYTES = 65_536
-# How many brackets, commas and colons a document may have outside its texts. While it is parsed no
-# other thread runs: two megabytes of texts take 2 ms, of brackets 0.2 s, and these at most 0.03 s.
-# No valid request has nearly as many for each text.
+# How many brackets, commas and colons a document may have outside its texts. No other thread runs
+# while it is parsed: two megabytes of texts take 2 ms, of brackets 0.2 s, and these at most 0.03 s.
 MOST_SIGNS, SIGNS_PER_TEXT = 100_000, 16
 
 FAST_DECODER = msgspec.json.Decoder()
@@ -128,8 +127,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        # Pydantic's own check reports every unknown field. A hostile body can have a million of
-        # them, and the check would take seconds.
+        # Pydantic's own check would report all of a million unknown fields, which takes seconds.
         known = cls.__pydantic_fields__
         if not isinstance(body, dict):
             raise PydanticCustomError("no_object", NO_INPUTS)
@@ -200,8 +198,7 @@ def whole(value: Any) -> Any:
 PAIR = '{"text": ..., "text_pair": ...}'
 
 Item = TypeVar("Item")
-# OpenAPI has a list of strings or one of objects. An object alone and a list of both are accepted,
-# too, but generators of clients would write code for them that does not compile.
+# An object alone and a list of both are accepted, too: no client's generator could express them.
 NonEmpty = Annotated[list[Item], Field(min_length=1)]
 
 # A text that is accepted as the only text of a request. The pattern is only for OpenAPI: the model
@@ -224,9 +221,8 @@ class PairObject(TypedDict):
 
 
 def parse_texts(value: Any) -> Text | list[Text]:
-    """One text or pair, or a list of at least one. In a list, null is an empty text.
-
-    So the place of a missing value, as tables have them, gets an error, and the others a result.
+    """One text or pair, or a list of at least one. In a list, null is an empty text: it has an
+    error, and the others a result.
     """
     if not isinstance(value, list):
         return _text(value)
@@ -252,10 +248,7 @@ def as_list(inputs: Text | list[Text]) -> list[Text]:
 
 
 def text_of(value: Any) -> Text | None:
-    """The text or pair that a string or an object is; None if it is neither.
-
-    In an object, null is an empty text.
-    """
+    """The text or pair that a string or an object is; None if it is neither. Null is empty."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and value.keys() <= PairObject.__annotations__.keys():

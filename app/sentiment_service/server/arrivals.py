@@ -1,8 +1,6 @@
 """How connections and requests begin: many connections and a few requests in each iteration of the
-event loop; and when a service that stops may assume that no more will come.
-
-libuv, which uvloop uses, accepts one connection in each iteration. When iterations are long,
-connections wait in the kernel's queue for seconds, including the probes of an orchestrator.
+event loop. libuv, which uvloop uses, accepts one: when iterations are long, connections wait in the
+kernel's queue for seconds, including the probes of an orchestrator.
 """
 
 import asyncio
@@ -15,37 +13,26 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sentiment_service.requests.limits import PathSet
-from sentiment_service.server.connection import Buffers, Connection, TlsConnection
+from sentiment_service.server.connection import READ_BYTES, Connection, TlsConnection
 from sentiment_service.server.process import cannot_listen, take_no_handshake
 
-# Connections that the kernel completes while the service is busy. The kernel's own limit applies
-# if it is lower.
-BACKLOG = 2048
-# Connections that begin in one iteration of the event loop, and those that are looked at: a client
-# that has left before its connection was accepted costs a tenth, and more of them must not hold up
-# the others in the kernel's queue.
-ACCEPTED_AT_ONCE, LOOKED_AT_ONCE = 64, 512
+BACKLOG = 2048  # connections that the kernel completes while the service is busy
+ACCEPTED_AT_ONCE = 64  # in one iteration of the event loop
 # Seconds before the next try when the process has no file descriptor or memory left.
 PAUSE_S = 0.25
 # Seconds for a handshake of TCP to complete after its first packet has arrived.
 HANDSHAKE_S = 0.1
 
-# A request costs the event loop about 0.3 ms, so an iteration takes a few milliseconds. A health
-# probe or a finished answer waits that long, however many clients send at once.
+# At about 0.3 ms for a request, an iteration takes a few milliseconds.
 STARTS_AT_ONCE = 8
 # What costs the service work and gives the runners none (handshakes of TLS, and what a connection
-# asks again and again without texts) begins this often in each period. Without a pause, the event
-# loop would never be idle, and the runners would wait in vain for Python's lock: the loop gives it
-# up for moments, too short for them to wake, and too often for Python to hand it over.
+# asks again and again without texts) begins this often in each period. Without a pause, the runners
+# would wait in vain for Python's lock, which a busy event loop gives up for moments only.
 PACED_AT_ONCE, PERIOD_S = 4, 0.005
-# An address whose connections mostly begin without work is taken as one connection that asks again
-# and again, when they are more than WORKLESS_PER_S and MOST_WORKLESS. Probes and scrapes are fewer.
-WORKLESS_PER_S, MOST_WORKLESS, MOST_ADDRESSES = 100, 16, 1_024
 # When requests wait longer than this, some clients will have no more time for their answers.
 PATIENCE_S = 0.1
 
-# A stopping server closes a connection only after this many seconds of silence, because the client
-# might be about to send a request.
+# A stopping server closes a connection after this silence: its client might be about to send.
 QUIET_S = 0.5
 # The share of drain-ms after which the listeners close, even if clients still connect.
 ACCEPTING_SHARE = 0.5
@@ -71,10 +58,7 @@ class Arrivals:
         return self._site.fileno() < 0
 
     async def close(self) -> None:
-        """Take every connection that the kernel has completed, then stop listening.
-
-        May be called more than once.
-        """
+        """Take every connection that the kernel has completed, then stop listening."""
         if self.ended:
             return
         await self._refuse_more()
@@ -90,19 +74,14 @@ class Arrivals:
 
     def _listen(self) -> None:
         try:
-            # Two servers can bind one address while neither listens; then this call fails for the
-            # second one.
+            # It fails for the second of two servers that bound one address when neither listened.
             self._site.listen(BACKLOG)
         except OSError as error:
             host, port = self._site.getsockname()[:2]
             raise cannot_listen(host, port, error) from error
 
     def _next(self) -> socket.socket:
-        connection = self._site.accept()[0]
-        if _left(connection):
-            connection.close()
-            raise ConnectionAbortedError
-        return connection
+        return self._site.accept()[0]
 
     async def _refuse_more(self) -> None:
         take_no_handshake(self._site)
@@ -122,39 +101,22 @@ class Arrivals:
 
     def _accept_some(self) -> bool:
         """Accept some connections; return whether there may be more."""
-        begun = 0
-        for _ in range(LOOKED_AT_ONCE):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection = self._next()
             except BlockingIOError:
                 return False
-            except ConnectionAbortedError:
-                continue
             connection.setblocking(False)
             self.accepted += 1
             self._take(connection)
-            begun += 1
-            if begun == ACCEPTED_AT_ONCE:
-                break
-        return True
-
-
-def _left(connection: socket.socket) -> bool:
-    """Whether the client has closed a connection on which it has sent nothing."""
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
         return True
 
 
 class Listener:
     """Begins a connection with a ``protocol`` for each socket that arrives at a site.
 
-    ``arrivals`` takes the sockets of the site. ``on_end`` is called when a connection has ended.
-    With ``tls``, which may be replaced later, connections begin with its handshake. Create it on
-    the event loop.
+    ``arrivals`` takes the sockets of the site. With ``tls``, which may be replaced later,
+    connections begin with its handshake. Create it on the event loop.
     """
 
     def __init__(
@@ -162,14 +124,14 @@ class Listener:
         site: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         arrivals: Callable[[socket.socket, Callable[[socket.socket], None]], Arrivals] = Arrivals,
-        on_end: Callable[[], None] | None = None,
+        on_end: Callable[[], object] = lambda: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.tls = tls
         self._on_end = on_end
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._buffers = Buffers()
+        self._buffer = memoryview(bytearray(READ_BYTES))  # into which all connections read
         self._beginning: set[asyncio.Task[None]] = set()
         self._handshakes = Turns(PACED_AT_ONCE, PERIOD_S)
         self._in_handshake: set[TlsConnection] = set()
@@ -181,10 +143,7 @@ class Listener:
         return self.arrivals.ended and not self._beginning and not self._in_handshake
 
     async def close(self) -> None:
-        """Begin every connection that has arrived, and accept no more.
-
-        May be called more than once.
-        """
+        """Begin every connection that has arrived, and accept no more."""
         await self.arrivals.close()
         if self._beginning:
             await asyncio.wait(self._beginning)
@@ -203,15 +162,14 @@ class Listener:
             await self._loop.connect_accepted_socket(self._connection, connection)
         except OSError:  # it is gone already
             connection.close()
-            if self._on_end is not None:
-                self._on_end()
+            self._on_end()
 
     def _connection(self) -> Connection:
         if self.tls is None:
-            return Connection(self._protocol, self._buffers, self._on_end)
+            return Connection(self._protocol, self._buffer, self._on_end)
         connection = TlsConnection(
             self._protocol,
-            self._buffers,
+            self._buffer,
             self._on_end,
             context=self.tls,
             begin=self._handshakes.take,
@@ -238,15 +196,10 @@ class Quiet:
 
 class Turns:
     """Begins what has arrived in order, ``at_once`` in each period: an iteration of the event loop,
-    or ``period_s`` seconds.
-
-    Between two iterations the loop checks its sockets. Without this limit, a thousand requests that
-    have arrived would all begin before the next connection is accepted or the next probe is read.
+    or ``period_s`` seconds. So connections are accepted and probes read between a thousand others.
 
     When the first in the queue has waited longer than ``patience_s``, there are more than can
     begin. In order of arrival all would be late, so every second to begin is then the latest one.
-
-    Create it on the event loop.
     """
 
     def __init__(
@@ -298,8 +251,7 @@ class Turns:
 class Starts:
     """Begins requests: probes at once, others in turns, and those that repeat at a limited rate.
 
-    ``often_asked`` are the paths of probes, also below ``root_path``. What reads them is short and
-    does not wait, unless it is such reads that are repeated.
+    ``often_asked`` are the paths of probes, also below ``root_path``.
     """
 
     def __init__(self, often_asked: PathSet, root_path: str = "") -> None:
@@ -307,41 +259,15 @@ class Starts:
         self._root_path = root_path
         self._requests = Turns()
         self._repeated = Turns(PACED_AT_ONCE, PERIOD_S)
-        self._repeated_probes = Turns(PACED_AT_ONCE, PERIOD_S)
-        self._loop = asyncio.get_running_loop()
-        # Of each address: how many more of its connections began without work than with it, beyond
-        # what is usual, and when that was so.
-        self._workless: dict[str, tuple[float, float]] = {}
-
-    def first_ended(self, address: str, *, gave_work: bool) -> None:
-        """The first request of a connection from this address has been answered."""
-        excess = self._excess(address) + (-1 if gave_work else 1)
-        self._workless.pop(address, None)
-        if excess > 0:
-            self._workless[address] = min(excess, MOST_WORKLESS), self._loop.time()
-        if len(self._workless) > MOST_ADDRESSES:
-            del self._workless[next(iter(self._workless))]
-
-    def repeats(self, address: str) -> bool:
-        """Whether many connections from this address have just begun without work."""
-        return self._excess(address) > MOST_WORKLESS - 1
-
-    def _excess(self, address: str) -> float:
-        excess, since = self._workless.get(address, (0.0, 0.0))
-        return max(0.0, excess - WORKLESS_PER_S * (self._loop.time() - since))
 
     def take(
         self, head: bytes | bytearray, start: Callable[[], None], *, repeats: bool = False
     ) -> None:
-        """Begin the request with this ``head``, when its turn has come.
-
-        ``repeats`` says that its client asks again and again, and brings no texts.
-        """
+        """Begin the request with this ``head`` in its turn, or among those that repeat."""
         path = _path(head).removeprefix(self._root_path)
-        is_probe = not head.startswith(b"POST") and path in self._often_asked
         if repeats:
-            (self._repeated_probes if is_probe else self._repeated).take(start)
-        elif is_probe:
+            self._repeated.take(start)
+        elif not head.startswith(b"POST") and path in self._often_asked:
             start()
         else:
             self._requests.take(start)

@@ -4,66 +4,36 @@ joins what is written, and closes so that the client can read its last answer.
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-# Read in one iteration of the event loop, from each connection. So what a client sends costs the
-# others a few milliseconds at most, however it is cut into chunks, and what is not read yet stays
-# with the kernel. libuv alone would read 8 MB of one connection before it looks at the next.
+# Read of each connection in an iteration of the event loop: it costs the others a few milliseconds,
+# however it is cut into chunks. libuv alone would read 8 MB before it looks at another connection.
 READ_BYTES = 32_768
-# What nobody will look at is read in longer pieces where possible, with a pause behind each: else
-# whoever uploads it would keep the event loop busy, and Python's lock from the runners.
-DROP_BYTES = 1_048_576
-DROP_PAUSE_S = 0.002
 
 # The same with TLS: one long record, or some 700 that hold one byte each.
 RECORD_BYTES = 16_384
-# What is longer than CHEAP_BYTES and takes more than CHEAP_S to decrypt and parse was cut into tiny
-# chunks or records. All connections that send such things have one part of the event loop's time
-# in 1 + REST_FACTOR.
-CHEAP_BYTES, CHEAP_S = 4_096, 0.0005
-REST_FACTOR, MOST_REST_S = 10, 1.0
 # Seconds for the whole handshake.
 HANDSHAKE_S = 20.0
 
-# For how many seconds the rest of a refused body is read and dropped. Some clients send the whole
-# body before they read the error. After that the connection closes in any case.
-LINGER_S = 30.0
-# After this many seconds of silence, the client is assumed to have nothing more to send.
-SILENCE_S = 2.0
-
-
-class Buffers:
-    """The memory into which all connections of an event loop read, one after the other."""
-
-    def __init__(self) -> None:
-        self.read = memoryview(bytearray(READ_BYTES))
-        self.drop = memoryview(bytearray(DROP_BYTES))
-        self._dear_until = 0.0  # on the clock of time.monotonic
-
-    def rest_s(self, spent_s: float) -> float:
-        """For how long a connection must rest after this much of the event loop's time."""
-        now = time.monotonic()
-        self._dear_until = max(now, self._dear_until) + REST_FACTOR * spent_s
-        return min(self._dear_until - now, MOST_REST_S)
+# The rest of a refused body is dropped for so long, because some clients send all of it before they
+# read the error; or until so long a silence.
+LINGER_S, SILENCE_S = 30.0, 2.0
 
 
 class Connection(asyncio.BufferedProtocol):
     """A protocol for the socket's transport, and the transport of what ``protocol`` makes.
 
-    uvicorn writes the head and the body of an answer separately. That would be two system calls,
-    and two packets that wake the client twice. So a write waits for the next one, at most until
-    the next iteration of the event loop.
+    uvicorn writes the head and the body of an answer separately. So a write waits for the next one,
+    at most until the next iteration of the event loop: they leave in one packet.
 
     If a connection is closed before all received data is read, the kernel resets it, and the
-    client loses the answer (RFC 9112, section 9.6). So ``close`` first ends our sending side and
-    drops what still arrives. The connection closes when the client ends its side or is silent, or
-    when its time is over.
+    client loses the answer (RFC 9112, section 9.6). So ``close`` ends our sending side, and drops
+    what arrives until the client ends its side or is silent, or its time is over.
 
-    ``sending`` is called at the close. It returns whether the client may still be sending; the
-    protocol sets it. ``on_end`` is called when the connection has ended.
+    All connections read into one ``buffer``. ``sending`` is called at the close. It returns whether
+    the client may still be sending; the protocol sets it.
     """
 
     most = READ_BYTES
@@ -71,21 +41,20 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         protocol: Callable[[], asyncio.Protocol],
-        buffers: Buffers,
-        on_end: Callable[[], None] | None = None,
+        buffer: memoryview,
+        on_end: Callable[[], object] = lambda: None,
         *,
         linger_s: float = LINGER_S,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._make_protocol = protocol
         self._protocol: asyncio.Protocol | None = None  # from the begin to the end
-        self._buffers = buffers
+        self._buffer = buffer[: self.most]
         self._on_end = on_end
         self._linger_s = linger_s
         self._silence_s = silence_s
         self.sending: Callable[[], bool] = bool  # it returns False
         self.closing = False  # whether ``close`` was called, or the connection is lost
-        self._dropping = False  # whether nobody looks at what arrives
         self._silent = True  # nothing has been dropped since the last look
         self._left_s = linger_s
         self._look: asyncio.TimerHandle | None = None
@@ -106,22 +75,14 @@ class Connection(asyncio.BufferedProtocol):
         self._begin()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffers.drop if self._dropping else self._buffers.read[: self.most]
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._dropping:
+        if self.closing:
             self.drop()
-            return
-        data = bytes(self._buffers.read[:nbytes])
-        if nbytes <= CHEAP_BYTES:
-            self._arrived(data)
-            return
-        began = time.thread_time()
-        self._arrived(data)
-        spent_s = time.thread_time() - began
-        if spent_s > CHEAP_S:
-            self._rest(self._buffers.rest_s(spent_s))
-        elif nbytes == self.most:
+        else:
+            self._arrived(bytes(self._buffer[:nbytes]))
+        if nbytes == self.most:
             self._rest()
 
     def pause_writing(self) -> None:
@@ -139,8 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self.sending = bool
         if protocol is not None:
             protocol.connection_lost(exc)
-        if self._on_end is not None:
-            self._on_end()
+        self._on_end()
 
     # What a connection with TLS does otherwise
 
@@ -188,14 +148,10 @@ class Connection(asyncio.BufferedProtocol):
         if not self._resting:
             self._transport.resume_reading()
 
-    def _rest(self, pause_s: float = 0.0) -> None:
-        """Read no more in this iteration of the event loop, or for some time."""
-        if self._resting or self._transport.is_closing():
-            return
-        self._hold()
-        if pause_s:
-            self._loop.call_later(pause_s, self._read_on)
-        else:
+    def _rest(self) -> None:
+        """Read no more in this iteration of the event loop."""
+        if not self._resting and not self._transport.is_closing():
+            self._hold()
             self._loop.call_soon(self._read_on)
 
     def _hold(self) -> None:
@@ -226,11 +182,9 @@ class Connection(asyncio.BufferedProtocol):
     def await_rest(self) -> None:
         """Close when the client has stopped sending, or when its time is over.
 
-        After ``close``, all that arrives is dropped. Before, the protocol finds the end of the rest
-        and calls ``drop`` for what comes until then.
+        Before ``close``, the protocol finds the end, and calls ``drop`` for what comes until then.
         """
         self.stop()
-        self._dropping = self.closing
         self.resume_reading()
         self._left_s = self._linger_s
         self._look_later()
@@ -243,7 +197,6 @@ class Connection(asyncio.BufferedProtocol):
     def drop(self) -> None:
         """Something has arrived that nobody looks at."""
         self._silent = False
-        self._rest(DROP_PAUSE_S)
 
     def _look_later(self) -> None:
         self._silent = True
@@ -258,13 +211,11 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class TlsConnection(Connection):
-    """A connection with TLS. Handshakes take turns: each costs as much as several requests.
+    """A connection with TLS. The event loop's own decrypts all that has come before it looks at
+    another connection, and keeps 400 kB for each.
 
-    The event loop's own TLS decrypts all that has come before it looks at another connection, and
-    keeps 400 kB for each: what takes seconds of a server costs its sender next to nothing.
-
-    ``begin`` calls what it is given when its turn has come. ``on_open`` is called when the
-    handshake is complete, or when the connection is lost before.
+    ``begin`` calls what it is given when the turn of the handshake has come. ``on_open`` is called
+    when that is complete, or when the connection is lost before.
     """
 
     most = RECORD_BYTES
@@ -272,14 +223,14 @@ class TlsConnection(Connection):
     def __init__(
         self,
         protocol: Callable[[], asyncio.Protocol],
-        buffers: Buffers,
-        on_end: Callable[[], None] | None = None,
+        buffer: memoryview,
+        on_end: Callable[[], object] = lambda: None,
         *,
         context: ssl.SSLContext,
         begin: Callable[[Callable[[], None]], None],
         on_open: Callable[["TlsConnection"], None],
     ) -> None:
-        super().__init__(protocol, buffers, on_end)
+        super().__init__(protocol, buffer, on_end)
         self._context = context
         self._take_turn = begin
         self._on_open = on_open

@@ -1,27 +1,10 @@
-"""uvicorn's HTTP/1.1 protocol with limits. What HttpProtocol adds to that of uvicorn 0.54:
+"""uvicorn's HTTP/1.1 protocol with limits.
 
-- **One request at a time.** uvicorn parses everything that arrives, so a client that sends many
-  requests ahead fills the memory. Here the parser gets a whole head, then its body, and the next
-  head when the answer is complete. Of what is sent ahead, little is read.
-- **Requests begin in turns** (``arrivals.Starts``), and know when they arrived and whether their
-  client has left (``exchange.Arrival``). What a connection asks again and again, and what it sends
-  after a refusal, has a rate of its own.
-- **A limit for heads**, and for the framing and the trailers of bodies in chunks: uvicorn collects
-  a head without end.
-- **Limits for clients that do not read** their answers (``UnreadAnswers``), and times for each
-  head, the first included, and for a client that does not read.
-- **Refusals** of what is no valid request are problems like other errors, counted and logged. If a
-  body turns out not to be valid, its own request gets the error.
-- **Stricter parsing**: exactly one Host (RFC 9112, section 3.2), no transfer coding but chunks,
-  no white space behind a header's value, no trailers among the headers.
-- **Offers to upgrade** to HTTP/2 in clear text are ignored. Otherwise the parser loses the body of
-  the request. Java's HttpClient makes this offer by default.
-- **A refused body is dropped unparsed**, and an answered request leaves nothing in memory.
-- **Closing lingers** (``connection.Connection``): clients that are still sending read their
-  answer. While the server stops, only connections that have been quiet for a while are closed.
-
-The methods of uvicorn that are not overridden are used as they are; ``test_connections.py`` lists
-the others.
+uvicorn 0.54 parses all that arrives, so a client that sends many requests ahead, or a head without
+end, fills the memory. Here the parser gets a whole head, then its body, and the next head when the
+answer is complete. Requests begin in turns (``arrivals.Starts``). What is no valid request gets a
+problem like other errors, counted and logged; parsing is stricter than uvicorn's. Closing lingers
+(``connection.Connection``). ``test_connections.py`` lists the methods that are overridden.
 """
 
 import asyncio
@@ -38,13 +21,12 @@ from sentiment_service.errors import BadRequest, HeadersTooLarge, ServiceError, 
 from sentiment_service.observability.logs import log_request
 from sentiment_service.observability.observers import count_request
 from sentiment_service.requests.exchange import OTHER_METHOD, UNMATCHED, Arrival, request_id
-from sentiment_service.requests.limits import IPV4_MAPPED, plain_address
+from sentiment_service.requests.limits import IPV4_MAPPED, Waiting, plain_address
 from sentiment_service.requests.service import Service
 from sentiment_service.server.arrivals import QUIET_S, Starts
 from sentiment_service.server.connection import Connection
 
-# How much a client may send ahead while its current request is answered. If it sends more, the
-# server stops reading from it.
+# If a client sends more ahead while its request is answered, the server stops reading from it.
 MAX_AHEAD_BYTES = 16_384
 # The connection is cut if the client does not read for this long and the write buffer is full.
 SEND_TIMEOUT_S = 300.0
@@ -53,6 +35,7 @@ ENDLESS = sys.maxsize
 REPEATS_S = 0.1
 LINE_END = b"\r\n"
 HEAD_END = b"\r\n\r\n"
+# Java's HttpClient offers HTTP/2 by default; where the parser sees that, it loses the body.
 UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
@@ -77,35 +60,10 @@ class _Refused(asyncio.Event):
         raise self._error
 
 
-class UnreadAnswers:
-    """The answers that clients do not read, at most ``limit`` bytes of all connections.
-
-    If they are more, the connection whose client has not read for the longest time is cut, unless
-    it is the only one.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._left = limit
-        self._sizes: dict[Connection, int] = {}  # in the order in which clients ceased to read
-
-    def keep(self, connection: Connection, size: int) -> None:
-        """The connection has so many bytes that its client does not read."""
-        self._sizes[connection] = size
-        self._left -= size
-        while self._left < 0 and len(self._sizes) > 1:
-            oldest = next(iter(self._sizes))
-            self.drop(oldest)
-            oldest.abort()
-
-    def drop(self, connection: Connection) -> None:
-        """They are read, or the connection is gone."""
-        self._left += self._sizes.pop(connection, 0)
-
-
 class HttpProtocol(HttpToolsProtocol):
     """One connection to the ``service``. Its requests begin as ``starts`` says.
 
-    ``unread`` is shared by all connections of the service.
+    ``unread``, the connections whose clients do not read, is shared by all of the service.
     """
 
     def __init__(
@@ -113,7 +71,7 @@ class HttpProtocol(HttpToolsProtocol):
         *arguments: Any,
         service: Service,
         starts: Starts,
-        unread: UnreadAnswers,
+        unread: Waiting,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -124,13 +82,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._arrival: Arrival | None = None  # of the current request
         self._state = ConnectionState.HEAD
         self._received = bytearray()  # bytes that the parser has not got yet
-        self._line_ended = False  # whether the end of a line has come instead of a head
         self._body_left = 0  # bytes; ENDLESS while it comes in chunks
         self._framing_excess = 0  # bytes of chunks' framing and of trailers, beyond those of body
         self._unsent: asyncio.TimerHandle | None = None  # runs while the write buffer is full
         self._quiet_since = self.loop.time()  # while it waits for a head
-        # Whether the last request had no texts, or was refused. None before the first.
-        self._gave_no_work: bool | None = None
+        self._gave_no_work = False  # whether the last request had no texts, or was refused
 
     # The connection
 
@@ -179,20 +135,18 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread.keep(self._transport, self._transport.get_write_buffer_size())
-        self._unsent = self.loop.call_later(SEND_TIMEOUT_S, self._transport.abort)
+        size, abort = self._transport.get_write_buffer_size(), self._transport.abort
+        self._unread.add(self._transport, size, abort)
+        self._unsent = self.loop.call_later(SEND_TIMEOUT_S, abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unread.drop(self._transport)
+        self._unread.remove(self._transport)
         if self._unsent is not None:
             self._unsent.cancel()
 
     def close_if_quiet(self, since: float, now: float) -> None:
-        """Close if nothing has arrived for a while; called repeatedly while the server stops.
-
-        It stops ``since`` a time on the event loop's clock.
-        """
+        """Close if nothing has arrived for a while. The server stops ``since`` a time."""
         if self._transport.closing:
             return
         if self._state is ConnectionState.HEAD:
@@ -218,10 +172,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _take_head(self) -> None:
         # Some clients send the end of a line after a body, perhaps in two packets.
-        if not self._line_ended and self._received.startswith(LINE_END):
+        if self._received.startswith(LINE_END):
             del self._received[: len(LINE_END)]
-            self._line_ended = True
-        if not self._received or (self._received == LINE_END[:1] and not self._line_ended):
+        if not self._received or self._received == LINE_END[:1]:
             return
         end = self._received.find(HEAD_END)
         head = self._received[:end] if end >= 0 else self._received
@@ -236,15 +189,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._state = ConnectionState.TURN
             now = self.loop.time()
             start = partial(self._begin, end + len(HEAD_END), now)
-            self._starts.take(head, start, repeats=self._repeats(now))
+            repeats = self._gave_no_work and now - self._quiet_since < REPEATS_S
+            self._starts.take(head, start, repeats=repeats)
         else:
             self._quiet_since = self.loop.time()
-
-    def _repeats(self, now: float) -> bool:
-        """Whether the client asks again and again without work for the service."""
-        if self._gave_no_work is None:
-            return self._starts.repeats(self._address)
-        return self._gave_no_work and now - self._quiet_since < REPEATS_S
 
     def _begin(self, end: int, arrived_at: float) -> None:
         """Give the parser the head, up to ``end``, and the part of the body that has arrived."""
@@ -252,7 +200,6 @@ class HttpProtocol(HttpToolsProtocol):
             return
         head = bytes(self._received[:end])
         del self._received[:end]  # only a mark is moved, however much is behind it
-        self._line_ended = False
         if b"\r\nupgrade:" in head.lower():
             head = UPGRADE.sub(b"", head)
         if not self._parse(head):
@@ -317,9 +264,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._state is not ConnectionState.TURN:
-            # Only the parser finds the end of a chunked body, so it has already seen the start of
-            # the next request. It is not answered: clients that send ahead must be ready to send
-            # again.
+            # Only the parser finds the end of a chunked body, so it has seen the next request's
+            # start. That is not answered: clients that send ahead must be ready to send again.
             raise BadRequest("a request behind another one in chunks")
         super().on_message_begin()
 
@@ -360,10 +306,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._transport.closing:
             return
         refused = self._arrival is not None and self._arrival.refused
-        no_work = refused or self.scope["method"] != "POST"
-        if self._gave_no_work is None:
-            self._starts.first_ended(self._address, gave_work=not no_work)
-        self._gave_no_work = no_work
+        self._gave_no_work = refused or self.scope["method"] != "POST"
         if self._state is ConnectionState.ANSWER:
             self._await_head()
             self._read_on()

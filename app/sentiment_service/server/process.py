@@ -38,8 +38,7 @@ _ended_by = 0  # the signal that ended the start
 def open_standard_files() -> None:
     """Open the null device in place of standard files that are closed (``2>&-``).
 
-    Otherwise the next files and sockets would get their descriptors, and text for standard error
-    could be sent to a client.
+    Otherwise sockets would get their descriptors, and text for standard error go to a client.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -48,10 +47,7 @@ def open_standard_files() -> None:
 
 
 def raise_file_limit() -> None:
-    """Let the process open as many files as the system allows it, 65,536 at most.
-
-    Without this call the limit is usually 1,024, for the sake of programs that use select().
-    """
+    """Let the process open as many files as the system allows it, up to ``MOST_FILES``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if hard != unlimited and hard < LEAST_FILES:
@@ -69,9 +65,8 @@ def raise_file_limit() -> None:
 def return_long_blocks() -> None:
     """Make the C library return each block of 64 KiB or more to the system when it is freed.
 
-    glibc raises its own threshold, to 32 MiB at most, when long blocks are freed. Then they come
-    from a heap of which only the end is returned: after hundreds of long bodies at once, the
-    process keeps up to 200 MB that nothing uses.
+    glibc raises its own threshold when long blocks are freed: after hundreds of long bodies at
+    once, the process would keep up to 200 MB that nothing uses.
     """
     with suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
@@ -141,8 +136,7 @@ def while_ending() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-# What the kernel keeps of an answer that its client does not take: it would keep megabytes of each
-# connection, which count for the memory of a container. Connections have it from their listener.
+# What the kernel keeps of an answer that its client does not take, where it would keep megabytes.
 UNSENT_BYTES = 131_072
 SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
 
@@ -164,10 +158,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_sites(settings: "Settings") -> list[socket.socket]:
-    """The sockets of the service's port and, if they have their own, of the metrics' port.
-
-    gRPC opens its own when the models are warm.
-    """
+    """The sockets of the service's port and, if they have their own, of the metrics' port."""
     ports = [settings.port, *([settings.metrics_port] if settings.metrics_port else [])]
     return [bind(settings.host, port) for port in ports]
 
@@ -180,10 +171,7 @@ def check_ports(settings: "Settings") -> None:
 
 
 def announce(what: str, sites: Sequence[socket.socket], settings: "Settings") -> None:
-    """Log what is served at the bound ``sites``, and what a browser can open there.
-
-    The first site is the service's, the second one that of the metrics, if they have their own.
-    """
+    """Log what is served at the ``sites`` of ``bind_sites``, and what a browser can open there."""
     urls = [f"http://{_place(site)}" for site in sites]
     if settings.tls_cert:
         urls[0] = f"https://{_place(sites[0])}"
@@ -215,9 +203,8 @@ def cannot_listen(host: str, port: int, error: OSError) -> UserError:
 def take_no_handshake(listener: socket.socket) -> None:
     """From now on, have the kernel drop the first packet of each handshake.
 
-    When a listener closes, the kernel ends the connections that are complete but not accepted: 25
-    clients of 1,200 in 200 closes. So no new handshake may begin before the close. The client tries
-    again a second later, and finds the port closed.
+    When a listener closes, the kernel ends the connections that are complete but not accepted. So
+    no handshake may begin just before. The client tries again, and finds the port closed.
     """
     if sys.platform != "linux":
         return

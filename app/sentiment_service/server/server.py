@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from sentiment_service import main
 from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.observability import logs
+from sentiment_service.requests.limits import Waiting
 from sentiment_service.requests.service import Service, SideServer
 from sentiment_service.server import process
 from sentiment_service.server.arrivals import (
@@ -32,7 +33,7 @@ from sentiment_service.server.arrivals import (
     Quiet,
     Starts,
 )
-from sentiment_service.server.http_protocol import HttpProtocol, UnreadAnswers
+from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.settings.credentials import Credentials, read_again
 from sentiment_service.settings.settings import Settings
 from sentiment_service.shared_memory import WorkerPhase
@@ -44,9 +45,8 @@ KEEP_ALIVE_S = 75
 REFUSING_SHARE = 0.1
 MAX_REFUSING_S = 1.0
 
-# Answered requests and closed connections leave nothing to the garbage collector. It looks at all
-# requests that wait, for 0.1 to 0.3 s each time, and with Python's own thresholds (700, 10, 10)
-# whenever the number of objects has grown by 700.
+# Answered requests leave nothing to the garbage collector, which looks at all that wait, for 0.1 to
+# 0.3 s; by Python's own thresholds, whenever the number of objects has grown by 700.
 COLLECTOR_THRESHOLDS = (100_000, 5, 10)
 
 logger = logging.getLogger(__name__)
@@ -95,12 +95,10 @@ class Server(uvicorn.Server):
     """uvicorn's server with our listeners, and a shutdown that loses no request.
 
     ``sites`` maps each bound socket to its application. The first application's lifespan is the
-    server's. When ``hangup`` is set, all models are loaded again. ``arrivals`` takes the sockets of
-    a site, and ``note_end`` is called when a connection has ended.
+    server's. When ``hangup`` is set, all models are loaded again.
     """
 
     arrivals: type[Arrivals] = Arrivals
-    note_end: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -141,7 +139,7 @@ class Server(uvicorn.Server):
 
     def _listen(self) -> None:
         starts = Starts(self._service.often_asked, self._service.settings.root_path)
-        unread = UnreadAnswers(self._service.inflight.limit)
+        unread = Waiting(self._service.inflight.limit)
         tls = self._service.access.credentials.tls_context()
         for site, config in self._configs.items():
             if not config.loaded:  # the first one was loaded with its lifespan
@@ -155,14 +153,16 @@ class Server(uvicorn.Server):
                 starts=starts,
                 unread=unread,
             )
-            self._listeners.append(Listener(site, protocol, self.arrivals, self.note_end, tls))
+            self._listeners.append(Listener(site, protocol, self.arrivals, self._note_end, tls))
             tls = None  # the port of the metrics has none
+
+    def _note_end(self) -> None:
+        self._service.status.closed += 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         process.stop(self._service.lifecycle, sig)
         self._service.status.phase_number = WorkerPhase.STOPPING
-        # uvicorn's own handler is not called: it raises the signal again after a graceful end, so
-        # the exit code would report a failure.
+        # uvicorn's own handler would raise the signal again after a graceful end.
         self.should_exit = True
 
     async def _reload_at_hangups(self) -> None:
@@ -204,8 +204,7 @@ class Server(uvicorn.Server):
         for listener in self._listeners:
             await listener.close()
         lifecycle.results_lost = not await draining
-        # The remaining tasks wait for their clients: for the rest of a body, or for a client to
-        # read its answer.
+        # The remaining tasks wait for their clients.
         tasks = self.server_state.tasks
         for task in tasks:
             task.cancel()
@@ -222,8 +221,8 @@ class Server(uvicorn.Server):
     async def _close_what_is_quiet(self, since: float, accept_until: float, until: float) -> None:
         """Close quiet connections; return when none is left and none can arrive, or at ``until``.
 
-        Both times, and ``accept_until``, when the listeners close at the latest, are on the clock
-        ``time.monotonic``. The server stops ``since`` a time on the event loop's clock.
+        The listeners close at ``accept_until`` at the latest. ``since`` is when the server began to
+        stop, on the event loop's clock; the others are on that of ``time.monotonic``.
         """
         quiet, loop = Quiet(), asyncio.get_running_loop()
         connections = self.server_state.connections

@@ -1,9 +1,7 @@
-"""The Unix sockets between the supervisor and a worker: for messages, and for connections, which it
-deals.
+"""The Unix sockets between the supervisor and a worker: for messages, and for connections.
 
 A connection that waits in such a socket would end with the worker. So the supervisor keeps the
-worker's end open, too: when the worker has ended or hangs, it takes back what the worker has not
-taken.
+worker's end open, too, and takes back what a worker that has ended or hangs has not taken.
 """
 
 import asyncio
@@ -56,7 +54,7 @@ class Reloaded(Struct, frozen=True, tag=True):
 
 
 class Prepare(Struct, frozen=True, tag=True):
-    """The supervisor has a worker do that; ``reload`` is the number of the reload."""
+    """The supervisor has a worker load it; ``reload`` is the number of the reload."""
 
     reload: int
     model: str
@@ -90,11 +88,7 @@ DECODER = msgspec.json.Decoder(Message)
 
 
 class Control:
-    """One end of the socket for messages, which come in order. Create it on the event loop.
-
-    ``on_message`` gets each message from the other end with the file descriptor that came with it,
-    if one did. ``on_end`` is called when there will be no more.
-    """
+    """One end of the socket for messages, which come in order, perhaps with a file descriptor."""
 
     def __init__(
         self,
@@ -156,7 +150,7 @@ class Channel:
         return True
 
     def end(self) -> None:
-        """Give no more connections. The worker is notified when it has taken those that it has."""
+        """Give no more connections. The worker sees the end when it has taken those that it has."""
         self._end.shutdown(socket.SHUT_WR)
 
     def take_back(self) -> list[socket.socket]:
@@ -177,7 +171,7 @@ class HandedOver(Arrivals):
     """The connections that arrive at a worker through its end. The supervisor ends the channel."""
 
     def _listen(self) -> None:
-        """Do nothing: connections come from the start."""
+        """Connections come from the start."""
 
     def _next(self) -> socket.socket:
         message, connections = _receive(self._site)
@@ -189,7 +183,7 @@ class HandedOver(Arrivals):
         raise BlockingIOError
 
     async def _refuse_more(self) -> None:
-        """Do nothing: this is the supervisor's part."""
+        """This is the supervisor's part."""
 
 
 def _receive(worker_end: socket.socket) -> tuple[bytes, list[socket.socket]]:
@@ -210,8 +204,8 @@ class Dealer:
     """Accepts connections at the ``sites``, and gives each to a worker.
 
     Of the workers that are ready and answer, the one with the fewest open connections gets the
-    next; if several have as many, they take turns. While no worker takes one, connections wait
-    here; while there is no worker, they get 503. Call ``look`` several times a second.
+    next. While no worker takes one, connections wait here; while there is no worker, they get 503.
+    Call ``look`` several times a second.
     """
 
     def __init__(self, sites: Sequence[socket.socket], workers: "Sequence[WorkerProcess]") -> None:
@@ -242,10 +236,7 @@ class Dealer:
             self._undealt.popleft()
 
     async def close(self) -> None:
-        """Accept every connection that the kernel has completed, then stop listening.
-
-        Call ``look`` until none is ``waiting``.
-        """
+        """Accept what the kernel has completed, then stop; call ``look`` until none is waiting."""
         for arrivals in self._arrivals:
             await arrivals.close()
 

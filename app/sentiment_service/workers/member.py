@@ -69,10 +69,8 @@ class Member(Worker):
         take: Callable[[Credentials], None],
         stop: Callable[[], None],
     ) -> None:
-        """Listen to the supervisor, on the event loop.
-
-        ``hang_up`` is called when all models are to be loaded again, and ``stop`` when the
-        supervisor has ended, or this worker must. ``take`` gets new keys and a new certificate.
+        """Listen to the supervisor: let all models be loaded again, take keys and certificate, or
+        stop, because it has ended or this worker must.
         """
         self._models, self._hang_up, self._take, self._stop = models, hang_up, take, stop
         self._control = channels.Control(self._socket, self._on_message, stop)
@@ -125,10 +123,7 @@ class Member(Worker):
                     decision.set_result(switch)
 
     def _take_credentials(self, descriptor: int | None) -> None:
-        """Take what is in force from now on, or end: the next worker starts with that.
-
-        To go on would let in keys that were revoked.
-        """
+        """Take what is in force from now on, or end: keys may have been revoked."""
         try:
             if descriptor is None:  # the system drops it if the process has no room for it
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -188,15 +183,12 @@ class WorkerServer(Server):
             self._service.show_status()
             await asyncio.sleep(STATUS_S)
 
-    def note_end(self) -> None:
-        self._service.status.closed += 1
-
     def _read_files(self) -> None:
-        """Do nothing: the supervisor reads them."""
+        """The supervisor reads them."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._member.stop()
         await super().shutdown(sockets)
 
     async def _accept_no_more(self) -> None:
-        """Do nothing: the supervisor ends the channel."""
+        """The supervisor ends the channel."""

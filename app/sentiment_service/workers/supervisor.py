@@ -1,7 +1,6 @@
 """Runs the workers of a service: starts them, deals them connections, replaces those that end.
 
-A worker is the whole service of one process. The supervisor knows nothing of texts, models and
-HTTP, and imports no package for them.
+The supervisor knows nothing of texts, models and HTTP, and imports no package for them.
 """
 
 import asyncio
@@ -43,10 +42,7 @@ UNSERVED_PAUSE_S = 2.0
 
 
 def run(settings: Settings, credentials: Credentials, workers: int) -> int:
-    """Serve with this number of workers until SIGTERM or SIGINT, then let them finish.
-
-    Returns the exit code: the worst of the workers'.
-    """
+    """Serve with so many workers until SIGTERM or SIGINT; the worst of their exit codes."""
     with ExitStack() as stack:
         sites = [stack.enter_context(site) for site in bind_sites(settings)]
         settings = with_shared_cache(settings, stack)
@@ -108,9 +104,9 @@ class Supervisor:
     # Start
 
     async def _start_all(self) -> bool:
-        """Start the first worker, which measures, and then the others, which use what it measured.
+        """Start the first worker, which measures, and then the others; whether all are ready.
 
-        Returns whether all are ready. If not, a signal came, or a worker has said why it failed.
+        If not, a signal came, or a worker has said why it failed.
         """
         for together in (self._workers[:1], self._workers[1:]):
             for worker in together:
@@ -312,8 +308,8 @@ class GroupReload:
     def check_models(self) -> None:
         """Have all workers load their models again if they serve different ones.
 
-        A bundle may have changed on the disk, and a worker that was replaced has then loaded it.
-        If that did not help, it is not tried again until other models are served.
+        A worker that was replaced has loaded a bundle that had changed on the disk. If that did not
+        help, it is not tried again until other models are served.
         """
         now = time.monotonic()
         models = {worker.status.models for worker in self._workers}
@@ -340,8 +336,7 @@ class GroupReload:
     async def _reload(self, model: str, *, promote: bool) -> channels.Fault | None:
         """Have all workers that answer load the model again; why that failed, or None.
 
-        One that is silent is left out: it ends, or serves another model than the others and then
-        ``check_models`` sees to it.
+        One that is silent is left out: it ends, or ``check_models`` sees to it.
         """
         self._number += 1
         self._ended.clear()

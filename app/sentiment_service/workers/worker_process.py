@@ -1,8 +1,4 @@
-"""One worker as the supervisor sees it: its process, and the sockets that lead to it.
-
-The process is told in an environment variable what it is given: its number, sockets and models, and
-its share of the machine.
-"""
+"""One worker as the supervisor sees it: its process, and the sockets that lead to it."""
 
 import importlib.metadata
 import json
@@ -31,8 +27,7 @@ from sentiment_service.workers.channels import Channel, Control, Message
 logger = logging.getLogger(__name__)
 
 VARIABLE = "_SENTIMENT_WORKER"
-# What auto chooses. Eight CPUs compute the embedded model as fast as one event loop can feed them.
-# A GPU computes more than one event loop can feed, so its workers have fewer CPUs.
+# What auto chooses: so many compute the embedded model as fast as one event loop can feed them.
 CPUS_A_WORKER = 8
 CPUS_A_GPU_WORKER = 4
 
@@ -46,8 +41,7 @@ class Assignment(BaseModel):
     credentials: int  # a file in memory with those that are in force
     control: int  # a Unix socket for messages from and to the supervisor
     sites: list[int]  # a Unix socket for the connections of each port
-    # Paths of bundles. A checkpoint may have changed since the supervisor exported it, and then
-    # this worker would serve another model than the others.
+    # Paths of bundles: a checkpoint may have changed since the supervisor exported it.
     model: tuple[Path, ...]
     served_name: tuple[str, ...]  # of the first models
     shadow: Path | None  # the candidate's bundle
@@ -109,10 +103,9 @@ def with_shared_cache(settings: Settings, stack: ExitStack) -> Settings:
 def take_share(
     settings: Settings, number: int, workers: int, *, cpus: float | None = None
 ) -> tuple[Settings, float, int]:
-    """Take the share of worker ``number``: its settings and CPUs, and the workers on its GPU.
+    """The share of worker ``number``: settings with its GPUs, its CPUs, and the workers of its GPU.
 
-    The last two are numbers. The settings have its GPUs, and the number of ``workers``, by which
-    limits are shared.
+    The last two are numbers.
     """
     kind, _, numbers = settings.device.partition(":")
     gpus = numbers.split(",")  # one without a number for `cuda` and `auto`
@@ -143,9 +136,8 @@ MOST_ELAPSED_S = 0.5
 class WorkerProcess:
     """Worker ``number`` of a service with ``sites`` ports. It has a process after ``start``.
 
-    The process reads its settings as this one did, but gets bundles and cache from ``settings``,
-    and the descriptor of the credentials in force from ``credentials``. ``on_message`` gets each
-    message of the process, and ``on_end`` is called when it ends.
+    The process reads its settings as this one did, but bundles and cache are those of ``settings``.
+    ``credentials`` gives the descriptor of those in force.
     """
 
     def __init__(
@@ -199,7 +191,6 @@ class WorkerProcess:
 
     @property
     def reachable(self) -> bool:
-        """Whether connections may be dealt to the worker."""
         return self._takes_connections and self.phase is not WorkerPhase.STARTING
 
     @property
@@ -244,10 +235,7 @@ class WorkerProcess:
         return True
 
     def returned(self) -> list[tuple[int, socket.socket]]:
-        """The connections, with their ports, that the worker was dealt and has not taken.
-
-        While it answers, there are none. Each is returned once.
-        """
+        """The connections, with their ports, that it was dealt and has not taken; each once."""
         returned, self._returned = self._returned, []
         return returned
 
@@ -285,7 +273,7 @@ class WorkerProcess:
     def promote(self, name: str, *, loads: bool) -> None:
         """From the next start on, the candidate is the first model, under that one's ``name``.
 
-        A process that ``loads`` what it was told at its start has the former one, and is replaced.
+        A process that still ``loads`` the former one is replaced.
         """
         settings = self._settings
         if settings.shadow is not None:

@@ -1,13 +1,11 @@
 """One gRPC call, as the methods see it, and what all calls may take: docs/grpc.md has the sums.
 
-Bytes that have arrived as a whole message are counted in ``Service.inflight``. gRPC does not say
-how many of a message have come or gone so far, so calls that wait for their clients are counted
-here, each for the most that it can take.
+gRPC does not say how many bytes of a message have come or gone so far, so calls that wait for their
+clients are counted here, each for the most that it can take.
 
-The tasks and futures of grpc.aio are ours, so that its C library's operations leave nothing in
-memory. It frees what it gave the library for an operation only when the task that waits goes on:
-not when the operation has failed, nor when the task was cancelled (grpcio 1.85, ``execute_batch``
-in ``callback_common.pyx.pxi``). Clients that reset calls would fill the memory, 550 bytes a call.
+The tasks and futures of grpc.aio are ours. It frees what it gave its C library for an operation
+only when the task that waits goes on: not when the operation has failed, nor when the task was
+cancelled (grpcio 1.85, ``execute_batch``). Clients that reset calls would leave 550 bytes a call.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ from google.protobuf.message import DecodeError
 from sentiment_service import errors
 from sentiment_service.adapters.grpc.messages import METHODS, Message, Method, more_fields
 from sentiment_service.requests.exchange import UNMATCHED, Arrival, Exchange
-from sentiment_service.requests.limits import plain_address
+from sentiment_service.requests.limits import Waiting, plain_address
 from sentiment_service.requests.service import Service
 
 Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
@@ -38,16 +36,11 @@ Context = Any  # grpc.aio.ServicerContext; grpcio comes without types
 INFER = "/inference.GRPCInferenceService/ModelInfer"  # the method that takes texts
 NAMES = ", ".join(path.rpartition("/")[2] for path in METHODS if "GRPCInference" in path)
 SHORT_BYTES = 4_096  # the most of a message for any other method
-# Fields of a message, its parts' included, beside one for each text. Decoding a million of them
-# would hold the event loop.
-FIELDS = 1_000
+FIELDS = 1_000  # of a message, beside one for each text: a million would hold the event loop
 GRPC = "GRPC"  # in the place of HTTP's method, in metrics and log
-# A stream whose client is silent for this long is ended ...
-IDLE_S = 300.0
-# ... and a call whose client does not take a message.
-UNTAKEN_S = 60.0
-# What a client may send on a stream before it is read: the window with which HTTP/2 begins. A
-# client that does not answer our settings may use all of it, so a shorter one would not hold.
+IDLE_S = 300.0  # after this silence of its client, a stream is ended ...
+UNTAKEN_S = 60.0  # ... and a call whose client does not take a message
+# What a client may send on a stream before it is read: the window with which HTTP/2 begins.
 WINDOW_BYTES = 65_535
 # Of a deadline, this is what is left at the arrival. If it was as long as ours, it is no shorter.
 UNDER_WAY = 0.95
@@ -77,11 +70,7 @@ Handlers = Mapping[str, Handler]
 
 
 class Operation(asyncio.Future[None]):
-    """The end of an operation of the C library, for a task that waits.
-
-    It has a result even if the operation has ``failed``, or if the task has ``given_up`` the
-    operation and no longer looks at its end.
-    """
+    """The end of an operation of the C library, also if it failed or its task has given it up."""
 
     failed = given_up = False
     seen = False  # by the task
@@ -103,9 +92,9 @@ class Operation(asyncio.Future[None]):
 
 
 class ServingTask(asyncio.Task[object]):
-    """A task of grpc.aio: one waits for the end of a call, and has made the one that serves it.
+    """A task of grpc.aio. To cancel it while it waits for its latest operation gives that up.
 
-    To cancel it while it waits for its latest operation is to give that up.
+    One waits for the end of a call, and is the ``maker`` of the one that serves it.
     """
 
     maker: asyncio.Task[object]
@@ -143,41 +132,6 @@ class Operations:
         function(*args)  # grpc.aio takes its events on this event loop already
 
 
-class Waiting:
-    """Calls that wait for their clients. The one that has waited longest gives way to a new one.
-
-    Ordinary clients are done before many others come, so those that hold calls up lose.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        # With its bytes, and with what gives it up. The oldest comes first.
-        self._calls: dict[object, tuple[int, Callable[[], object]]] = {}
-
-    def add(self, call: object, size: int, give_up: Callable[[], object]) -> None:
-        """Count a call and its bytes until it is removed, or given up."""
-        while self._bytes + size > self._most_bytes and len(self._calls) >= LEAST_WAITING:
-            self._give_up(next(iter(self._calls)))
-        self._calls[call] = size, give_up
-        self._bytes += size
-
-    def remove(self, call: object) -> bool:
-        """Count the call no longer. Returns whether it was counted."""
-        size, known = self._calls.pop(call, (0, None))
-        self._bytes -= size
-        return known is not None
-
-    def give_up_all(self) -> None:
-        for call in [*self._calls]:
-            self._give_up(call)
-
-    def _give_up(self, call: object) -> None:
-        _, give_up = self._calls[call]
-        self.remove(call)
-        give_up()
-
-
 class CallLimits:
     """The calls in progress, which are ``running``, and those of them that wait for their clients.
 
@@ -201,19 +155,18 @@ class CallLimits:
         self.most_calls = max(LEAST_CALLS, bytes_allowed // self.call_bytes)
         self.running: set[ServingTask] = set()
         # A quarter of all calls at most is in each of these, so that others can be answered.
-        self.arriving = Waiting(bytes_allowed)
+        self.arriving = Waiting(bytes_allowed, LEAST_WAITING)
         self.arriving_bytes = max(settings.max_body_bytes, 4 * self.call_bytes)
-        self.leaving = Waiting(bytes_allowed // 4)
+        self.leaving = Waiting(bytes_allowed // 4, LEAST_WAITING)
         self._watching = 0
 
     def begin(self, task: ServingTask) -> None:
-        """Count the call of a task until its end, with the status that its client must take."""
+        """Count the call of a task until its end."""
         self.running.add(task)
         task.add_done_callback(self.running.discard)
         task.add_done_callback(self.leaving.remove)
 
     def check(self) -> None:
-        """Return if the calls in progress are not too many."""
         if len(self.running) > self.most_calls:
             raise self.overloaded(f"{self.most_calls} gRPC calls are in progress")
 
@@ -239,10 +192,7 @@ class CallLimits:
         return error
 
     def client(self, peer: str) -> str:
-        """The address of a call's client.
-
-        ``peer`` is in ``addresses``, or such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000.
-        """
+        """The address of a call's client, such as ipv4:127.0.0.1:5000 or ipv6:%5B::1%5D:5000."""
         host = self.addresses.get(peer) or unquote(peer).partition(":")[2].rpartition(":")[0]
         return plain_address(host.strip("[]"))
 
@@ -357,8 +307,7 @@ class Call(Exchange):
             self.deadline, "the message did not arrive within the time allowed"
         )
         if content is grpc.aio.EOF:
-            # gRPC ends a call like this if its message is longer than allowed, and has
-            # answered it. No client that is made from a .proto file leaves out the message.
+            # So gRPC ends a call whose message is longer than allowed, and which it has answered.
             most = self.service.settings.max_body_bytes
             raise errors.PayloadTooLarge(f"no message arrived, or one of more than {most} bytes")
         return self._parsed(content)

@@ -7,7 +7,6 @@ bytes are handed on only while there is room for all calls that may begin with t
 
 import asyncio
 import os
-import select
 import socket
 import sys
 import termios
@@ -16,22 +15,18 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from fcntl import ioctl
-from itertools import chain
 from typing import cast
 
 from sentiment_service.errors import UserError
 from sentiment_service.requests.service import Service
 
 BACKLOG = 2048
-# Calls of one connection. Clients let further calls wait. gRPC counts a call until it is freed, one
-# that its client has reset as well, and refuses further ones. With 64, it refused those of ordinary
-# clients that had as many at once.
+# Calls of one connection. gRPC counts a call until it is freed, one that its client has reset as
+# well. With 64, it refused those of ordinary clients that had as many at once.
 STREAMS = 256
 # Calls of a connection that wait to be taken, and of all, with some 25 kB each.
 EACH = STREAMS + 1
 WAITING = 8 * EACH
-# What may begin many calls does not take the room for what begins few.
-SHARES = WAITING - WAITING // 4, WAITING // 4
 # The shortest frame with which a call begins: its head, and four fields of one byte each.
 CALL_BYTES = 13
 READ_BYTES = 65_536  # of a connection at once; kept while there is no room
@@ -44,17 +39,13 @@ class Door:
     """Listens at an address, and connects clients with gRPC's library, which listens at ``inner``.
 
     Each byte handed on is counted for the most calls that may begin with it. When there is no room,
-    nothing is handed on until the library has read everything and no call waits. It may still be
-    parsing what its threads, at most 16, have just read. Create it on the event loop.
+    nothing is handed on until the library has read everything and no call waits.
     """
 
     def __init__(
         self, service: Service, most: int, all_taken: Callable[[], Awaitable[None]]
     ) -> None:
-        """``most`` is the number of clients.
-
-        ``all_taken`` returns when the calls have been taken whose bytes the library has read.
-        """
+        """``most`` clients may come. ``all_taken`` waits for the calls whose bytes were read."""
         host, port = service.settings.host, service.settings.grpc_port
         self.name = f"sentiment-grpc-{os.getpid()}-{port}"
         self.inner = f"unix-abstract:{self.name}"
@@ -62,8 +53,8 @@ class Door:
         self.buffer = memoryview(bytearray(READ_BYTES))  # into which each client is read
         self._most, self._all_taken = most, all_taken
         self._encrypted = bool(service.access.credentials.certificate)
-        self._room = [*SHARES]
-        self._waiting = deque[Client](), deque[Client]()
+        self._room = WAITING
+        self._waiting = deque[Client]()
         self._counted = Counter[Client]()  # calls that may wait, of each client
         self._making_room: asyncio.Task[None] | None = None
         self._accepted = 0
@@ -103,8 +94,6 @@ class Door:
     def arrived(self, address: str) -> str | None:
         """A name for a new client; None if there are too many."""
         if len(self.addresses) >= self._most:
-            for client in chain(*self._waiting):
-                client.is_gone()  # which nobody has noticed
             return None
         self._accepted += 1
         name = f"{self.name}-{self._accepted}"
@@ -122,21 +111,17 @@ class Door:
             if self._has_room(client):
                 return True
             self._making_room = asyncio.create_task(self._make_room())
-        self._waiting[self._kind(client)].append(client)
+        self._waiting.append(client)
         return False
-
-    def _kind(self, client: "Client") -> int:
-        return len(client.kept) > EACH * CALL_BYTES // 4
 
     def _has_room(self, client: "Client") -> bool:
         """Count the calls that may begin with what the client has sent, if there is room."""
-        kind = self._kind(client)
         # The last byte of what is encrypted may begin all calls of a client.
         most = EACH if self._encrypted else len(client.kept) // CALL_BYTES + 1
         calls = min(EACH - self._counted[client], most)
-        if calls > self._room[kind]:
+        if calls > self._room:
             return False
-        self._room[kind] -= calls
+        self._room -= calls
         self._counted[client] += calls
         return True
 
@@ -149,12 +134,11 @@ class Door:
                     for client in unread:
                         client.abort()
             await self._all_taken()
-            self._room = [*SHARES]
+            self._room = WAITING
             self._counted.clear()
-            for waiting in self._waiting:
-                while waiting and (waiting[0].is_gone() or self._has_room(waiting[0])):
-                    waiting.popleft().hand_on()
-            if not any(self._waiting):
+            while self._waiting and self._has_room(self._waiting[0]):
+                self._waiting.popleft().hand_on()
+            if not self._waiting:
                 break
         self._making_room = None
 
@@ -225,15 +209,6 @@ class Client(asyncio.BufferedProtocol):
     def drain(self) -> None:
         self._full -= 1
         self._read_on()
-
-    def is_gone(self) -> bool:
-        """Whether the client has closed the connection, which ends then."""
-        if not self.transport.is_closing():
-            closed = select.poll()
-            closed.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-            if closed.poll(0):
-                self.transport.abort()
-        return self.transport.is_closing()
 
     def is_unread(self) -> bool:
         """Whether the library has not read all that was handed on. It closes what it has read."""

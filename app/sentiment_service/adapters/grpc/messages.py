@@ -1,8 +1,7 @@
-"""The messages and methods of ``protos/*.proto``, read from ``descriptors.binpb``.
+"""The messages and methods of ``protos/*.proto``, from ``descriptors.binpb`` of ``make protos``.
 
-``make protos`` writes that file. The messages are in a pool of their own. Generated modules would
-put them into the process's common pool, where a client library that is imported beside us may have
-other messages of the same names.
+Generated modules would put them into the process's common pool, where a client library that is
+imported beside us may have other messages of the same names.
 """
 
 from dataclasses import dataclass
@@ -36,10 +35,7 @@ class Method:
 
 
 def more_fields(content: bytes, kind: Descriptor, most: int) -> bool:
-    """Whether an encoded message has more fields than that, those of its parts included.
-
-    It looks no further than at one more, however long the message is.
-    """
+    """Whether an encoded message has more fields than that, those of its parts included."""
     try:
         return _fields(content, 0, len(content), kind, most) < 0
     except IndexError:  # a field goes beyond the end

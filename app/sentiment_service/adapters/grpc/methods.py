@@ -1,8 +1,7 @@
 """The methods: the Open Inference Protocol, health and reflection.
 
-The packages for the latter two have faults. grpcio-health-checking does not limit the calls of
-Watch, and lets one that is not read hold up all others. grpcio-reflection reads the process's
-common pool of messages.
+Not by the packages for the latter two: grpcio-health-checking lets a call of Watch that is not read
+hold up all others, and grpcio-reflection reads the process's common pool of messages.
 """
 
 import asyncio
@@ -28,11 +27,10 @@ SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 
 
 async def server_live(call: Call, request: Message) -> Message:
-    live = True
-    try:
+    live = False
+    with suppress(NotReady):
         call.service.check_live()
-    except NotReady:
-        live = False
+        live = True
     return call.method.response(live=live)
 
 
@@ -41,18 +39,16 @@ async def server_ready(call: Call, request: Message) -> Message:
 
 
 async def model_ready(call: Call, request: Message) -> Message:
-    ready = True
-    try:
-        classifier = tensors.of_version(call.service, request.name, request.version)
+    ready = False
+    classifier = tensors.of_version(call.service, request.name, request.version)
+    with suppress(NotReady, ShuttingDown):
         call.service.lifecycle.check()
         await classifier.health.check_ready()
-    except (NotReady, ShuttingDown):
-        ready = False
+        ready = True
     return call.method.response(ready=ready)
 
 
 async def server_metadata(call: Call, request: Message) -> Message:
-    """Name and version of the service. None of the protocol's extensions concerns gRPC."""
     return call.method.response(name=tensors.SERVER, version=call.service.version)
 
 

@@ -28,15 +28,13 @@ from sentiment_service.requests.service import Service
 CONNECTIONS = 1_000  # and fewer where they would take more than --max-inflight-bytes at rest
 CONNECTION_BYTES = 262_144  # gRPC keeps buffers as large as what it last read at once
 LEAST_CONNECTIONS = 64
-# gRPC cancels further ones, whoever sends them. On Linux, ``Door`` lets no more than WAITING come,
-# and those of connections that the library's threads, at most 16, are parsing.
+# gRPC cancels further ones. On Linux, ``Door`` lets WAITING come, and those of connections that the
+# library's threads, at most 16, are parsing.
 MOST_WAITING = WAITING + 16 * EACH
 LINUX = sys.platform == "linux"
 
-# The key of the handler for all unknown methods.
-UNKNOWN = "unknown"
-# Calls of a busy method that are taken at the same time.
-AT_ONCE = 16
+UNKNOWN = "unknown"  # the key of the handler for all unknown methods
+AT_ONCE = 16  # calls of a busy method that are taken at the same time
 
 logger = logging.getLogger(__name__)
 
@@ -45,17 +43,12 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
     """Answers calls by the handlers of their paths, and those of other paths by that of UNKNOWN.
 
     grpc.aio decodes the path of an unknown method as UTF-8, and bytes that are not end the server
-    with all its calls. So all methods are registered, gRPC's C library compares their paths, and
-    the calls of no method are taken for those of one more.
+    with all its calls. So all methods are registered, and the calls of no method are taken for
+    those of one more.
 
     grpc.aio takes several iterations of the event loop to take one call of a method. When these are
-    long, calls wait in the C library, which cancels them without an answer. So each method of
-    ``busy`` is registered several times.
-
-    The names of these additional methods cannot be guessed, because a client might call them.
-
-    grpc.aio cannot end a call whose client takes nothing: a status comes after the messages. The
-    C library ends a call that nobody refers to any more, so ``drop`` ends both of its tasks.
+    long, the C library cancels calls that wait. So each method of ``busy`` is registered several
+    times, by names that no client can guess.
 
     ``crashed`` is called with the error if the server ends by itself. This uses names that grpcio
     keeps to itself. If a later version has others, a test fails.
@@ -87,7 +80,7 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
             self.add_insecure_port(f"unix-abstract:{self._mark}".encode())
 
     def drop(self, serving: call.ServingTask) -> None:
-        """End the call that a task serves; what its client has not taken is freed."""
+        """End the call that a task serves: the C library frees one to which no task refers."""
         if not serving.done():  # otherwise grpc.aio prints the error of a task that waits for it
             if serving is not asyncio.current_task():  # which ends by itself
                 serving.cancel()
@@ -96,8 +89,8 @@ class AioServer(cygrpc.AioServer):  # type: ignore[misc] # grpcio comes without 
     async def all_taken(self) -> None:
         """Wait until the calls have been taken for which the C library had read the bytes before.
 
-        It gives calls to those who wait for them, in the order in which they come. So none is left
-        of a method when somebody still waits after a call of ours has come. Only on Linux.
+        It gives calls in the order in which they come. So none is left of a method when somebody
+        still waits after a call of ours has come. Only on Linux.
         """
         free: set[bytes | None] = set()
         while free != {*self._takes.values()}:
@@ -153,10 +146,9 @@ def _call_of(method: bytes) -> bytes:
 def rpc_handler(
     limits: call.CallLimits, path: str, handler: call.Handler | None
 ) -> grpc.RpcMethodHandler:
-    """What gRPC calls for a method, or for all unknown ones; it gets bytes.
+    """What gRPC calls for a method, or for all unknown ones, with bytes.
 
-    All calls are handled as streams. So it begins before the message has arrived, and a call
-    without a key is refused before its message is read.
+    As all are streams, a call without a key is refused before its message is read.
     """
 
     async def handle(requests: object, context: call.Context) -> None:
@@ -178,8 +170,7 @@ class GrpcServer:
     """Answers gRPC calls from ``start`` to ``stop``. Create it on the event loop."""
 
     def __init__(self, service: Service) -> None:
-        # gRPC's Python part logs metadata that it cannot decode, which may be a key. What fails is
-        # logged here and by ``Call``.
+        # gRPC's Python part logs metadata that it cannot decode, which may be a key.
         logging.getLogger("grpc._cython.cygrpc").disabled = True
         settings = service.settings
         handlers = methods.HANDLERS
@@ -223,8 +214,7 @@ class GrpcServer:
     async def stop(self, stop_by: float) -> None:
         """Finish the calls in progress until ``stop_by``, then disconnect all clients.
 
-        Later calls, and those whose message has not arrived, get UNAVAILABLE. ``stop_by`` is on the
-        clock ``time.monotonic``.
+        Later calls, and those whose message has not arrived, get UNAVAILABLE.
         """
         self._limits.arriving.give_up_all()
         if running := set(self._limits.running):
@@ -269,8 +259,7 @@ def _options(service: Service) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests_hard_limit", MOST_WAITING + 1),
         # On Linux, ``Door`` counts them. A call of ``all_taken`` is never refused.
         *([] if LINUX else [("grpc.max_allowed_incoming_connections", _connections(service))]),
-        # Calls that have waited longer than these seconds, on a busy event loop, would be cancelled
-        # without an answer of ours.
+        # Calls that have waited for so many seconds would be cancelled without an answer of ours.
         ("grpc.server_max_unrequested_time_in_server", 3_600),
         # A client that does nothing for this long is disconnected, as over HTTP.
         ("grpc.max_connection_idle_ms", 75_000),
