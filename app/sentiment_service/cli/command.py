@@ -255,7 +255,7 @@ def _serve(
 
         if assignment is None:
             check_ports(settings)  # an export takes minutes
-            settings = with_candidate(with_bundles(settings, watch=True))
+            settings = with_candidate(with_bundles(settings))
             if (workers := worker_count(settings)) > 1:
                 from sentiment_service.workers import supervisor
 
