@@ -42,8 +42,7 @@ from sentiment_service.results import Outcome
 # Of a text that the candidate gets. A line with it fits into an empty socket, whatever its
 # characters are, and to tokenise it takes a few milliseconds.
 MOST_CHARS = 10_000
-# Of all texts that wait, each with what its objects take beside its characters.
-MOST_WAITING_CHARS, CHARS_PER_TEXT = 250_000, 100
+MOST_WAITING = 500  # texts
 READ_BYTES = 65_536
 SEND_BYTES = 2**17  # macOS has room for 8 KiB only
 # The empty line says that it ends with the service now, also while it is stopped.
@@ -106,10 +105,6 @@ class _Answered(NamedTuple):
     label: str
     polarity: float | None
 
-    @property
-    def cost(self) -> int:
-        return len(self.text) + CHARS_PER_TEXT
-
 
 class Shadow:
     """The candidate at ``path`` beside ``model``. Use it on the event loop only.
@@ -134,7 +129,6 @@ class Shadow:
         self._begun = False  # its process ends with this one, so it may be stopped
         self._stopped = False  # its process
         self._waiting: deque[_Answered] = deque()
-        self._chars = 0  # cost of those that wait
         self._asked: _Answered | None = None  # what the candidate has
         self._received = b""  # of its next report
         self._loop = asyncio.get_running_loop()
@@ -170,12 +164,11 @@ class Shadow:
             if random.random() < self._share and not isinstance(outcome, ServiceError):
                 if not isinstance(text, str) or "windows" in outcome or len(text) > MOST_CHARS:
                     self._observer.skipped("unsuited")
-                elif self._chars > MOST_WAITING_CHARS:
+                elif len(self._waiting) == MOST_WAITING:
                     self._observer.skipped("busy")
                 else:
-                    waits = _Answered(text, outcome["label"], outcome.get("polarity"))
-                    self._waiting.append(waits)
-                    self._chars += waits.cost
+                    answered = _Answered(text, outcome["label"], outcome.get("polarity"))
+                    self._waiting.append(answered)
         self._go_on()
 
     def close(self) -> None:
@@ -195,7 +188,6 @@ class Shadow:
             self._signal(signal.SIGCONT)
         if self._waiting and self._asked is None and self.loaded is not None:
             self._asked = self._waiting.popleft()
-            self._chars -= self._asked.cost
             with suppress(OSError):  # the process has ended, which is noticed
                 self._channel.send(msgspec.json.encode(self._asked.text) + b"\n")
 

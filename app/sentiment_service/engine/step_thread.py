@@ -82,15 +82,6 @@ class _Job:
             self.done.set_result(result)
 
 
-def _leave(jobs: deque[_Job], job: _Job) -> None:
-    """Remove a job that may have left already.
-
-    The error of ``deque.remove`` would hold the text of the whole result.
-    """
-    if job in jobs:
-        jobs.remove(job)
-
-
 class StepThread:
     """Runs jobs on its own thread, which starts with the first job and ends after ``close``.
 
@@ -137,7 +128,8 @@ class StepThread:
             raise DeadlineExceeded("the request was not prepared in the time allowed") from None
         finally:
             with self._condition:
-                _leave(jobs, job)
+                if job in jobs:
+                    jobs.remove(job)
             # What ended early says only that it might have taken as long as it did.
             ended = job.done.cancelled() or not job.done.done() or job.done.exception()
             if kind and (not ended or job.spent_s > expected_s):
@@ -215,7 +207,8 @@ class StepThread:
             job.spent_s += time.perf_counter() - begun
             self.busy = False
         with self._condition:
-            _leave(jobs, job)
+            if job in jobs:  # its request may have left
+                jobs.remove(job)
         self._tell(job, result, error)
         error = None  # its traceback has this frame: a cycle until the next collection
 
