@@ -24,8 +24,7 @@ class Phase(IntEnum):
 class Lifecycle:
     """The current phase, and whether the service could stop in time.
 
-    From ``stopping`` on, no new request is admitted. Use it on the event loop only. ``stop`` may
-    also be called in a signal handler.
+    Use it on the event loop only; ``stop`` may also be called in a signal handler.
     """
 
     def __init__(self, drain_s: float) -> None:

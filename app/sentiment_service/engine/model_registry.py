@@ -48,9 +48,8 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRegistry:
-    """The classifiers that answer, and those that are replaced.
+    """The classifiers that answer, and those that are replaced. Use it on the event loop only.
 
-    Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
     ``shadow_observer_of`` makes the observer of a candidate that is tried beside the first model.
     """
 
@@ -141,17 +140,13 @@ class ModelRegistry:
 
     @property
     def loading(self) -> bool:
-        """Whether a thread is loading a model. It cannot be interrupted.
-
-        The reload that waits for the thread may have been cancelled.
-        """
+        """Whether a thread is loading a model, perhaps for a reload that was cancelled meanwhile."""
         return self._loader is not None and self._loader.busy
 
     async def reload(self, name: str, *, promote: bool = False) -> None:
         """Load the named model's bundle again, while the old model answers.
 
-        When the new model is warm, new requests go to it. The old model finishes the requests that
-        it has begun. With ``promote``, the new model is the candidate, under the same name.
+        With ``promote``, the new model is the candidate, under the same name.
 
         Raises:
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
@@ -167,8 +162,8 @@ class ModelRegistry:
         """Load the named model's bundle again or its candidate; give what lets that answer.
 
         That waits until the old one has finished. If it is not called within the block, the old
-        model stays. The next reload of this model waits for the end of the block, so that at most
-        two of its versions are in memory.
+        model stays. The next reload waits for the end of the block: at most two versions are in
+        memory.
         """
         self.classifiers.of(name)  # raises for an unknown name, before a lock is created for it
         async with self._reloading[name]:

@@ -2,9 +2,8 @@
 
 There is only one such thread, so that the event loop competes with only one for Python's lock. The
 work of a request is a job of small steps. Long jobs are done one after the other, and so are short
-ones; if there are both, the thread takes a step of each in turn. So a short job waits for no long
-one, what is admitted is done in time, and only what is being done takes memory. If all jobs shared
-the thread instead, none of many would be done by its deadline.
+ones; if there are both, the thread takes a step of each in turn. If all jobs shared the thread
+instead, none of many would be done by its deadline.
 """
 
 import asyncio

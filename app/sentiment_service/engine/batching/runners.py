@@ -28,11 +28,9 @@ logger = logging.getLogger(__name__)
 class Watch:
     """How runners are watched.
 
-    A runner that failed rests for ``pause_s``: a fault that comes back at once would keep a CPU and
-    the log busy. Every ``look_s``, all are looked at. A batch counts as hung when it takes
-    ``stuck_factor`` times the predicted time, and at least ``stuck_s``. Before the first batch,
-    there is no prediction. A small batch takes milliseconds, and on a busy machine twenty times as
-    long is nothing unusual.
+    A runner that failed rests for ``pause_s``. Every ``look_s``, all are looked at. A batch counts
+    as hung when it takes ``stuck_factor`` times the predicted time, and at least ``stuck_s``. A
+    small batch takes milliseconds, and on a busy machine twenty times as long is nothing unusual.
     """
 
     pause_s: float = 0.5
