@@ -19,7 +19,7 @@ from sentiment_service.errors import CannotContinue, ServiceError, UserError
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table, output_format
 from sentiment_service.files.results import ResultColumns, ResultItem
-from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table, json_text
+from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table
 from sentiment_service.files.text_files import BOMB_BYTES, BOMB_TIMES, START_BYTES, FileOptions
 
 COLUMNS = ResultColumns(["bad", "good"], multi_label=False)
@@ -970,23 +970,6 @@ def test_jsonl_columns_have_types_in_parquet(
     _written(source, ".parquet", tmp_path)
     column = pq.read_table(tmp_path / "whole")["n"]
     assert (column.type, column.to_pylist()) == (kind, expected)
-
-
-def test_what_arrow_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the column, and does not promise that the run can be continued."""
-    monkeypatch.setattr("sentiment_service.files.json_tables._type_of", lambda _: bool)
-    source = _Input(_file(tmp_path, "a.jsonl", b'{"text": "love"}'))
-    with pytest.raises(CannotContinue, match=r"^column 'text' cannot be written as Parquet: \w.*$"):
-        _written(source, ".parquet", tmp_path)
-
-
-def test_lists_in_very_many_lists() -> None:
-    """They are refused in one line."""
-    nested: list[Any] = []
-    for _ in range(100_000):
-        nested = [nested]
-    with pytest.raises(CannotContinue, match="too many lists and objects within each other"):
-        json_text(nested)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

@@ -41,7 +41,7 @@ class Observer(BatchObserver, Protocol):
     """
 
     def watch(self, gauges: Mapping[str, Gauge]) -> None:
-        """The model answers from now on. Its gauges, named like metrics, replace those of another."""
+        """The model answers from now on; its gauges, named like metrics, replace earlier ones."""
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""

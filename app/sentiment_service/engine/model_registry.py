@@ -140,7 +140,7 @@ class ModelRegistry:
 
     @property
     def loading(self) -> bool:
-        """Whether a thread is loading a model, perhaps for a reload that was cancelled meanwhile."""
+        """Whether a thread is loading a model, perhaps for a reload that was cancelled."""
         return self._loader is not None and self._loader.busy
 
     async def reload(self, name: str, *, promote: bool = False) -> None:

@@ -74,14 +74,11 @@ class JsonlTable(Table):
 
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
         """Each row's number and its JSON."""
-        self._file = TextFile(path, self._options.encoding)
-        return enumerate(self._file.lines(), start=1)
+        self.file = TextFile(path, self._options.encoding)
+        return enumerate(self.file.lines(), start=1)
 
     def chunks(self) -> Iterator[Chunk]:
         return self._chunks
-
-    def expected_rows(self, read: int) -> int | None:
-        return self._file.expected(read)
 
     def records(self, rows: list[JsonRow]) -> list[dict[str, Any]]:
         return [record or {} for _, record in rows]
@@ -141,11 +138,7 @@ class JsonListTable(JsonlTable):
             items = _items(content)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} {NOT_A_LIST.format(error)}") from None
-        self._count = len(items)
         return enumerate(map(_json_line, items), start=1)
-
-    def expected_rows(self, read: int) -> int:
-        return self._count
 
 
 class XlsxTable(JsonlTable):
@@ -188,9 +181,6 @@ class XlsxTable(JsonlTable):
                         (name,) = free_names([letters], names, "unnamed ")
                     record[name] = value
             yield number, json_text(record)
-
-    def expected_rows(self, read: int) -> None:
-        """Many sheets do not say it."""
 
     def _sheet(self, path: Path) -> Generator[Sequence[Any], None, None]:
         """The values of each row. Of a formula, it is the one that was last computed."""

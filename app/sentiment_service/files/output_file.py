@@ -144,7 +144,7 @@ class OutputFile:
                 f"{self.target} is not known to be an output of this run; --overwrite classifies "
                 "again, or choose another --output"
             )
-        if change := _change(_mark(made), _mark(_as_json(identity))):
+        if change := _change(made, _as_json(identity)):
             raise UserError(
                 f"{self.target} is complete, but of another run: {change}; --overwrite classifies "
                 "again, or choose another --output"
@@ -163,7 +163,7 @@ class OutputFile:
         """Give the file its name, at which it is complete."""
         complete = self._output.finish(self.partial)
         with suppress(AttributeError, OSError):
-            os.setxattr(complete, ATTRIBUTE, f"{json.dumps(_mark(self._identity))}\n".encode())
+            os.setxattr(complete, ATTRIBUTE, f"{json.dumps(self._identity)}\n".encode())
         self._keep_mode(complete)
         sync(complete)
         complete.replace(self.target)
@@ -259,11 +259,6 @@ def _as_json(identity: dict[str, Any]) -> dict[str, Any]:
     """The identity of a run as it is read again: with lists in the place of tuples."""
     whole: dict[str, Any] = json.loads(json.dumps({"run": "sentiment classify", **identity}))
     return whole
-
-
-def _mark(identity: dict[str, Any]) -> dict[str, Any]:
-    """What fits into an attribute: all but the columns, which are those of the model's labels."""
-    return {name: value for name, value in identity.items() if name != "columns of results"}
 
 
 def _change(before: dict[str, Any], now: dict[str, Any]) -> str:

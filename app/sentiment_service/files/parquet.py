@@ -165,7 +165,7 @@ class ParquetOutput(Output):
             return arrays
         records = self._table.records(chunk.rows)
         return [
-            _array(records, name, kind, field.type)
+            pa.array([_arrow_value(record.get(name), kind) for record in records], field.type)
             for field, (name, kind) in zip(
                 self._table_schema, self._table.types.items(), strict=True
             )
@@ -186,18 +186,6 @@ def _writable(kind: pa.DataType) -> pa.DataType:
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
         return pa.string()
     return pa.int64() if types.is_duration(kind) else kind
-
-
-def _array(
-    records: Sequence[dict[str, Any]], name: str, kind: type, arrow_type: pa.DataType
-) -> pa.Array:
-    """The column ``name``, whose values have the type ``kind``."""
-    try:
-        return pa.array([_arrow_value(record.get(name), kind) for record in records], arrow_type)
-    except (pa.ArrowException, OverflowError) as error:
-        raise CannotContinue(
-            f"column {name!r} cannot be written as Parquet: {first_line(error)}"
-        ) from None
 
 
 def _arrow_value(value: Any, kind: type) -> Any:
