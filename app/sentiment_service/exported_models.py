@@ -73,10 +73,9 @@ def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
 
 
 def with_candidate(settings: Settings, say: Say = logger.info) -> Settings:
-    """The settings with a bundle as ``shadow``, which may be tried beside the first of the models.
+    """The settings with a bundle as ``shadow``, with the labels of the first model, in any order.
 
-    These are bundles. A candidate has the labels of that model, in any order. What is said of
-    checkpoints is said of the model's, and not of the candidate's.
+    What is said of checkpoints is said of the model's, and not of the candidate's.
     """
     if settings.shadow is None:
         return settings

@@ -220,9 +220,8 @@ def _order(route: BaseRoute) -> tuple[bool, bool]:
 def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
     """Create the metric series of requests for answers at 0, before the first request.
 
-    Alerts and dashboard read them, and a rate misses the first increase of a series that did not
-    exist before. Each route that takes texts has a series for each error that a text may get, and
-    one for clients that disconnect. The series of other routes appear with their first request.
+    A rate misses the first increase of a series that did not exist before. The series of routes
+    that take no texts appear with their first request.
     """
     for route in routes:
         if isinstance(route, TextRoute):

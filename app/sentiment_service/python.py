@@ -218,11 +218,8 @@ class Classifier:
         and with "predicted_", too, if the table has such a column. The options are those of
         ``classify``.
 
-        So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
-        ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
-        datasets, Dask and joblib pickle what they call, which a Classifier refuses, and may fork:
-        give them a function, of a module that you import, that gets its Classifier from one with
-        ``functools.cache``, called with ``os.getpid()``. docs/python.md has it.
+        Ray Data, Spark and datasets can call it; docs/python.md says how for those that pickle or
+        fork.
 
         Raises:
             TypeError: it is not such a table.

@@ -98,10 +98,7 @@ class Target:
         try:
             status, answer = self._ask("/classify", body.encode())
         except ssl.SSLCertVerificationError as error:
-            variables = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
-            trusted = f"; trusted are the certificates in {variables[0]}" if variables else ""
-            why = f"{error.verify_message}{trusted}"
-            raise UserError(f"{self.url} does not answer: {why}") from None
+            raise UserError(f"{self.url} does not answer: {error.verify_message}") from None
         except TimeoutError:
             raise UserError(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
         except (OSError, ValueError) as error:

@@ -29,7 +29,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
-from sentiment_service.engine.host import NICE
 from sentiment_service.engine.loading import WARM_UP_TEXT, load_model
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, sha256
 from sentiment_service.engine.model.device import CPU
@@ -289,13 +288,12 @@ def main() -> int:
             lines.write(msgspec.json.encode(report) + b"\n")
             lines.flush()
 
-        _yield_to_runners()
+        _yield_to_all()
         try:
             model = _load(Path(path), digest, json.loads(options))
         except Exception as error:  # a wrong bundle, ONNX Runtime, too little memory
             send(Failed(first_line(error)))
             return 0
-        _yield_to_all()
         send(Loaded(model.name, model.labels))
         for line in lines:
             send(_classify(model, msgspec.json.decode(line, type=str)))
@@ -325,16 +323,11 @@ def _classify(model: Model, text: str) -> Report:
     return Classified(outcome["label"], outcome.get("polarity"), clock() - started)
 
 
-def _yield_to_runners() -> None:
-    """Be the first to go if the memory runs out, and take no more CPU than a runner."""
+def _yield_to_all() -> None:
+    """Be the last to get a CPU, and the first to go if the memory runs out."""
     with suppress(OSError):  # another system than Linux
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(OSError):  # a sandbox may forbid it
-        os.nice(NICE)
-
-
-def _yield_to_all() -> None:
-    with suppress(OSError):
         os.nice(19)
     if sys.platform == "linux":
         with suppress(OSError):

@@ -37,11 +37,9 @@ class OutputFile:
 
     ``FILE.partial`` has the finished chunks, one after the other; the run that writes it holds its
     lock. ``FILE.progress`` has a line of JSON about the run, and one for each finished chunk, which
-    is written when the chunk is on the disk. A run that is killed in between leaves a rest in
-    ``FILE.partial``, which the next one cuts off.
+    is written when the chunk is on the disk. What else is in ``FILE.partial`` is cut off.
 
-    A file that is replaced leaves its permissions to the new one, and to what is written until
-    then. Of a symbolic link, the file that it leads to is FILE.
+    A file that is replaced leaves its permissions to the new one.
     """
 
     def __init__(self, target: Path) -> None:
@@ -122,8 +120,7 @@ class OutputFile:
     def saved_rows(self) -> int:
         """The rows that the next run can continue after.
 
-        They are counted in the file: Ctrl-C may come when a chunk's line is written, but before
-        anything else could know of it.
+        They are counted in the file: Ctrl-C may come just when a chunk's line is written.
         """
         if not self._lock.is_held():
             return 0
@@ -179,10 +176,8 @@ class OutputFile:
                 path.chmod(mode)
 
     def _remove(self) -> None:
-        """Remove all but the target; at last ``FILE.partial``, which has the lock.
-
-        It is empty before: with content, but without the run's other file, it would be someone
-        else's.
+        """Remove all but the target; at last ``FILE.partial``, which has the lock, and is empty by
+        then.
         """
         for path in (self._new, Path(f"{self.partial}.tmp"), self._progress, self.partial):
             path.unlink(missing_ok=True)

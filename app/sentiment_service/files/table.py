@@ -149,8 +149,7 @@ def split_into_chunks(
 ) -> Iterator[Chunk]:
     """Chunks of ``rows``; each item is a row, its text and its number of characters.
 
-    Only the rows decide where a chunk ends. So a continued run writes the same file as a run
-    without an interruption.
+    Only the rows decide where a chunk ends, so a continued run writes the same file.
     """
     chunk: list[Any] = []
     texts: list[TextOrError] = []

@@ -1,10 +1,7 @@
 """Where the values of settings come from: flags, the environment, and what the platform says.
 
-A command line has a flag for each setting, and its parser names the nearest right word.
-
 Hosting platforms tell a container by variables that they set, and directories that they mount. A
-platform gives a setting its value only if neither a flag nor ``SENTIMENT_<NAME>`` does. Nothing
-else reads these variables. ``docs/platforms.md`` describes each platform.
+platform gives a setting its value only if neither a flag nor ``SENTIMENT_<NAME>`` does.
 """
 
 import argparse

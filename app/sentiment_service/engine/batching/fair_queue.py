@@ -1,13 +1,10 @@
 """The queue in which the items of requests wait, which of them share a batch, and who is admitted.
 
-``FairQueue.take_batch`` has the rule of a batch; ``tests/engine/batching/`` proves it, and
-``test_batcher_simulation.py`` there plays the whole batcher in virtual time. Queue and admission
-use no threads, no locks, no clock and no event loop.
+Queue and admission use no threads, no locks, no clock and no event loop.
 
 The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request is its own flow.
 In virtual time, an item starts when the earlier items of its own request would have ended. So the
-hundredth item of a request waits for as many tokens of newcomers as of its own request. Requests
-of a single item are served in the order in which they arrived.
+hundredth item of a request waits for as many tokens of newcomers as of its own request.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The threads that compute batches. One that fails goes on, and one that hangs is detected.
 
 A thread records what it does in plain attributes of its runner, because setting them cannot fail.
-The event loop reads them when a thread tells it to, and regularly.
 """
 
 import asyncio

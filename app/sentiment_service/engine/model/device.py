@@ -191,9 +191,8 @@ def _major(version: str) -> int:
 def _missing_libraries(runtime: Any, path: tuple[str, ...]) -> tuple[str, ...]:
     """Load the libraries of the packages nvidia-*, and return the names of those that are missing.
 
-    ONNX Runtime finds them by itself only if they are on the system's search path, or if the
-    packages are installed beside its own. They may be elsewhere: ``pip install --target`` puts
-    packages beside those of the machine.
+    ONNX Runtime finds them by itself only on the system's search path, or beside its own package.
+    ``pip install --target`` puts packages elsewhere.
     """
     places = [str(lib) for entry in path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
     with contextlib.redirect_stdout(io.StringIO()) as output:  # it prints what it cannot load
