@@ -71,7 +71,8 @@ def create_app(
 ) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
-    It answers requests only while its lifespan is active. ``credentials`` are read unless given.
+    It answers requests only while its lifespan is active, which can be once. ``credentials`` are
+    read unless given.
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
@@ -79,16 +80,12 @@ def create_app(
     paths = reduce(or_, [adapter.paths for adapter in adapters], own)
     service = Service(settings, paths, credentials=credentials, worker=worker)
     routes = all_routes(service, adapters)
-    bundles = bundles_to_use(settings.model)
-    loaded = load_all(bundles, service.config, service.worker.cpus)
+    models = load_all(bundles_to_use(settings.model), service.config, service.worker.cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # The first start uses the models that are loaded already. A restart loads them again.
-        models = loaded.copy() or load_all(bundles, service.config, service.worker.cpus)
-        loaded.clear()  # a reference here would keep a model in memory after its reload
         async with service.running(models):
-            models.clear()
+            models.clear()  # a reference here would keep a model in memory after its reload
             yield
 
     app = Application(service, routes, lifespan=lifespan)
