@@ -128,11 +128,8 @@ class Evaluation(_Record):
 
     @classmethod
     def of(cls, accuracy: object) -> "Evaluation":
-        known = accuracy if isinstance(accuracy, dict) else {}
         with suppress(ValidationError):
-            return cls.model_validate(known)
-        with suppress(ValidationError):  # another version's lengths
-            return cls.model_validate({n: known[n] for n in ("labels", "confusion") if n in known})
+            return cls.model_validate(accuracy or {})
         return cls()
 
     @property
