@@ -53,9 +53,8 @@ def read_rows(
 ) -> Iterator[Row]:
     """Each row that is not blank, from lines with their ends.
 
-    A cell that begins with a quote ends with the next one that is not doubled; separators and line
-    ends may be between them. If something else follows, or there is no other quote, the row has a
-    fault, and ends with its line: what followed is read as rows.
+    A cell that begins with a quote ends with the next one that is not doubled. If something else
+    follows, or there is no other quote, the row has a fault, and ends with its line.
 
     A cell of several lines that could be rows, too, is doubtful. Where quotes may be characters,
     behind tabs and bars, that is a fault, and so is a cell of several lines in a row of other than

@@ -144,8 +144,7 @@ class JsonListTable(JsonlTable):
 class XlsxTable(JsonlTable):
     """A sheet of a workbook; its first row that is not blank has the names of the columns.
 
-    A column without a name has its letter, if it has a value. A blank row is one without a text,
-    unless no other follows. Needs openpyxl.
+    A column without a name has its letter, if it has a value. A blank row is one without a text.
     """
 
     kind = "row"

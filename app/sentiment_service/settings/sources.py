@@ -166,8 +166,8 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that is named like a setting, but has no effect.
 
-    Kubernetes sets such variables for Services whose names begin with ``sentiment``. Those that no
-    setting has are left out.
+    Those that Kubernetes sets for Services whose names begin with ``sentiment`` are left out,
+    unless a setting has the same name.
     """
     addresses = service_links(environment)
     names = [name.upper() for name in environment if name.upper().startswith(PREFIX)]
