@@ -44,8 +44,6 @@ from collections.abc import (
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from html import escape
 from itertools import islice
@@ -787,11 +785,8 @@ class AsyncClient(_BaseClient):
     async def _answer(self, end: float, **request: Any) -> "httpx.Response":
         """The answer to the request, which is sent when few enough others are under way."""
         http, places = self._connections()
-        try:
-            async with asyncio.timeout(min(end - time.monotonic(), LONGEST_S)):
-                await places.acquire()
-        except TimeoutError:
-            raise httpx.PoolTimeout("") from None
+        async with asyncio.timeout(min(end - time.monotonic(), LONGEST_S)):
+            await places.acquire()
         try:
             limits = self._limits(end)
             # A little longer than httpx waits for a connection, so that it can say so.
@@ -846,15 +841,11 @@ def _way_to(address: "httpx.URL") -> tuple[dict[str, Any], str]:
 
 def _certificates() -> Any:
     """The certificates that are trusted, as httpx chooses them."""
-    file, directory = (os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
     try:
-        if directory and not file:
-            os.listdir(directory)  # noqa: PTH208 - OpenSSL ignores one that it cannot read
         return httpx.create_ssl_context()
     except OSError as error:
-        variable = "SSL_CERT_FILE" if file else "SSL_CERT_DIR"
         reason = error.strerror or error
-        raise ValueError(f"the certificates in {variable} cannot be used: {reason}") from None
+        raise ValueError(f"the certificates in SSL_CERT_FILE cannot be used: {reason}") from None
 
 
 def _proxy(address: "httpx.URL") -> tuple[str, str]:
@@ -1007,12 +998,6 @@ def _document(response: "httpx.Response") -> Any:
 
 
 def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
-    if isinstance(error, httpx.PoolTimeout):
-        return ConnectionFailed(
-            f"{url} was not asked in time: the {MAX_REQUESTS} requests that an AsyncClient sends "
-            "at the same time took too long",
-            code="timed_out",
-        )
     if isinstance(error, httpx.ConnectTimeout):
         reason = "no connection in time"
     elif isinstance(error, httpx.TimeoutException | TimeoutError):
@@ -1023,16 +1008,11 @@ def _connection_failed(error: Exception, url: str) -> ConnectionFailed:
 
 
 def _retry_after_s(value: str) -> float | None:
-    """The header's value, a number of seconds or a date, as seconds from now."""
+    """The header's number of seconds; a date, which the service does not send, is none."""
     try:
         seconds = float(value)
     except ValueError:
-        try:
-            date = parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        moment = date if date.tzinfo else date.replace(tzinfo=UTC)
-        seconds = (moment - datetime.now(UTC)).total_seconds()
+        return None
     return max(0.0, seconds) if seconds <= LONGEST_S else None
 
 

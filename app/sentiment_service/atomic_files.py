@@ -1,8 +1,7 @@
 """Files and directories that are complete or not there, whatever is killed; and locks.
 
-While a directory is written, its temporary directory beside the output is locked, so the next
-writer can tell it from one that a killed process left behind. Whoever looks for such directories,
-or renames one, holds a lock on the parent directory for this short time.
+While a directory is written, its temporary directory is locked, so the next writer can tell it from
+one that a killed process left behind. Who looks for such directories holds a lock on the parent.
 """
 
 import errno

@@ -247,9 +247,8 @@ Full = Literal["queue_full", "deadline", "inflight_bytes", "client_deadline"]
 class Overloaded(ServiceError):
     """The service cannot take the request now.
 
-    ``reason`` is ``queue_full``, ``deadline`` (the wait would be longer than the deadline),
-    ``client_deadline`` (it would, but only because the client's own is shorter than the service's)
-    or ``inflight_bytes`` (request bodies take too much memory).
+    ``reason`` is ``queue_full``, ``deadline`` (the wait would be longer), ``client_deadline`` (only
+    because the client's own is shorter) or ``inflight_bytes`` (bodies take too much memory).
     """
 
     status, code, title = 429, "overloaded", "Overloaded"

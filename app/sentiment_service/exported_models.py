@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -55,11 +54,10 @@ Say = Callable[[str], object]
 logger = logging.getLogger(__name__)
 
 
-def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = False) -> Settings:
+def with_bundles(settings: Settings, say: Say = logger.info) -> Settings:
     """The settings with a bundle in the place of each checkpoint directory and hub id.
 
-    What is not exported yet is exported now. ``say`` gets lines about the progress. With ``watch``,
-    a thread asks the hub whether the revisions of its models have moved, and logs it.
+    What is not exported yet is exported now. ``say`` gets lines about the progress.
     """
     if len(settings.model) > 1 and (flags := settings.checkpoint_flags()):
         raise UserError(f"{flags[0]} is for one model: export the others with sentiment-export")
@@ -70,18 +68,14 @@ def with_bundles(settings: Settings, say: Say = logger.info, *, watch: bool = Fa
     if settings.refresh and not any(source and source.revision for source in sources):
         raise UserError("--refresh is for a branch or tag of the hub: give a --model ORG/NAME")
     kept = [source and _kept(source, settings, say) for source in sources]
-    for source in sources:
-        if watch and source and source.revision:
-            threading.Thread(target=_tell_move, args=(source,), name="hub", daemon=True).start()
     bundles = tuple(one or path for one, path in zip(kept, settings.model, strict=True))
     return settings.model_copy(update={"model": bundles})
 
 
 def with_candidate(settings: Settings, say: Say = logger.info) -> Settings:
-    """The settings with a bundle as ``shadow``, which may be tried beside the first of the models.
+    """The settings with a bundle as ``shadow``, with the labels of the first model, in any order.
 
-    These are bundles. A candidate has the labels of that model, in any order. What is said of
-    checkpoints is said of the model's, and not of the candidate's.
+    What is said of checkpoints is said of the model's, and not of the candidate's.
     """
     if settings.shadow is None:
         return settings
@@ -190,19 +184,6 @@ def _kept(source: _Source, settings: Settings, say: Say) -> Path:
     which = f", {_described(commit)}," if commit.revision else ""
     logger.info("%s%s is kept in %s; %s", source.name, which, source.bundle, cure)
     return source.bundle
-
-
-def _tell_move(source: _Source) -> None:
-    """Log which commit the branch or tag has on the hub, if it is not the one that is kept."""
-    with suppress(UserError):  # offline, the start says nothing
-        newest = _newest_commit(source)
-        if newest.revision != source.commit.revision:
-            logger.warning(
-                "%s of %s has moved to %s; --refresh fetches it",
-                source.revision,
-                source.place,
-                _described(newest),
-            )
 
 
 def _described(commit: HubCommit) -> str:

@@ -71,7 +71,8 @@ def create_app(
 ) -> FastAPI:
     """Load and warm up the models, and return the application that serves them.
 
-    It answers requests only while its lifespan is active. ``credentials`` are read unless given.
+    It answers requests only while its lifespan is active, which can be once. ``credentials`` are
+    read unless given.
     """
     known: list[Adapter] = [import_module(name).ADAPTER for name in ADAPTERS]
     adapters = [one.configured(settings, known) if one.configured else one for one in known]
@@ -79,16 +80,12 @@ def create_app(
     paths = reduce(or_, [adapter.paths for adapter in adapters], own)
     service = Service(settings, paths, credentials=credentials, worker=worker)
     routes = all_routes(service, adapters)
-    bundles = bundles_to_use(settings.model)
-    loaded = load_all(bundles, service.config, service.worker.cpus)
+    models = load_all(bundles_to_use(settings.model), service.config, service.worker.cpus)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # The first start uses the models that are loaded already. A restart loads them again.
-        models = loaded.copy() or load_all(bundles, service.config, service.worker.cpus)
-        loaded.clear()  # a reference here would keep a model in memory after its reload
         async with service.running(models):
-            models.clear()
+            models.clear()  # a reference here would keep a model in memory after its reload
             yield
 
     app = Application(service, routes, lifespan=lifespan)
@@ -220,9 +217,8 @@ def _order(route: BaseRoute) -> tuple[bool, bool]:
 def expect_requests(series: Metrics, routes: Iterable[BaseRoute]) -> None:
     """Create the metric series of requests for answers at 0, before the first request.
 
-    Alerts and dashboard read them, and a rate misses the first increase of a series that did not
-    exist before. Each route that takes texts has a series for each error that a text may get, and
-    one for clients that disconnect. The series of other routes appear with their first request.
+    A rate misses the first increase of a series that did not exist before. The series of routes
+    that take no texts appear with their first request.
     """
     for route in routes:
         if isinstance(route, TextRoute):

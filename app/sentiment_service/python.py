@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +42,6 @@ from sentiment_service.settings.sources import load_settings
 BAR_AFTER_S = 2.0
 # What standard error raises that is None, closed, or an object that a program has put there.
 UNUSABLE = (AttributeError, OSError, TypeError, ValueError)
-FLAG = re.compile("--([a-z]+(?:-[a-z]+)*)")
 Frame = TypeVar("Frame")
 
 
@@ -104,12 +102,8 @@ class Classifier:
             given["model"] = [str(model)]
         # When the main thread has ended, Python starts no threads, which measuring needs.
         measure = threading.main_thread().is_alive()
-        try:
-            settings = with_bundles(load_settings(given), _say)
-            self._model: LocalClassifier | None = LocalClassifier(settings, measure=measure)
-        except (ValueError, UserError) as error:
-            error.args = (_without_flags(str(error)),)
-            raise
+        settings = with_bundles(load_settings(given), _say)
+        self._model: LocalClassifier | None = LocalClassifier(settings, measure=measure)
         self._process = os.getpid()
         columns = self._model.columns
         self.labels = columns.labels
@@ -224,11 +218,8 @@ class Classifier:
         and with "predicted_", too, if the table has such a column. The options are those of
         ``classify``.
 
-        So it can be used with ``map_batches`` of Ray Data, within ``mapInArrow`` of Spark, and with
-        ``map`` of datasets with ``batched=True``: with no format, or ``with_format("arrow")``.
-        datasets, Dask and joblib pickle what they call, which a Classifier refuses, and may fork:
-        give them a function, of a module that you import, that gets its Classifier from one with
-        ``functools.cache``, called with ``os.getpid()``. docs/python.md has it.
+        Ray Data, Spark and datasets can call it; docs/python.md says how for those that pickle or
+        fork.
 
         Raises:
             TypeError: it is not such a table.
@@ -318,14 +309,7 @@ def _shows_bars() -> bool:
 
 def _say(words: str) -> None:
     with suppress(*UNUSABLE):
-        sys.stderr.write(f"{_without_flags(words)}\n")
-
-
-def _without_flags(words: str) -> str:
-    """A message with the names of the constructor's options in the place of the command's flags."""
-    options = {option.replace("_", "-"): option for option in Classifier.__init__.__annotations__}
-    options["single-label"] = "multi_label"
-    return FLAG.sub(lambda found: options.get(found[1], found[0]), words)
+        sys.stderr.write(f"{words}\n")
 
 
 def _text(value: Any) -> str | TextPair | ServiceError:

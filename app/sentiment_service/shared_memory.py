@@ -5,17 +5,16 @@ writer, and the 8 bytes of a number are read and written as a whole. The part of
 its process: the next worker of that number goes on with it, so counters never fall. Only what a
 worker has at the moment is cleared when it ends.
 
-``Board`` has the parts, ``WorkerStatus`` is what is known of a worker's process, and
-``MovingWindow`` a limit of hits that holds for all workers together.
+``Board`` has the parts, ``WorkerStatus`` is what is known of a worker's process, and ``HitLimit``
+a limit of hits that holds for all workers together.
 """
 
 import hashlib
 import mmap
 import os
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import TypeAlias
@@ -37,9 +36,7 @@ PRESENT = ("bodies", "streams", "gauges")
 _PART = sum(SECTIONS.values())
 _NUMBERS = 10  # of the section status, which WorkerStatus names
 HIT = Struct("=d16s")  # seconds of time.monotonic, which is one clock for all processes; the key
-# A key's hits are stored, unless so many others were accepted after it. A key has at most so many
-# bunches. All take 20 MB if each has one bunch, and 200 MB if each has all.
-KEYS, BUNCHES = 20_000, 60
+KEYS = 20_000  # a key's hits are counted, unless so many others were accepted after it
 
 
 class Board:
@@ -153,26 +150,12 @@ def statuses(board: Board) -> list[WorkerStatus]:
     return [WorkerStatus(board, number) for number in range(board.workers)]
 
 
-@dataclass(slots=True)
-class Bunch:
-    """Hits that came soon after the first. All count until the last one no longer does."""
-
-    began: float
-    last: float
-    count: int = 1
-
-
-class MovingWindow:
-    """Allows at most ``most`` hits of each key in any ``seconds``, by a monotonic clock.
-
-    Hits within a 60th of that time are kept together, so however many are allowed, they take little
-    memory; the first of them count longer by that time at most.
+class HitLimit:
+    """Allows at most ``most`` hits of each key in ``seconds``, which begin with its first hit.
 
     Each worker writes the hits that it accepts into a ring in its part of the shared memory, and
     reads those of the others; ``parts`` are all of them, with this one's first. Nobody waits for
-    anybody: of N workers that accept a hit at the same time, at most N - 1 are too many. The
-    package ``limits`` uses the time of day. When that is set back, a client that has used up its
-    hits waits longer by the same time.
+    anybody: of N workers that accept a hit at the same time, at most N - 1 are too many.
     """
 
     def __init__(
@@ -187,9 +170,9 @@ class MovingWindow:
         self._most, self._seconds = most, seconds
         self._keys, self._clock = keys, clock
         self._shared = SharedHits(parts)
-        # Accepted hits, in order, by the digest of the key. The key that was accepted last is at
-        # the end.
-        self._hits: OrderedDict[bytes, deque[Bunch]] = OrderedDict()
+        # When the time of each key began, and its hits since, by the key's digest. The key that was
+        # accepted last is at the end.
+        self._hits: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -201,39 +184,23 @@ class MovingWindow:
         """Count a hit and return 0. After too many, return the seconds until the next may come."""
         self.catch_up()
         name, now = digest(key), self._clock()
-        wait_s = self._wait_s(name, now)
-        if not wait_s:
-            self._count(name, now)
-            self._shared.write(now, name)
-        return wait_s
+        began, count = self._current(name, now)
+        if count >= self._most:
+            return began + self._seconds - now
+        self._count(name, now)
+        self._shared.write(now, name)
+        return 0.0
 
     def _count(self, key: bytes, at: float) -> None:
-        hits = self._hits.setdefault(key, deque(maxlen=BUNCHES + 2))
-        newest = hits[-1] if hits else None
-        if newest and at - newest.began < self._seconds / BUNCHES:
-            # A worker that was stopped between a hit and its report reports it late.
-            newest.last = max(at, newest.last)
-            newest.count += 1
-        else:
-            hits.append(Bunch(at, at))
+        began, count = self._current(key, at)
+        self._hits[key] = began, count + 1
         self._hits.move_to_end(key)
         if len(self._hits) > self._keys:
             self._hits.popitem(last=False)
 
-    def _wait_s(self, key: bytes, now: float) -> float:
-        ended = now - self._seconds
-        while self._hits and next(iter(self._hits.values()))[-1].last <= ended:
-            self._hits.popitem(last=False)
-        hits = self._hits.get(key, deque())
-        while hits and hits[0].last <= ended:
-            hits.popleft()
-        count, wait_s = sum(bunch.count for bunch in hits), 0.0
-        for bunch in hits:
-            if count < self._most:
-                break
-            count -= bunch.count
-            wait_s = bunch.last - ended
-        return wait_s
+    def _current(self, key: bytes, at: float) -> tuple[float, int]:
+        began, count = self._hits.get(key, (at, 0))
+        return (began, count) if at < began + self._seconds else (at, 0)
 
 
 class SharedHits:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -490,35 +489,6 @@ def test_a_moved_branch_is_fetched(
         assert said.startswith(f"{REPO} cannot be refreshed: ")
         assert f"'{status} " in said
         assert said.endswith(f"{cure} leave out --refresh to use what is kept")
-
-
-def test_a_start_tells_that_a_branch_has_moved(
-    fake: Path,
-    hub: Hub,
-    checkpoint: Exported,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """With its date, where the hub answers. A commit cannot move: nothing is asked for one."""
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    monkeypatch.setenv("COMMIT", "0" * 40)
-    commit = hub.add(REPO, checkpoint.source)
-
-    def start(model: str) -> str:
-        caplog.clear()
-        hub.requests.clear()
-        with_bundles(load_settings({"model": model, "cache_dir": str(fake)}), watch=True)
-        for thread in threading.enumerate():
-            if thread.name == "hub":
-                thread.join()
-        return caplog.text
-
-    told = f"main of {REPO} has moved to commit {commit} of 2022-09-21; --refresh fetches it"
-    assert told in start(REPO)
-    assert "has moved" not in start(f"{REPO}@{commit}")
-    assert hub.requests == []
-    hub.fail(503)
-    assert "has moved" not in start(REPO)
 
 
 def test_only_a_branch_or_tag_is_refreshed(fake: Path, checkpoint: Exported) -> None:

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
 from multiprocessing import get_context
 from pathlib import Path
@@ -499,18 +497,10 @@ def test_a_very_long_limit(service: Process, classify: Call) -> None:
 
 
 def test_retry_after() -> None:
-    """The header is a number of seconds or a date; None if it is neither or too long to wait."""
+    """The header is a number of seconds; None if it is none or too long to wait."""
     never = dict.fromkeys(["soon", "inf", "nan", "1e10", "Fri, 31 Dec 9999 23:59:59 GMT"])
     for value, seconds in ({"7": 7, "0.5": 0.5, "-1": 0} | never).items():
         assert sentiment_client._retry_after_s(value) == seconds
-    later, earlier = (
-        format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
-        for seconds in (90, -90)
-    )
-    without_zone = later.removesuffix(" GMT")
-    for date in (later, without_zone):
-        assert 85 < (sentiment_client._retry_after_s(date) or 0) <= 90
-    assert sentiment_client._retry_after_s(earlier) == 0
 
 
 def test_backoff_doubles_with_full_jitter() -> None:
@@ -1014,7 +1004,7 @@ async def _after(waited_s: float, url: str, **options: Any) -> Prediction:
 
 
 async def test_a_call_that_waits_to_be_sent() -> None:
-    """That is of its time: the service has less of it, and in the end the error says why.
+    """That is of its time: the service has less of it, and in the end it is over.
 
     A patient client waits, as each attempt has its own time.
     """
@@ -1030,10 +1020,6 @@ async def test_a_call_that_waits_to_be_sent() -> None:
         (headers, _) = server.seen.pop()
         assert int(headers["x-request-timeout-ms"]) == 20_000
     assert raised.value.code == "timed_out"
-    assert raised.value.detail == (
-        f"{url}/ was not asked in time: the 100 requests that an AsyncClient sends at the same "
-        "time took too long"
-    )
 
 
 def test_the_list_of_models(service: Process) -> None:

@@ -99,7 +99,6 @@ def test_this_machine_is_reached(
         ("SSL_CERT_FILE", "/nonexistent/ca.pem", "https://sentiment.test"),
         ("SSL_CERT_FILE", __file__, "https://sentiment.test"),
         ("SSL_CERT_FILE", str(Path(__file__).parent), "https://sentiment.test"),
-        ("SSL_CERT_DIR", "/nonexistent", "https://127.0.0.1:9"),
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(

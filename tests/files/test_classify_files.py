@@ -434,18 +434,6 @@ def test_an_output_that_exists_is_kept(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
-def test_a_complete_output_of_a_model_with_many_labels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is known to be of the run, although a file's mark has a few KB at most."""
-    labels = [f"a long name of a label, {number}" for number in range(300)]
-    bundle = make_bundle(tmp_path / "bundle", labels=labels, outputs=len(labels))
-    options = _files(_csv(tmp_path / "in.csv", 3), tmp_path / "out.csv", bundle)
-    for said in ("3 rows in", "is complete; nothing is left to do"):
-        assert main(["classify", *options, "--resume"]) == 0
-        assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 @pytest.mark.parametrize("mode", [0o600, 0o440])
 def test_a_file_that_is_replaced_keeps_its_place_and_mode(
@@ -766,7 +754,7 @@ def test_resume_of_a_run_that_overwrites(tmp_path: Path, monkeypatch: pytest.Mon
 def test_files_of_someone_else_are_kept(
     tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A file that no run has written is refused by name, and so is a directory of old versions."""
+    """A file that no run has written is refused by name, and so is a directory."""
     source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
     (tmp_path / name).write_text("precious\n")
     for more in ([], ["--resume"], ["--overwrite"]):
@@ -776,7 +764,7 @@ def test_files_of_someone_else_are_kept(
     (tmp_path / name).unlink()
     Path(f"{target}.partial").mkdir()
     assert main(["classify", *_files(source, target, bundle)]) == 1
-    assert "out.csv.partial is a directory, as older versions wrote it" in capsys.readouterr().err
+    assert "out.csv.partial: Is a directory" in capsys.readouterr().err
 
 
 class _DamagedTable(CsvTable):

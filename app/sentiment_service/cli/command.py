@@ -21,7 +21,7 @@ from sentiment_service.server.process import (
     return_long_blocks,
 )
 from sentiment_service.settings.credentials import Credentials
-from sentiment_service.settings.formats import POSITIVE
+from sentiment_service.settings.formats import POSITIVE, count
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import (
     CommandParser,
@@ -255,7 +255,7 @@ def _serve(
 
         if assignment is None:
             check_ports(settings)  # an export takes minutes
-            settings = with_candidate(with_bundles(settings, watch=True))
+            settings = with_candidate(with_bundles(settings))
             if (workers := worker_count(settings)) > 1:
                 from sentiment_service.workers import supervisor
 
@@ -320,12 +320,7 @@ def _bench(options: argparse.Namespace, settings: Settings, flags: Mapping[str, 
 
 
 def _counts(value: str) -> list[int]:
-    parts = value.split(",")
-    if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{value!r} is not a list of whole numbers above 0, such as 1,16"
-        )
-    return [int(part) for part in parts]
+    return [count(part.strip()) for part in value.split(",")]
 
 
 def _classify(options: argparse.Namespace, settings: Settings) -> int:

@@ -1,10 +1,8 @@
 """The load generator: texts as long as tweets, and processes that send them.
 
 The loop is open (requests arrive at random times, however long answers take) or closed (a request
-follows each answer). Connections stay open. The client is written by hand to save CPU time, because
-it may share its CPUs with the server: requests are made beforehand, and httptools parses the
-answers. Times are those of ``time.monotonic``, because the event loop's clock is a millisecond
-coarse.
+follows each answer). The client is written by hand to save CPU time, because it may share its CPUs
+with the server. Times are those of ``time.monotonic``, because the event loop's clock is coarse.
 """
 
 import asyncio

@@ -41,10 +41,7 @@ class Observer(BatchObserver, Protocol):
     """
 
     def watch(self, gauges: Mapping[str, Gauge]) -> None:
-        """The model answers from now on. Its gauges replace those of an earlier one.
-
-        They are asked whenever their values are needed. Metrics have the same names.
-        """
+        """The model answers from now on; its gauges, named like metrics, replace earlier ones."""
 
     def tag(self) -> object:
         """A tag that links the reports of batches to the current request, or None."""
@@ -66,11 +63,9 @@ ENTRY_BYTES = 168 + 32 + 64 + 48
 
 
 class ResultCache:
-    """The results of one model's latest texts. They take at most ``max_bytes`` bytes.
+    """The results of one model's latest texts, in at most ``max_bytes`` bytes.
 
-    The results are kept by a digest of the token ids, never with the text. When there is no room,
-    the result that was not used for the longest time is dropped. ``on_lookup`` gets the numbers of
-    hits and misses of each request. Use it on the event loop.
+    They are kept by a digest of the token ids, never with the text. Use it on the event loop.
     """
 
     def __init__(
@@ -93,10 +88,9 @@ class ResultCache:
         items: Sequence[Encoding],
         compute: Callable[[Sequence[Encoding]], Awaitable[Answer[Scored]]],
     ) -> Answer[Scored]:
-        """The results from here, and from ``compute`` for those that are missing, in their order.
+        """The results, in order: from here, and from ``compute`` for those that are missing.
 
-        Computed results are kept, errors are not. If nothing is missing, ``compute`` is not called,
-        and the answer has taken no time.
+        Computed results are kept, errors are not. If nothing is missing, the answer took no time.
         """
         digests = [blake2b(item.key, digest_size=16).digest() for item in items]
         known = [self._get(digest) for digest in digests]
@@ -129,9 +123,7 @@ class ResultCache:
 
 # Requests of up to this many characters are tokenised on the event loop. This takes 0.3 ms for
 # tweets whose words are known, and 1 to 3 ms for Chinese, emoji or words that are all new. Longer
-# requests go to a thread, so single texts beside them are answered sooner. So do those for
-# sentences, which take up to eight times as long. Switching to the thread and back takes 0.03 to
-# 0.05 ms, as long as tokenising one or two tweets.
+# requests, and those for sentences, go to a thread, so that single texts are answered sooner.
 INLINE_CHARS = 2_000
 
 # Nearly no text has fewer tokens than one for so many of its characters.
@@ -239,8 +231,7 @@ class Classifier:
     def stream_tokens(self) -> int:
         """The number of tokens that all streams together may have in the queue and in batches.
 
-        It is enough to give the runners good batches, and at most what a single request may have.
-        More would only make other requests and later streams wait.
+        It is enough for good batches. More would only make other requests and later streams wait.
         """
         batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
         return min(batches * self.plan.budget.tokens, self.request_tokens)
@@ -271,8 +262,7 @@ class Classifier:
     async def retire(self, timeout_s: float) -> bool:
         """Finish the requests in progress, for at most ``timeout_s`` seconds, then end the runners.
 
-        Later requests are not admitted: either the service is stopping, or another classifier has
-        replaced this one. Returns whether all requests were finished.
+        Later requests are not admitted. Returns whether all requests were finished.
         """
         until = time.monotonic() + timeout_s
         if self.shadow is not None and self.shadow.model is self.model:

@@ -24,15 +24,11 @@ class Phase(IntEnum):
 class Lifecycle:
     """The current phase, and whether the service could stop in time.
 
-    From ``stopping`` on, no new request is admitted. Use it on the event loop only. ``stop`` may
-    also be called in a signal handler.
+    Use it on the event loop only; ``stop`` may also be called in a signal handler.
     """
 
     def __init__(self, drain_s: float) -> None:
         self._drain_s = drain_s
-        self._begin()
-
-    def _begin(self) -> None:
         self.phase = Phase.STARTING
         self.stopping = False
         self.closing = asyncio.Event()  # set when long-lived streams must end
@@ -40,11 +36,6 @@ class Lifecycle:
         self.results_lost = False  # time ran out before every accepted request had a result
         self.failure = ""  # what the process cannot repair
         self.computing = False  # time ran out while a runner was still inside inference
-
-    def restart(self) -> None:
-        """Go back to the first phase if the service has stopped; otherwise do nothing."""
-        if self.phase is Phase.STOPPED:
-            self._begin()
 
     def check(self) -> None:
         """Raise ``NotReady`` while the service starts, and ``ShuttingDown`` once it stops."""
@@ -75,7 +66,7 @@ class Lifecycle:
         self.closing.set()
 
     def stopped(self) -> None:
-        """Record that everything has ended. The service may then be started again."""
+        """Record that everything has ended."""
         self.phase, self.stopping = Phase.STOPPED, True
 
 

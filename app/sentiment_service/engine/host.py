@@ -28,8 +28,7 @@ def be_nice() -> None:
 def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
     """The version (1 or 2) and directory of each group that limits this process.
 
-    A parent's limit also applies to its children, so parents are included. On systems other than
-    Linux there are no groups.
+    Parents are included, because their limits apply to their children.
     """
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
@@ -163,10 +162,9 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def give_back_memory() -> None:
-    """Make the C library return freed memory to the system.
+    """Make the C library return memory to the system that was freed by threads which have ended.
 
-    glibc keeps memory that was freed by threads which have ended since. After a reload this is as
-    much as a whole model.
+    After a reload this is as much as a whole model.
     """
     with suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

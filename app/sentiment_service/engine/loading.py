@@ -41,10 +41,9 @@ def load_model(
     """Open the model with ``threads`` intra-op threads per batch (0: one per core).
 
     The device ``auto`` means: the first GPU if CUDA works and the bundle has a variant for it, else
-    the CPU. ``Device.of`` knows the other devices. The precision ``auto`` means: the variant that
-    was made for the device. ``gpu_memory_mb`` limits what the sessions of ``gpu_workers`` together
-    take on the GPU that they share; 0 means: no limit. ``name`` takes the place of the bundle's
-    own.
+    the CPU. The precision ``auto`` means: the variant that was made for the device.
+    ``gpu_memory_mb`` limits what ``gpu_workers`` together take on the GPU that they share; 0 means:
+    no limit. ``name`` takes the place of the bundle's own.
     """
 
     def load_on(place: Device) -> Model:
@@ -108,11 +107,9 @@ def load(
     *,
     name: str | None = None,
 ) -> Loaded:
-    """Load the bundle's model and compute its first batches.
+    """Load the bundle's model and compute its first batches, which show whether it works.
 
-    The first batches are slow, and they show whether the model works at all. If a ``plan`` is
-    given, nothing is measured, because other models may be computing at the same time. ``name``
-    takes the place of the bundle's own.
+    If a ``plan`` is given, nothing is measured: other models may be computing at the same time.
     """
     threads = plan.threads if plan is not None else 1
     model = load_as_set(path, config, threads=threads, name=name)

@@ -1,7 +1,6 @@
 """The served models: find them by name, reload them while they answer, drain them at the end."""
 
 import asyncio
-import errno
 import gc
 import logging
 import math
@@ -31,16 +30,11 @@ from sentiment_service.errors import (
     OutOfMemory,
     ServiceError,
     UserError,
-    first_line,
 )
 
 # The pause before the memory of a replaced model is given back: a runner whose thread is ending
 # keeps its batcher, and so the model, in memory a moment longer.
 FREE_AFTER_S = 0.1
-
-# What the system says when nothing is wrong with a file: the process, or the machine, lacks file
-# descriptors or memory.
-LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 Use = Callable[[], Coroutine[Any, Any, None]]  # what lets a new model answer
 
@@ -48,9 +42,8 @@ logger = logging.getLogger(__name__)
 
 
 class ModelRegistry:
-    """The classifiers that answer, and those that are replaced.
+    """The classifiers that answer, and those that are replaced. Use it on the event loop only.
 
-    Use it on the event loop only. ``classifier_of`` makes the classifier of a loaded model.
     ``shadow_observer_of`` makes the observer of a candidate that is tried beside the first model.
     """
 
@@ -92,7 +85,7 @@ class ModelRegistry:
             observer_of = partial(self._shadow_observer_of, first.model)
             try:
                 first.shadow = Shadow(self._candidate, first.model, self._config, observer_of)
-            except (OSError, RuntimeError) as error:  # a limit of the system
+            except OSError as error:  # a limit of the system
                 logger.error("no candidate is tried beside %s: %s", first.model.name, error)
         for classifier in self.classifiers.values():
             classifier.shadow = first.shadow
@@ -141,23 +134,19 @@ class ModelRegistry:
 
     @property
     def loading(self) -> bool:
-        """Whether a thread is loading a model. It cannot be interrupted.
-
-        The reload that waits for the thread may have been cancelled.
-        """
+        """Whether a thread is loading a model, perhaps for a reload that was cancelled."""
         return self._loader is not None and self._loader.busy
 
     async def reload(self, name: str, *, promote: bool = False) -> None:
         """Load the named model's bundle again, while the old model answers.
 
-        When the new model is warm, new requests go to it. The old model finishes the requests that
-        it has begun. With ``promote``, the new model is the candidate, under the same name.
+        With ``promote``, the new model is the candidate, under the same name.
 
         Raises:
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
             OutOfMemory: there is no memory for both models; the old one stays.
             NotFound: there is no candidate.
-            NotReady: it is not loaded yet, or cannot be; or there is no file descriptor or thread.
+            NotReady: the candidate is not loaded yet, or cannot be.
         """
         async with self.replacement(name, promote=promote) as use:
             await use()
@@ -167,8 +156,8 @@ class ModelRegistry:
         """Load the named model's bundle again or its candidate; give what lets that answer.
 
         That waits until the old one has finished. If it is not called within the block, the old
-        model stays. The next reload of this model waits for the end of the block, so that at most
-        two of its versions are in memory.
+        model stays. The next reload waits for the end of the block: at most two versions are in
+        memory.
         """
         self.classifiers.of(name)  # raises for an unknown name, before a lock is created for it
         async with self._reloading[name]:
@@ -211,11 +200,6 @@ class ModelRegistry:
             if isinstance(error, NoMemory):
                 raise OutOfMemory(
                     "there is no memory for the new model beside the old one; the old one stays"
-                ) from None
-            cause = error.__cause__
-            if isinstance(cause, OSError) and cause.errno in LACKS:
-                raise NotReady(
-                    f"the new bundle cannot be read now: {first_line(cause)}; try again later"
                 ) from None
             raise InvalidBundle(
                 "the new bundle cannot be served; the service's log says why"

@@ -12,10 +12,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How models are loaded, tuned and served.
+    """How models are loaded, tuned and served, in the words of the settings.
 
-    The fields are named like the settings that they come from. For numbers, 0 means: measured at
-    the start, or no limit.
+    For numbers, 0 means: measured at the start, or no limit.
     """
 
     served_name: Sequence[str]  # in the places of the bundles' own names

@@ -29,7 +29,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
-from sentiment_service.engine.host import NICE
 from sentiment_service.engine.loading import WARM_UP_TEXT, load_model
 from sentiment_service.engine.model.bundle import MANIFEST, Bundle, sha256
 from sentiment_service.engine.model.device import CPU
@@ -42,8 +41,7 @@ from sentiment_service.results import Outcome
 # Of a text that the candidate gets. A line with it fits into an empty socket, whatever its
 # characters are, and to tokenise it takes a few milliseconds.
 MOST_CHARS = 10_000
-# Of all texts that wait, each with what its objects take beside its characters.
-MOST_WAITING_CHARS, CHARS_PER_TEXT = 250_000, 100
+MOST_WAITING = 500  # texts
 READ_BYTES = 65_536
 SEND_BYTES = 2**17  # macOS has room for 8 KiB only
 # The empty line says that it ends with the service now, also while it is stopped.
@@ -106,10 +104,6 @@ class _Answered(NamedTuple):
     label: str
     polarity: float | None
 
-    @property
-    def cost(self) -> int:
-        return len(self.text) + CHARS_PER_TEXT
-
 
 class Shadow:
     """The candidate at ``path`` beside ``model``. Use it on the event loop only.
@@ -134,7 +128,6 @@ class Shadow:
         self._begun = False  # its process ends with this one, so it may be stopped
         self._stopped = False  # its process
         self._waiting: deque[_Answered] = deque()
-        self._chars = 0  # cost of those that wait
         self._asked: _Answered | None = None  # what the candidate has
         self._received = b""  # of its next report
         self._loop = asyncio.get_running_loop()
@@ -145,12 +138,7 @@ class Shadow:
             self._process = _started(theirs, path, self.digest, model, config)
         self._observer = observer_of(self.digest)
         self._loop.add_reader(self._channel, self._read)
-        try:
-            threading.Thread(target=self._await_end, name="candidate", daemon=True).start()
-        except RuntimeError:  # there are too many threads, or too little memory
-            self.close()
-            self._process.wait()  # it was killed
-            raise
+        threading.Thread(target=self._await_end, name="candidate", daemon=True).start()
 
     def begin(self) -> None:
         """A request is classified from now on: the candidate waits until none is."""
@@ -170,12 +158,11 @@ class Shadow:
             if random.random() < self._share and not isinstance(outcome, ServiceError):
                 if not isinstance(text, str) or "windows" in outcome or len(text) > MOST_CHARS:
                     self._observer.skipped("unsuited")
-                elif self._chars > MOST_WAITING_CHARS:
+                elif len(self._waiting) == MOST_WAITING:
                     self._observer.skipped("busy")
                 else:
-                    waits = _Answered(text, outcome["label"], outcome.get("polarity"))
-                    self._waiting.append(waits)
-                    self._chars += waits.cost
+                    answered = _Answered(text, outcome["label"], outcome.get("polarity"))
+                    self._waiting.append(answered)
         self._go_on()
 
     def close(self) -> None:
@@ -195,7 +182,6 @@ class Shadow:
             self._signal(signal.SIGCONT)
         if self._waiting and self._asked is None and self.loaded is not None:
             self._asked = self._waiting.popleft()
-            self._chars -= self._asked.cost
             with suppress(OSError):  # the process has ended, which is noticed
                 self._channel.send(msgspec.json.encode(self._asked.text) + b"\n")
 
@@ -297,13 +283,12 @@ def main() -> int:
             lines.write(msgspec.json.encode(report) + b"\n")
             lines.flush()
 
-        _yield_to_runners()
+        _yield_to_all()
         try:
             model = _load(Path(path), digest, json.loads(options))
         except Exception as error:  # a wrong bundle, ONNX Runtime, too little memory
             send(Failed(first_line(error)))
             return 0
-        _yield_to_all()
         send(Loaded(model.name, model.labels))
         for line in lines:
             send(_classify(model, msgspec.json.decode(line, type=str)))
@@ -333,16 +318,11 @@ def _classify(model: Model, text: str) -> Report:
     return Classified(outcome["label"], outcome.get("polarity"), clock() - started)
 
 
-def _yield_to_runners() -> None:
-    """Be the first to go if the memory runs out, and take no more CPU than a runner."""
+def _yield_to_all() -> None:
+    """Be the last to get a CPU, and the first to go if the memory runs out."""
     with suppress(OSError):  # another system than Linux
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(OSError):  # a sandbox may forbid it
-        os.nice(NICE)
-
-
-def _yield_to_all() -> None:
-    with suppress(OSError):
         os.nice(19)
     if sys.platform == "linux":
         with suppress(OSError):

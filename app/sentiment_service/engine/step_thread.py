@@ -2,13 +2,11 @@
 
 There is only one such thread, so that the event loop competes with only one for Python's lock. The
 work of a request is a job of small steps. Long jobs are done one after the other, and so are short
-ones; if there are both, the thread takes a step of each in turn. So a short job waits for no long
-one, what is admitted is done in time, and only what is being done takes memory. If all jobs shared
-the thread instead, none of many would be done by its deadline.
+ones; if there are both, the thread takes a step of each in turn. If all jobs shared the thread
+instead, none of many would be done by its deadline.
 """
 
 import asyncio
-import logging
 import math
 import threading
 import time
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sentiment_service.engine.host import be_nice
-from sentiment_service.errors import DeadlineExceeded, NotReady, Overloaded, ShuttingDown
+from sentiment_service.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 T = TypeVar("T")
 
@@ -34,12 +32,6 @@ SHORT_S = 0.05
 WAITING_SHARE = 0.4
 # How much the measured speed of a kind of jobs remembers: this share of it after each job.
 MEMORY = 0.9
-NO_THREAD = (
-    "the thread %s cannot be started: %s; raise the limit of threads (ulimit -u, the pids of the "
-    "container) or of memory (ulimit -v)"
-)
-
-logger = logging.getLogger(__name__)
 
 
 def finish(steps: Steps[T]) -> T:
@@ -82,15 +74,6 @@ class _Job:
             self.done.set_result(result)
 
 
-def _leave(jobs: deque[_Job], job: _Job) -> None:
-    """Remove a job that may have left already.
-
-    The error of ``deque.remove`` would hold the text of the whole result.
-    """
-    if job in jobs:
-        jobs.remove(job)
-
-
 class StepThread:
     """Runs jobs on its own thread, which starts with the first job and ends after ``close``.
 
@@ -121,7 +104,6 @@ class StepThread:
             Overloaded: the thread cannot finish the job in time.
             DeadlineExceeded: the steps were not done in time.
             ShuttingDown: this thread is closed.
-            NotReady: the thread cannot be started.
         """
         loop = asyncio.get_running_loop()
         expected_s = kind.seconds_per_unit * size if kind else 0.0
@@ -137,7 +119,8 @@ class StepThread:
             raise DeadlineExceeded("the request was not prepared in the time allowed") from None
         finally:
             with self._condition:
-                _leave(jobs, job)
+                if job in jobs:
+                    jobs.remove(job)
             # What ended early says only that it might have taken as long as it did.
             ended = job.done.cancelled() or not job.done.done() or job.done.exception()
             if kind and (not ended or job.spent_s > expected_s):
@@ -164,14 +147,8 @@ class StepThread:
                 )
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # the next job tries it again
-                    logger.error(NO_THREAD, self._name, error)
-                    raise NotReady(
-                        "the service cannot start a thread for this work; its log says why"
-                    ) from None
-                self._thread = thread
+                thread.start()
+                self._thread = thread  # unless it could not start: then the next job tries it
             jobs.append(job)
             self._condition.notify()
 
@@ -215,7 +192,8 @@ class StepThread:
             job.spent_s += time.perf_counter() - begun
             self.busy = False
         with self._condition:
-            _leave(jobs, job)
+            if job in jobs:  # its request may have left
+                jobs.remove(job)
         self._tell(job, result, error)
         error = None  # its traceback has this frame: a cycle until the next collection
 

@@ -85,8 +85,8 @@ def measure(
 ) -> list[Cost]:
     """Measure the cost of each way, (runners, threads), in the order of ``ways``.
 
-    The last way is measured in turns with each of the others. So at most two sessions are open at
-    once. This saves memory, because each session has its own weights.
+    The last way is measured in turns with each of the others. So at most two sessions, each with
+    its own weights, are open at once.
     """
     *others, last = ways
     share = seconds / max(1, len(others))
@@ -306,10 +306,10 @@ def queue_tokens(cost: Cost, memory_bytes: int, workers: int = 1) -> int:
 def choose(costs: Sequence[Cost], target_s: float) -> tuple[Cost, int]:
     """Choose the way to share the CPUs with the highest throughput, and the texts in a batch.
 
-    The last way has one thread per runner. It is chosen unless another way is clearly better. The
-    batch is the largest that loses little throughput: waiting texts differ in length, and a large
-    batch can combine more of them. With a target latency, only batches that meet it count. If none
-    does, the way that answers a single text soonest is chosen.
+    The last way, with one thread per runner, is chosen unless another is clearly better. The batch
+    is the largest that loses little throughput: waiting texts differ in length, and a large batch
+    can combine more of them. With a target latency, only batches that meet it count. If none does,
+    the way that answers a single text soonest is chosen.
     """
     within = [
         [n for n in cost.seconds if not target_s or cost.latency(n) <= target_s] for cost in costs

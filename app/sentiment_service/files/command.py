@@ -242,7 +242,6 @@ def _to_file(
         "sheet": options.sheet,
         "threshold": options.threshold,
         "output": suffix,
-        "columns of results": [*classifier.columns.types],
         **classifier.identity,
     }
     if source:

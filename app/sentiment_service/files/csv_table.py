@@ -53,9 +53,8 @@ def read_rows(
 ) -> Iterator[Row]:
     """Each row that is not blank, from lines with their ends.
 
-    A cell that begins with a quote ends with the next one that is not doubled; separators and line
-    ends may be between them. If something else follows, or there is no other quote, the row has a
-    fault, and ends with its line: what followed is read as rows.
+    A cell that begins with a quote ends with the next one that is not doubled. If something else
+    follows, or there is no other quote, the row has a fault, and ends with its line.
 
     A cell of several lines that could be rows, too, is doubtful. Where quotes may be characters,
     behind tabs and bars, that is a fault, and so is a cell of several lines in a row of other than
@@ -123,10 +122,12 @@ class CsvTable(Table):
     Blank lines are skipped. ``read_rows`` has the rule for quotes.
     """
 
+    file: TextFile
+
     def __init__(self, path: Path, column: str, file_options: FileOptions = PLAIN) -> None:
-        self._file = TextFile(path, file_options.encoding)
+        self.file = TextFile(path, file_options.encoding)
         self._path = path
-        lines, known = [*dropwhile(_is_blank, self._file.start)], None
+        lines, known = [*dropwhile(_is_blank, self.file.start)], None
         if lines and (found := SEPARATOR_LINE.match(lines[0])):
             lines, known = lines[1:], found[1]
         self._separator = known or _separator(lines, SEPARATORS[inner_suffix(path)], column)
@@ -135,21 +136,18 @@ class CsvTable(Table):
             raise UserError(f"{path} is empty; a CSV file must begin with the names of its columns")
         if header.fault and self._separator not in MAYBE_UNQUOTED:
             raise UserError(f"{path}: the names of the columns {_advice(header)}")
-        self._first = len(self._file.start) - len(lines) + header.number - 1 + header.lines
+        self._first = len(self.file.start) - len(lines) + header.number - 1 + header.lines
         self._text_index = text_index(column, header.cells, path)
         super().__init__(header.cells, dict.fromkeys(header.cells, str))
         self._quotes = _uses_quotes(
-            self._file.start[self._first :],
+            self.file.start[self._first :],
             self._separator,
             len(header.cells),
-            whole=self._file.is_short,
+            whole=self.file.is_short,
         )
 
     def chunks(self) -> Iterator[Chunk]:
         return split_into_chunks(self._rows())
-
-    def expected_rows(self, read: int) -> int:
-        return self._file.expected(read)
 
     def records(self, rows: list[list[str]]) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in rows]
@@ -159,7 +157,7 @@ class CsvTable(Table):
 
     def _rows(self) -> Iterator[tuple[list[str], TextOrError, int]]:
         width, warned = len(self.columns), False
-        lines = islice(self._file.lines_with_ends(), self._first, None)
+        lines = islice(self.file.lines_with_ends(), self._first, None)
         for row in read_rows(lines, self._separator, width=width, quotes=self._quotes):
             row.number += self._first
             if row.doubtful and not warned:

@@ -153,7 +153,8 @@ def open_table(path: Path, column: str, file_options: FileOptions = PLAIN) -> Ta
         )
     match suffix:
         case ".txt":
-            return LinesTable(path, file_options)
+            file = TextFile(path, file_options.encoding)
+            return TextColumn(file.lines(), file=file)
         case ".csv" | ".tsv":
             return CsvTable(path, column, file_options)
         case ".json":
@@ -166,15 +167,6 @@ def open_table(path: Path, column: str, file_options: FileOptions = PLAIN) -> Ta
             return ParquetTable(path, column)
         case _:
             return JsonlTable(path, column, file_options)
-
-
-class LinesTable(TextColumn):
-    def __init__(self, path: Path, file_options: FileOptions) -> None:
-        self._file = TextFile(path, file_options.encoding)
-        super().__init__(self._file.lines())
-
-    def expected_rows(self, read: int) -> int:
-        return self._file.expected(read)
 
 
 def output_format(suffix: str, table: Table, columns: ResultColumns) -> Output:

@@ -1,12 +1,10 @@
 """Tables of JSON objects: JSON lines, lists in JSON, and workbooks, whose rows become objects."""
 
 import json
-import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -35,14 +33,6 @@ from sentiment_service.files.text_files import PLAIN, FileOptions, TextFile, che
 INT64_MAX = 2**63 - 1
 FLOAT_INT_MAX = 2**53  # up to here, each whole number has a float
 SHOWN_CHARS = 200  # of a line that cannot be read
-INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
-# Each escape in JSON; with a group, unless it is half of a pair of surrogates without the other.
-ESCAPE = re.compile(
-    rb"(\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})"
-    rb"|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}|(\\.)"
-)
-# A string, or in a group a constant that JSON lacks.
-CONSTANT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)')
 NOT_A_LIST = (
     "is not a JSON list of texts or objects ({}); a file with an object in each line must end in "
     ".jsonl"
@@ -84,14 +74,11 @@ class JsonlTable(Table):
 
     def open(self, path: Path) -> Iterator[tuple[int, str]]:
         """Each row's number and its JSON."""
-        self._file = TextFile(path, self._options.encoding)
-        return enumerate(self._file.lines(), start=1)
+        self.file = TextFile(path, self._options.encoding)
+        return enumerate(self.file.lines(), start=1)
 
     def chunks(self) -> Iterator[Chunk]:
         return self._chunks
-
-    def expected_rows(self, read: int) -> int | None:
-        return self._file.expected(read)
 
     def records(self, rows: list[JsonRow]) -> list[dict[str, Any]]:
         return [record or {} for _, record in rows]
@@ -149,20 +136,15 @@ class JsonListTable(JsonlTable):
         content = TextFile(path, self._options.encoding).content()
         try:
             items = _items(content)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} {NOT_A_LIST.format(error)}") from None
-        self._count = len(items)
         return enumerate(map(_json_line, items), start=1)
-
-    def expected_rows(self, read: int) -> int:
-        return self._count
 
 
 class XlsxTable(JsonlTable):
     """A sheet of a workbook; its first row that is not blank has the names of the columns.
 
-    A column without a name has its letter, if it has a value. A blank row is one without a text,
-    unless no other follows. Needs openpyxl.
+    A column without a name has its letter, if it has a value. A blank row is one without a text.
     """
 
     kind = "row"
@@ -177,7 +159,7 @@ class XlsxTable(JsonlTable):
         from openpyxl.utils import get_column_letter
 
         filled = ((number, row) for number, row in rows if any(cell is not None for cell in row))
-        begin, first = next(filled, (0, ()))
+        last, first = next(filled, (0, ()))
         header = {place: str(name) for place, name in enumerate(first) if name is not None}
         if not header:
             which = repr(self._options.sheet) if self._options.sheet else "first"
@@ -186,7 +168,7 @@ class XlsxTable(JsonlTable):
         text_index(self._column, names, path)
         self._names += names
         self._types |= dict.fromkeys(names, NoneType)
-        last, blank, any_text = begin, json_text(dict.fromkeys(names)), False
+        blank = json_text(dict.fromkeys(names))
         for number, row in filled:
             yield from ((between, blank) for between in range(last + 1, number))
             last = number
@@ -197,26 +179,10 @@ class XlsxTable(JsonlTable):
                         letters = f"column {get_column_letter(place + 1)}"
                         (name,) = free_names([letters], names, "unnamed ")
                     record[name] = value
-            any_text |= record[self._column] is not None
             yield number, json_text(record)
-        if any_text:
-            return
-        place = next(place for place, name in header.items() if name == self._column)
-        with closing(self._sheet(path, data_only=False)) as formulas:
-            if any(any(row[place : place + 1]) for row in islice(formulas, begin, None)):
-                raise CannotContinue(
-                    f"{path}: the column {self._column!r} has only formulas without values; open "
-                    "the file in Excel and save it, so that they are computed"
-                )
 
-    def expected_rows(self, read: int) -> None:
-        """Many sheets do not say it."""
-
-    def _sheet(self, path: Path, *, data_only: bool = True) -> Generator[Sequence[Any], None, None]:
-        """The values of each row. Of a formula, it is the one that was last computed.
-
-        Without ``data_only``, it is the formula.
-        """
+    def _sheet(self, path: Path) -> Generator[Sequence[Any], None, None]:
+        """The values of each row. Of a formula, it is the one that was last computed."""
         from openpyxl import load_workbook
 
         sheet = self._options.sheet
@@ -226,7 +192,7 @@ class XlsxTable(JsonlTable):
                 check_expansion(path, path.stat().st_size, sum(sizes))
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what it does not read, such as colours
-                    book = load_workbook(file, read_only=True, data_only=data_only)
+                    book = load_workbook(file, read_only=True, data_only=True)
             except CannotContinue:
                 raise
             except Exception as error:  # openpyxl has no errors of its own
@@ -251,36 +217,28 @@ class XlsxTable(JsonlTable):
         return text
 
 
-def _items(content: bytes) -> list[msgspec.Raw]:
-    """The items of a JSON list, unchanged."""
+def _items(content: bytes) -> list[str]:
+    """The items of a JSON list, each as a line."""
     try:
-        return msgspec.json.decode(content, type=list[msgspec.Raw])
+        items = msgspec.json.decode(content, type=list[msgspec.Raw])
+        return [bytes(item).decode("utf-8", "surrogateescape") for item in items]
     except msgspec.DecodeError:
         # msgspec refuses half of a pair of surrogates, which must fail only its own text, and NaN
-        # and infinity, which are null in JSON lines. With something else of the same length, it
-        # finds where the items are.
-        paired = ESCAPE.sub(lambda found: found[1] or found[2] or rb"\ufffd", content)
-        paired = CONSTANT.sub(lambda found: b"1" * len(found[1] or b"") or found[0], paired)
-        items, end = [], 0
-        for item in map(bytes, msgspec.json.decode(paired, type=list[msgspec.Raw])):
-            start = paired.index(item, end)
-            end = start + len(item)
-            items.append(msgspec.Raw(content[start:end]))
-        return items
+        # and infinity, which are null in JSON lines.
+        read = json.loads(content.decode("utf-8", "surrogateescape"))
+        if not isinstance(read, list):
+            raise
+        return [*map(json.dumps, read)]
 
 
-def _json_line(item: msgspec.Raw) -> str:
+def _json_line(item: str) -> str:
     # A line break can only be between the parts of an item.
-    line = bytes(item).decode("utf-8", "surrogateescape").replace("\n", " ").replace("\r", " ")
+    line = item.replace("\n", " ").replace("\r", " ")
     return line if line.startswith("{") else f'{{"text": {line}}}'
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
-
-
-def _whole_number(digits: str) -> int | Decimal:
-    return int(digits) if len(digits) < INT_DIGITS else Decimal(digits)
 
 
 def parsed(
@@ -289,19 +247,14 @@ def parsed(
     """The JSON object in a line, with None for NaN and infinity; None if there is none."""
     try:
         value = json.loads(line, parse_constant=parse_constant)
-    except ValueError:
-        try:  # more slowly, for numbers with very many digits
-            value = json.loads(line, parse_constant=parse_constant, parse_int=_whole_number)
-        except ValueError:
-            return None
-    except RecursionError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def _type_of(value: Any) -> type:
     kind = type(value)
-    if kind in (dict, list, Decimal) or (kind is int and abs(value) > INT64_MAX):
+    if kind in (dict, list) or (kind is int and abs(value) > INT64_MAX):
         return object
     return kind
 

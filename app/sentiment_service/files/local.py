@@ -41,12 +41,11 @@ BatchResults = list[Scored | ServiceError]
 
 
 class LocalClassifier:
-    """A bundle's model. The settings decide how many runners and threads compute.
+    """A bundle's model. Threads may share it: together, they compute as many batches as it has
+    runners.
 
-    Threads may share it. All of them together compute as many batches at a time as it has runners.
-
-    ``measure`` finds the best values for what the settings leave open; the first time, that
-    takes about 2 s. ``threshold`` is for tables, and for multi-label models.
+    ``measure`` finds the best values for what the settings leave open; the first time, that takes
+    about 2 s. ``threshold`` is for multi-label models.
     """
 
     def __init__(
@@ -91,8 +90,8 @@ class LocalClassifier:
     ) -> Generator[ClassifiedChunk, None, None]:
         """Classify the chunks in order.
 
-        Up to ``read_ahead`` more chunks are read before a chunk's results are given, so that
-        there is always something to compute. ``advance(n)`` is called when n more texts are done.
+        Up to ``read_ahead`` more chunks are read before a chunk's results are given. ``advance(n)``
+        is called when n more texts are done.
         """
         classified = self.outcomes(
             chunks, read_ahead=read_ahead, advance=advance, options=self._options
@@ -187,10 +186,8 @@ def _submit(
 ) -> Callable[[], T]:
     """Have the pool call the function; what is returned waits for its result.
 
-    Once ``ended`` is set, nobody waits and nothing is called. A pool's threads end with the pool.
-
-    When the main thread has ended, Python starts no more threads of pools, but other threads may go
-    on, and functions of ``atexit`` are still called. Then the thread that waits calls it.
+    Once ``ended`` is set, nothing is called. When the main thread has ended, Python starts no more
+    threads of pools, but other threads may go on. Then the thread that waits calls it.
     """
 
     def call() -> T:

@@ -37,11 +37,9 @@ class OutputFile:
 
     ``FILE.partial`` has the finished chunks, one after the other; the run that writes it holds its
     lock. ``FILE.progress`` has a line of JSON about the run, and one for each finished chunk, which
-    is written when the chunk is on the disk. A run that is killed in between leaves a rest in
-    ``FILE.partial``, which the next one cuts off.
+    is written when the chunk is on the disk. What else is in ``FILE.partial`` is cut off.
 
-    A file that is replaced leaves its permissions to the new one, and to what is written until
-    then. Of a symbolic link, the file that it leads to is FILE.
+    A file that is replaced leaves its permissions to the new one.
     """
 
     def __init__(self, target: Path) -> None:
@@ -51,11 +49,6 @@ class OutputFile:
         self.target = target
         self.partial, self._progress = Path(f"{target}.partial"), Path(f"{target}.progress")
         self._new = Path(f"{self._progress}.tmp")
-        if self.partial.is_dir():
-            raise UserError(
-                f"{self.partial} is a directory, as older versions wrote it, and cannot be "
-                "continued; delete it to start anew"
-            )
         try:
             self._lock = FileLock(self.partial)
         except BlockingIOError:
@@ -127,8 +120,7 @@ class OutputFile:
     def saved_rows(self) -> int:
         """The rows that the next run can continue after.
 
-        They are counted in the file: Ctrl-C may come when a chunk's line is written, but before
-        anything else could know of it.
+        They are counted in the file: Ctrl-C may come just when a chunk's line is written.
         """
         if not self._lock.is_held():
             return 0
@@ -149,7 +141,7 @@ class OutputFile:
                 f"{self.target} is not known to be an output of this run; --overwrite classifies "
                 "again, or choose another --output"
             )
-        if change := _change(_mark(made), _mark(_as_json(identity))):
+        if change := _change(made, _as_json(identity)):
             raise UserError(
                 f"{self.target} is complete, but of another run: {change}; --overwrite classifies "
                 "again, or choose another --output"
@@ -168,7 +160,7 @@ class OutputFile:
         """Give the file its name, at which it is complete."""
         complete = self._output.finish(self.partial)
         with suppress(AttributeError, OSError):
-            os.setxattr(complete, ATTRIBUTE, f"{json.dumps(_mark(self._identity))}\n".encode())
+            os.setxattr(complete, ATTRIBUTE, f"{json.dumps(self._identity)}\n".encode())
         self._keep_mode(complete)
         sync(complete)
         complete.replace(self.target)
@@ -184,10 +176,8 @@ class OutputFile:
                 path.chmod(mode)
 
     def _remove(self) -> None:
-        """Remove all but the target; at last ``FILE.partial``, which has the lock.
-
-        It is empty before: with content, but without the run's other file, it would be someone
-        else's.
+        """Remove all but the target; at last ``FILE.partial``, which has the lock, and is empty by
+        then.
         """
         for path in (self._new, Path(f"{self.partial}.tmp"), self._progress, self.partial):
             path.unlink(missing_ok=True)
@@ -264,11 +254,6 @@ def _as_json(identity: dict[str, Any]) -> dict[str, Any]:
     """The identity of a run as it is read again: with lists in the place of tuples."""
     whole: dict[str, Any] = json.loads(json.dumps({"run": "sentiment classify", **identity}))
     return whole
-
-
-def _mark(identity: dict[str, Any]) -> dict[str, Any]:
-    """What fits into an attribute: all but the columns, which are those of the model's labels."""
-    return {name: value for name, value in identity.items() if name != "columns of results"}
 
 
 def _change(before: dict[str, Any], now: dict[str, Any]) -> str:

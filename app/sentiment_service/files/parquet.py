@@ -165,7 +165,7 @@ class ParquetOutput(Output):
             return arrays
         records = self._table.records(chunk.rows)
         return [
-            _array(records, name, kind, field.type)
+            pa.array([_arrow_value(record.get(name), kind) for record in records], field.type)
             for field, (name, kind) in zip(
                 self._table_schema, self._table.types.items(), strict=True
             )
@@ -179,41 +179,13 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _writable(kind: pa.DataType) -> pa.DataType:
-    """The type with text for dates and times, and numbers for durations, also within values."""
-
-    def member(field: pa.Field) -> pa.Field:
-        return field.with_type(_writable(field.type))
-
+    """The type with text for dates and times, and a number for a duration."""
     types = pa.types
     if types.is_dictionary(kind):
         return _writable(kind.value_type)
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
         return pa.string()
-    if types.is_duration(kind):
-        return pa.int64()
-    if types.is_map(kind):
-        return pa.map_(member(kind.key_field), member(kind.item_field), kind.keys_sorted)
-    if types.is_fixed_size_list(kind):
-        return pa.list_(member(kind.value_field), kind.list_size)
-    if types.is_large_list(kind):
-        return pa.large_list(member(kind.value_field))
-    if types.is_list(kind):
-        return pa.list_(member(kind.value_field))
-    if types.is_struct(kind):
-        return pa.struct([*map(member, kind)])
-    return kind
-
-
-def _array(
-    records: Sequence[dict[str, Any]], name: str, kind: type, arrow_type: pa.DataType
-) -> pa.Array:
-    """The column ``name``, whose values have the type ``kind``."""
-    try:
-        return pa.array([_arrow_value(record.get(name), kind) for record in records], arrow_type)
-    except (pa.ArrowException, OverflowError) as error:
-        raise CannotContinue(
-            f"column {name!r} cannot be written as Parquet: {first_line(error)}"
-        ) from None
+    return pa.int64() if types.is_duration(kind) else kind
 
 
 def _arrow_value(value: Any, kind: type) -> Any:

@@ -67,9 +67,8 @@ def classify_frame(
     """The DataFrame with the columns that ``sentiment classify`` adds to a file.
 
     A row that cannot be classified has an error; no row is lost. Nothing is computed before Spark
-    needs the rows. ``settings`` are the driver's unless given: ``model`` is a bundle on the
-    driver, which Spark copies to the nodes; ``precision``, ``device``, ``max_batch_tokens`` and
-    ``max_text_chars`` are used too. Each task computes with as many runners as it has CPUs
+    needs the rows. ``settings`` are the driver's unless given: ``model`` is a bundle on the driver,
+    which Spark copies to the nodes. Each task computes with as many runners as it has CPUs
     (``spark.task.cpus``).
 
     Raises:

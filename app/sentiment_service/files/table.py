@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.errors import CannotContinue, ServiceError, UserError
+from sentiment_service.errors import ServiceError, UserError
 from sentiment_service.files.results import ResultItem, column_index
-from sentiment_service.files.text_files import well_formed
+from sentiment_service.files.text_files import TextFile, well_formed
 
 # The kinds of files that are written, and those that are read.
 WRITTEN = (".txt", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -50,6 +50,7 @@ class Table(ABC):
     """
 
     grows = False
+    file: TextFile | None = None  # what is read in lines
 
     def __init__(self, columns: Sequence[str], types: Mapping[str, type]) -> None:
         self.columns = columns
@@ -69,7 +70,7 @@ class Table(ABC):
 
     def expected_rows(self, read: int) -> int | None:
         """How many rows there are, about, when ``read`` of them have been read; None: unknown."""
-        return None
+        return self.file.expected(read) if self.file else None
 
     def cells(self, rows: Any) -> list[list[Any]]:
         return [[record.get(column) for column in self.columns] for record in self.records(rows)]
@@ -82,8 +83,11 @@ class Table(ABC):
 class TextColumn(Table):
     """Texts from lines, arguments or standard input. The only column is ``text``."""
 
-    def __init__(self, texts: Iterable[str], chunk_rows: int = CHUNK_ROWS) -> None:
+    def __init__(
+        self, texts: Iterable[str], chunk_rows: int = CHUNK_ROWS, file: TextFile | None = None
+    ) -> None:
         super().__init__(["text"], {"text": str})
+        self.file = file
         self._texts = texts
         self._chunk_rows = chunk_rows
 
@@ -98,12 +102,7 @@ class TextColumn(Table):
 
 def json_text(value: Any) -> str:
     """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks."""
-    try:
-        return json.dumps(_json_value(value), ensure_ascii=False, default=str)
-    except RecursionError:
-        raise CannotContinue(
-            "a value has too many lists and objects within each other to be written"
-        ) from None
+    return json.dumps(_json_value(value), ensure_ascii=False, default=str)
 
 
 def _json_value(value: Any) -> Any:
@@ -150,8 +149,7 @@ def split_into_chunks(
 ) -> Iterator[Chunk]:
     """Chunks of ``rows``; each item is a row, its text and its number of characters.
 
-    Only the rows decide where a chunk ends. So a continued run writes the same file as a run
-    without an interruption.
+    Only the rows decide where a chunk ends, so a continued run writes the same file.
     """
     chunk: list[Any] = []
     texts: list[TextOrError] = []

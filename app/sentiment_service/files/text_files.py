@@ -102,10 +102,9 @@ def _encoding(name: str) -> str:
 class TextFile:
     """A file of text, which may be compressed. A line ends with LF, CR LF or CR.
 
-    Its encoding is UTF-8 unless another one is given. What cannot be decoded becomes a lone
-    surrogate, so that only the text with it fails. ``start`` has the first lines with their ends;
-    ``is_short`` says that there are no others. A compressed file that is damaged raises
-    CannotContinue wherever it is read.
+    What cannot be decoded becomes a lone surrogate, so that only the text with it fails. ``start``
+    has the first lines with their ends; ``is_short`` says that there are no others. A compressed
+    file that is damaged raises CannotContinue wherever it is read.
     """
 
     def __init__(self, path: Path, encoding: str | None = None) -> None:
@@ -300,8 +299,7 @@ def _other_encoding(start: bytes) -> str | None:
 def read_lines(source: TextIO, max_chars: int) -> Iterator[str]:
     """The lines without their ends, of a stream that was opened with universal line ends.
 
-    A line that is longer than ``max_chars`` is cut, which bounds the memory. What is left is
-    still longer than ``max_chars``, so that the line is refused later.
+    A line that is longer than ``max_chars`` is cut, but not so short that it is not refused later.
     """
     while line := source.readline(max_chars + 2):
         rest = line

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 from sentiment_service.errors import InvalidRequest, RateLimited, Unauthorized
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
-from sentiment_service.shared_memory import Board, MovingWindow
+from sentiment_service.shared_memory import Board, HitLimit
 
 IPV4_MAPPED = "::ffff:"  # the prefix of an IPv4 address on an IPv6 socket
 PERIOD_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
@@ -85,7 +85,7 @@ class Access:
         self._rate = settings.rate_limit
         if self._rate:
             requests, period = self._rate.split("/")
-            self._window = MovingWindow(int(requests), PERIOD_S[period], board.parts("hits"))
+            self._hits = HitLimit(int(requests), PERIOD_S[period], board.parts("hits"))
 
     def check(self, head: Head) -> None:
         paths, reads = self._paths, head.verb in READING
@@ -107,7 +107,7 @@ class Access:
             head.key = self.credentials.key_names.get(who, "")
         else:
             who = _network(head.client)
-        if self._rate and (wait_s := self._window.hit(who)):
+        if self._rate and (wait_s := self._hits.hit(who)):
             raise RateLimited(
                 f"the rate limit is {self._rate}; wait as long as Retry-After says",
                 retry_after_s=wait_s,
@@ -116,7 +116,7 @@ class Access:
     def catch_up(self) -> None:
         """Count what other workers have accepted since the last call."""
         if self._rate:
-            self._window.catch_up()
+            self._hits.catch_up()
 
 
 class InflightBytes:

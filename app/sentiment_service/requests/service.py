@@ -106,7 +106,6 @@ class Service:
     async def running(self, loaded: Mapping[str, Loaded]) -> AsyncIterator[None]:
         """Serve these models. At the end, accepted work is finished, or its time is over."""
         async with AsyncExitStack() as stack:
-            self.lifecycle.restart()
             stack.callback(self.metrics.registry.publish)
             stack.callback(self.lifecycle.stopped)
             if self.tracer:

@@ -1,7 +1,7 @@
 """Keys, certificate and private key: what their files say when the service starts, and at SIGHUP.
 
 Each file is read once, because it may be a pipe. Workers get what is in force from their
-supervisor: the files may have changed since, or may not be readable any more.
+supervisor.
 """
 
 import logging

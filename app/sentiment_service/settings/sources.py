@@ -1,10 +1,7 @@
 """Where the values of settings come from: flags, the environment, and what the platform says.
 
-A command line has a flag for each setting, and its parser names the nearest right word.
-
 Hosting platforms tell a container by variables that they set, and directories that they mount. A
-platform gives a setting its value only if neither a flag nor ``SENTIMENT_<NAME>`` does. Nothing
-else reads these variables. ``docs/platforms.md`` describes each platform.
+platform gives a setting its value only if neither a flag nor ``SENTIMENT_<NAME>`` does.
 """
 
 import argparse
@@ -169,8 +166,8 @@ def sources(settings: Settings, flags: Mapping[str, Any]) -> str:
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that is named like a setting, but has no effect.
 
-    Kubernetes sets such variables for Services whose names begin with ``sentiment``. Those that no
-    setting has are left out.
+    Those that Kubernetes sets for Services whose names begin with ``sentiment`` are left out,
+    unless a setting has the same name.
     """
     addresses = service_links(environment)
     names = [name.upper() for name in environment if name.upper().startswith(PREFIX)]

@@ -12,7 +12,7 @@ from sentiment_service.requests import limits as access
 from sentiment_service.settings.credentials import Credentials
 from sentiment_service.settings.settings import Settings
 from sentiment_service.settings.sources import load_settings
-from sentiment_service.shared_memory import BUNCHES, Board, MovingWindow, digest
+from sentiment_service.shared_memory import Board, HitLimit
 
 from tests.conftest import Serve, Start
 from tests.support.serving import metric
@@ -153,12 +153,12 @@ def test_an_ipv6_network_is_one_client() -> None:
     assert not passes("10.0.0.1")
 
 
-def test_a_window_forgets_the_keys_seen_least_recently() -> None:
+def test_the_keys_seen_least_recently_are_forgotten() -> None:
     """Any number of addresses takes bounded memory; those seen last are still limited."""
-    window = MovingWindow(1, 60, Board.alone().parts("hits"), keys=3)
-    assert not any(window.hit(key) for key in "abcd")
-    assert window.hit("d") > 0
-    assert window.hit("a") == 0
+    limit = HitLimit(1, 60, Board.alone().parts("hits"), keys=3)
+    assert not any(limit.hit(key) for key in "abcd")
+    assert limit.hit("d") > 0
+    assert limit.hit("a") == 0
 
 
 def test_several_origins_may_be_allowed(serve: Serve) -> None:
@@ -210,37 +210,11 @@ def test_keys_are_described(serve: Serve) -> None:
     assert "securitySchemes" not in serve().get("/openapi.json").json()["components"]
 
 
-def test_a_window_moves() -> None:
-    """Any period of the window's length has at most the limit; refused requests do not count."""
+def test_a_time_begins_with_its_first_hit() -> None:
+    """A key has so many hits in that time, then it waits for its end; refused ones do not count."""
     times = iter([100, 106, 109, 109.5, 110, 111, 116])
-    window = MovingWindow(2, 10, Board.alone().parts("hits"), clock=lambda: next(times))
-    assert [window.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 5, 0]
-
-
-def test_many_hits_of_a_long_window_take_little_memory() -> None:
-    """However many are allowed, a key has a few records; each hit counts for the whole time."""
-    now = 0.0
-    window = MovingWindow(80_000, 86_400, Board.alone().parts("hits"), clock=lambda: now)
-    for second in range(80_000):
-        now = float(second)
-        assert window.hit("key") == 0
-    (bunches,) = window._hits.values()
-    assert len(bunches) <= BUNCHES
-    assert 86_400 <= now + window.hit("key") <= 86_400 * (1 + 1 / BUNCHES)
-
-
-def test_who_has_gone_is_forgotten() -> None:
-    """A key is forgotten once its requests no longer count; keys that go on asking are kept."""
-    now = 0.0
-    window = MovingWindow(2, 10, Board.alone().parts("hits"), clock=lambda: now)
-    for address in range(100):
-        window.hit(str(address))
-    now = 9.0
-    assert window.hit("7") == 0
-    now = 10.0
-    assert window.hit("new") == 0
-    assert list(window._hits) == [*map(digest, ("7", "new"))]
-    assert window.hit("7") == 0
+    limit = HitLimit(2, 10, Board.alone().parts("hits"), clock=lambda: next(times))
+    assert [limit.hit("key") for _ in range(7)] == [0, 0, 1, 0.5, 0, 0, 4]
 
 
 def test_uvicorns_variable_names_proxies_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

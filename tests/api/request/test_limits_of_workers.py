@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sentiment_service import shared_memory
 from sentiment_service.requests.limits import InflightBytes
-from sentiment_service.shared_memory import SECTIONS, Board, MovingWindow
+from sentiment_service.shared_memory import SECTIONS, Board, HitLimit
 
 from tests.support.boards import boards, shared_board
 
@@ -16,11 +16,11 @@ HITS = st.lists(
 
 @given(hits=HITS, most=st.integers(1, 4))
 @example(hits=[(2, "a", 0.0), (1, "a", 1.0), (0, "a", 1.0)], most=2)
-def test_windows_of_workers_are_one_window(hits: list[tuple[int, str, float]], most: int) -> None:
+def test_limits_of_workers_are_one_limit(hits: list[tuple[int, str, float]], most: int) -> None:
     """Hits one after another get the same answers, whichever of three workers each comes to."""
     now = 100.0
     one, *workers = (
-        MovingWindow(most, 10, board.parts("hits"), clock=lambda: now)
+        HitLimit(most, 10, board.parts("hits"), clock=lambda: now)
         for board in (Board.alone(), *boards(3))
     )
     for worker, key, passed_s in hits:
@@ -32,14 +32,14 @@ def test_a_successor_knows_the_hits_before_it() -> None:
     """A worker that takes the place of another begins with the hits of all workers."""
     with shared_board(2) as (supervisor, descriptor):
         first, second = (Board.open(descriptor, 2, number) for number in (0, 1))
-        windows = [MovingWindow(2, 1000, board.parts("hits")) for board in (first, second)]
-        assert [window.hit("key") for window in windows] == [0, 0]
+        limits = [HitLimit(2, 1000, board.parts("hits")) for board in (first, second)]
+        assert [limit.hit("key") for limit in limits] == [0, 0]
         supervisor.clear_present(1)
-        successor = MovingWindow(2, 1000, Board.open(descriptor, 2, 1).parts("hits"))
+        successor = HitLimit(2, 1000, Board.open(descriptor, 2, 1).parts("hits"))
         assert successor.hit("key") > 0
         assert successor.hit("other key") == 0
-        assert windows[0].hit("other key") == 0
-        assert windows[0].hit("other key") > 0
+        assert limits[0].hit("other key") == 0
+        assert limits[0].hit("other key") > 0
 
 
 def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(shared_memory, "_PART", sum(SECTIONS.values()))
     with shared_board(2) as (_, descriptor):
         writer, often, seldom = (
-            MovingWindow(100, 1000, Board.open(descriptor, 2, number).parts("hits"))
+            HitLimit(100, 1000, Board.open(descriptor, 2, number).parts("hits"))
             for number in (1, 0, 0)
         )
         for _ in range(35):
@@ -56,24 +56,13 @@ def test_a_ring_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> 
             often.catch_up()
         seldom.catch_up()
         (seen,), (kept,) = often._hits.values(), seldom._hits.values()
-        assert [sum(bunch.count for bunch in hits) for hits in (seen, kept)] == [35, 10]
-
-
-def test_a_late_report_keeps_the_order_of_hits() -> None:
-    """A worker that stood still between a hit and its report does not hide later hits."""
-    now = 100.0
-    first, second = boards(2)
-    window = MovingWindow(2, 10, first.parts("hits"), clock=lambda: now)
-    assert window.hit("key") == 0
-    shared_memory.SharedHits(second.parts("hits")).write(91.0, shared_memory.digest("key"))
-    now = 102.0
-    assert window.hit("key") == 8
+        assert [count for _, count in (seen, kept)] == [35, 10]
 
 
 def test_alone_nothing_is_written() -> None:
     """A service of one worker keeps its hits to itself: nobody would read them."""
     board = Board.alone()
-    MovingWindow(2, 10, board.parts("hits")).hit("key")
+    HitLimit(2, 10, board.parts("hits")).hit("key")
     assert not any(board.section("hits", 0))
 
 

@@ -1,14 +1,12 @@
-"""An application that starts again, and one whose start fails half-way."""
+"""An application whose start fails half-way."""
 
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sentiment_service.engine.classifier import Classifier
-from sentiment_service.engine.health import Lifecycle, Phase
 from sentiment_service.engine.model.model import Model
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
@@ -20,23 +18,6 @@ from tests.support.tiny_bundle import make_bundle
 
 def _runner_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("runner-")}
-
-
-def _phase(app: FastAPI) -> Phase:
-    lifecycle: Lifecycle = app.state.service.lifecycle
-    return lifecycle.phase
-
-
-def test_an_application_can_be_started_again(bundle: Path) -> None:
-    """A second lifespan in the same process loads the models again and answers."""
-    app = create_app(Settings.model_validate({"model": (bundle,), **SET_BY_HAND}))
-    for _ in range(2):
-        with TestClient(app) as client:
-            assert _phase(app) is Phase.READY
-            assert client.get("/health/ready").status_code == 200
-            answer = client.post("/classify", json={"inputs": "love"})
-            assert answer.json()["results"][0]["label"] == "positive"
-        assert _phase(app) is Phase.STOPPED
 
 
 def test_a_start_that_fails_leaves_no_thread(

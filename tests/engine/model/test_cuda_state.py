@@ -185,15 +185,6 @@ def test_no_driver(tmp_path: Path) -> None:
     assert state.cure.startswith("a container needs nvidia-container-toolkit")
 
 
-def test_driver_library_that_is_damaged(tmp_path: Path) -> None:
-    """A library that cannot be loaded is reported with the loader's reason."""
-    library = tmp_path / "libcuda.so.1"
-    library.write_bytes(b"not a library, but long enough to be read as one" * 2)
-    state = state_of(str(library), tmp_path)
-    assert "the NVIDIA driver cannot be loaded (" in state.problem
-    assert state.cure == "install it again"
-
-
 def test_package_for_cpus(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong package comes before anything else, but the GPUs are reported all the same."""
     monkeypatch.setenv("FAKE_CUDA_VERSION", "12080")

@@ -61,9 +61,9 @@ class MicroBatcher(Generic[Item, Result]):
 
     Runner threads call ``infer``, with at most ``budget`` tokens at a time, or with one longer
     item. It returns one result per item, in order. If it raises ``OutOfMemory``, the budget is
-    lowered. After ``DeviceLost``, no request is admitted any more; ``device_lost`` then says why.
+    lowered. After ``DeviceLost``, no request is admitted any more.
 
-    Create it on the event loop that submits. The runners then wait for batches until ``drain``.
+    Create it on the event loop that submits.
     """
 
     def __init__(
@@ -113,14 +113,13 @@ class MicroBatcher(Generic[Item, Result]):
     async def submit(
         self, items: Sequence[Item], *, timeout_s: float, tag: object = None
     ) -> Answer[Result]:
-        """Infer the items, in batches with the items of other requests.
+        """Infer the items within ``timeout_s`` seconds, in batches with the items of other
+        requests.
 
-        Returns within ``timeout_s`` seconds. The reports of the batches that contain these items
-        carry the ``tag``. If an admitted item fails, its error stands in its place in the answer:
-        ``DeadlineExceeded`` (no result in time), ``InferenceFailed``, ``OutOfMemory``,
-        ``ShuttingDown`` or ``NotReady`` (no runner or device was left to compute it). If the caller
-        is cancelled, the items that still wait are removed from the queue. A request that is not
-        admitted is refused at once, with the error of ``check_admission``.
+        The reports of the batches that contain these items carry the ``tag``. If an admitted item
+        fails, its error stands in its place in the answer. If the caller is cancelled, the items
+        that still wait are removed from the queue. A request that is not admitted is refused at
+        once, with the error of ``check_admission``.
         """
         if not items:
             return Answer([], 0.0, 0.0)
@@ -162,11 +161,9 @@ class MicroBatcher(Generic[Item, Result]):
     async def drain(self, timeout_s: float) -> bool:
         """Admit no more requests, finish the admitted ones, and end the runners.
 
-        Items without a result after ``timeout_s`` seconds fail with ``ShuttingDown``. A runner that
-        is still inside ``infer`` then is no longer waited for. May be called again.
-
-        Returns whether every request had its results by then. An idle thread may end later, on a
-        machine that has no time for it.
+        Items without a result after ``timeout_s`` seconds fail with ``ShuttingDown``; a runner that
+        is still inside ``infer`` is not waited for. May be called again. Returns whether every
+        request had its results by then.
         """
         with self._condition:
             self._closed = True
@@ -307,12 +304,10 @@ def infer_each(
 ) -> tuple[list[Result | ServiceError], list[BaseException]]:
     """A result or an error for each item, even if ``infer`` raises; and all that it raised.
 
-    If ``infer`` raises on a batch, each half of the batch is computed separately, and so on with
-    the halves of a half. Only the items that cause the failure fail. After ``OutOfMemory``, the
-    budget is lowered. After ``DeviceLost``, no call can succeed: the items that have no result fail
-    at once.
-
-    ``on_first_error`` gets the first error while it has its traceback, which the errors lose here.
+    If ``infer`` raises on a batch, each half is computed separately, and so on, so that only the
+    items that cause the failure fail. After ``OutOfMemory``, the budget is lowered. After
+    ``DeviceLost``, no call can succeed. ``on_first_error`` gets the first error while it has its
+    traceback.
     """
     results: list[Result | ServiceError] = []
     raised: list[BaseException] = []
@@ -364,8 +359,7 @@ class StreamGate(Generic[Item, Result]):
     """Groups of lines wait here for room in the batcher's queue, first come, first served.
 
     ``max_tokens()`` is the number of tokens that all streams together may have in the queue and in
-    batches. Groups that wait here delay no other request. A group has no deadline: it is admitted
-    when its turn has come, and then computed, however long that takes.
+    batches. A group has no deadline: it is admitted when its turn has come, and then computed.
     """
 
     def __init__(self, batcher: MicroBatcher[Item, Result], max_tokens: Callable[[], int]) -> None:

@@ -1,13 +1,10 @@
 """The queue in which the items of requests wait, which of them share a batch, and who is admitted.
 
-``FairQueue.take_batch`` has the rule of a batch; ``tests/engine/batching/`` proves it, and
-``test_batcher_simulation.py`` there plays the whole batcher in virtual time. Queue and admission
-use no threads, no locks, no clock and no event loop.
+Queue and admission use no threads, no locks, no clock and no event loop.
 
 The order is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each request is its own flow.
 In virtual time, an item starts when the earlier items of its own request would have ended. So the
-hundredth item of a request waits for as many tokens of newcomers as of its own request. Requests
-of a single item are served in the order in which they arrived.
+hundredth item of a request waits for as many tokens of newcomers as of its own request.
 """
 
 import asyncio
@@ -41,8 +38,7 @@ class TokenBudget:
     """The number of padded tokens (items x longest) that a batch may have.
 
     ``max_padding`` is the share of them that may be padding; None: the model computes no padding,
-    so none counts. ``tokens`` is less than at the ``start`` if memory ran out in a batch. The next
-    start may have more memory.
+    so none counts. ``tokens`` is less than at the ``start`` if memory ran out in a batch.
     """
 
     def __init__(self, tokens: int, *, max_padding: float | None = MAX_PADDING) -> None:
@@ -251,13 +247,11 @@ class FairQueue:
     ) -> list[QueuedItem]:
         """Remove and return the next batch: the item whose turn it is, and others of like length.
 
-        Number of items × longest stays within ``max_tokens``, of which ``max_padding``, as a
-        share, may be padding; a longer item goes alone. Without ``max_padding``, padding does not
-        count, and the items are taken in their order. A batch takes no more items once they
-        have ``share`` tokens: the rest is for other idle runners. Items that are found to have a
-        deadline of ``now`` or earlier are dropped. The batch is empty if no item is left.
-
-        If an error is raised, such as MemoryError, no item is lost and the counts stay correct.
+        Number of items × longest stays within ``max_tokens``, of which ``max_padding``, as a share,
+        may be padding; a longer item goes alone. Without ``max_padding``, padding does not count,
+        and the items are taken in their order. A batch takes no more items once they have ``share``
+        tokens: the rest is for other idle runners. Items whose deadline has come are dropped. If an
+        error is raised, such as MemoryError, no item is lost and the counts stay correct.
         """
         near: list[QueuedItem] = []  # the next items
         leaving: set[QueuedItem] = set()
@@ -329,10 +323,8 @@ def _tokens_of(items: Iterable[QueuedItem]) -> int:
 class Admission:
     """Measures how fast batches are computed, and refuses requests that would wait in vain.
 
-    ``MicroBatcher.submit`` asks it. For long requests, it is asked before that as well, to save
-    work that would be in vain: before a long body is read, and at each step of tokenising its
-    texts. None of these checks can stand for another, because meanwhile other requests fill the
-    queue.
+    For long requests, it is asked before they are read, and at each step of tokenising them, as
+    well as when they are submitted: meanwhile other requests fill the queue.
     """
 
     def __init__(self, queue: FairQueue, *, budget: TokenBudget, max_queue_tokens: int) -> None:

@@ -1,7 +1,6 @@
 """The threads that compute batches. One that fails goes on, and one that hangs is detected.
 
 A thread records what it does in plain attributes of its runner, because setting them cannot fail.
-The event loop reads them when a thread tells it to, and regularly.
 """
 
 import asyncio
@@ -28,11 +27,9 @@ logger = logging.getLogger(__name__)
 class Watch:
     """How runners are watched.
 
-    A runner that failed rests for ``pause_s``: a fault that comes back at once would keep a CPU and
-    the log busy. Every ``look_s``, all are looked at. A batch counts as hung when it takes
-    ``stuck_factor`` times the predicted time, and at least ``stuck_s``. Before the first batch,
-    there is no prediction. A small batch takes milliseconds, and on a busy machine twenty times as
-    long is nothing unusual.
+    A runner that failed rests for ``pause_s``. Every ``look_s``, all are looked at. A batch counts
+    as hung when it takes ``stuck_factor`` times the predicted time, and at least ``stuck_s``. A
+    small batch takes milliseconds, and on a busy machine twenty times as long is nothing unusual.
     """
 
     pause_s: float = 0.5
@@ -71,11 +68,10 @@ class Runner:
     expected_s: float = 0.0  # the seconds that the batch should take ...
     limit_s: float = math.inf  # ... and those after which it counts as hung
     idle: bool = True  # it can take a batch
-    running: bool = False  # the thread has not ended
+    running: bool = True  # the thread has not ended
     # Set by its thread, and cleared by the event loop:
     failed: bool = False  # something raised, and the batch will have no results
     # Written by the event loop:
-    started: bool = False  # it has a thread, or had one
     watched: Batch = ()  # the batch at the latest look ...
     looks: int = 0  # ... and how many looks ago it was first seen
     stuck: bool = False
@@ -112,12 +108,12 @@ class Runners:
 
     @property
     def complete(self) -> bool:
-        """Whether every runner has a thread, and none hangs."""
+        """Whether every runner's thread runs, and none hangs."""
         return all(runner.running and not runner.stuck for runner in self.all)
 
     @property
     def running(self) -> bool:
-        """Whether any runner has a thread that has not ended."""
+        """Whether any runner's thread has not ended."""
         return any(runner.running for runner in self.all)
 
     @property
@@ -128,28 +124,15 @@ class Runners:
     def start(self) -> None:
         """Start the threads and look at them regularly. Called on the event loop."""
         self._look_again = self._loop.call_later(self.watch.look_s, self._look)
-        self._start_threads()
+        for runner in self.all:
+            threading.Thread(
+                target=self._run, args=(runner,), name=runner.name, daemon=True
+            ).start()
 
     async def join(self, timeout_s: float) -> None:
         """Wait until all threads have ended, for at most ``timeout_s`` seconds."""
-        if ends := [runner.end for runner in self.all if runner.started]:
-            await asyncio.wait(ends, timeout=timeout_s)
+        await asyncio.wait([runner.end for runner in self.all], timeout=timeout_s)
         self._look_again.cancel()
-
-    def _start_threads(self) -> None:
-        """Start those threads that do not run yet. The next look tries again with the others."""
-        for runner in self.all:
-            if runner.started:
-                continue
-            thread = threading.Thread(
-                target=self._run, args=(runner,), name=runner.name, daemon=True
-            )
-            runner.started = runner.running = True
-            try:
-                thread.start()
-            except Exception:  # there are too many threads, or too little memory
-                logger.exception("no thread can be started for %s", runner.name)
-                runner.started = runner.running = False
 
     def _look(self) -> None:
         """Find out which runners hang, have failed or have recovered."""
@@ -157,7 +140,6 @@ class Runners:
         for runner in self.all:
             self._look_at(runner)
             self._note_failure(runner)  # if there was no memory to tell the event loop
-        self._start_threads()
 
     def _run(self, runner: Runner) -> None:
         be_nice()

@@ -103,8 +103,8 @@ class Evaluation(_Record):
     """What an evaluation says of its texts, if it does: the manifest may be anyone's.
 
     ``confusion[i][j]`` counts those of label i that were predicted as label j. ``lengths`` counts
-    them by the least of ``TEXT_TOKENS`` that they fit in before truncation; ``more`` fit in none.
-    The model does not know ``unknown_tokens`` of their ``tokens``.
+    them by the least of ``TEXT_TOKENS`` that they fit in. The model does not know
+    ``unknown_tokens`` of their ``tokens``.
     """
 
     labels: list[str] = []
@@ -128,11 +128,8 @@ class Evaluation(_Record):
 
     @classmethod
     def of(cls, accuracy: object) -> "Evaluation":
-        known = accuracy if isinstance(accuracy, dict) else {}
         with suppress(ValidationError):
-            return cls.model_validate(known)
-        with suppress(ValidationError):  # another version's lengths
-            return cls.model_validate({n: known[n] for n in ("labels", "confusion") if n in known})
+            return cls.model_validate(accuracy or {})
         return cls()
 
     @property
@@ -217,8 +214,7 @@ class Manifest(_Record):
 class Bundle:
     """A directory with a valid manifest. The digest of a file is checked before it is used.
 
-    ``digest`` is the SHA-256 of the manifest's file, once that is written: the identity of what is
-    served. The manifest has what changes answers: labels, calibration, and all files' digests.
+    ``digest`` is the SHA-256 of the manifest's file: the identity of what is served.
     """
 
     def __init__(

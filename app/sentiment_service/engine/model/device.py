@@ -17,7 +17,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from sentiment_service.errors import UserError, first_line
+from sentiment_service.errors import UserError
 
 CUDA = "CUDAExecutionProvider"
 # The driver's own library. The name is the same in every version.
@@ -83,21 +83,18 @@ class CudaState:
 
 # What cuInit may return, and the cause and cure (CUDA driver API, CUresult).
 _INIT_ERRORS = {
-    34: CudaState(
-        problem=f"the {LIBCUDA} that was found is a stub for linking programs",
-        cure="remove the directory with the stubs from LD_LIBRARY_PATH",
+    34: (
+        f"the {LIBCUDA} that was found is a stub for linking programs",
+        "remove the directory with the stubs from LD_LIBRARY_PATH",
     ),
-    100: CudaState(
-        problem="the NVIDIA driver shows no GPU",
-        cure=f"look at nvidia-smi and at CUDA_VISIBLE_DEVICES; {_CONTAINER}",
+    100: (
+        "the NVIDIA driver shows no GPU",
+        f"look at nvidia-smi and at CUDA_VISIBLE_DEVICES; {_CONTAINER}",
     ),
-    802: CudaState(
-        problem="the GPUs are not ready",
-        cure="start the driver's services, such as nvidia-fabricmanager",
-    ),
-    803: CudaState(
-        problem="the NVIDIA driver's library and its kernel module have different versions",
-        cure="restart the machine, so that it loads the module of the installed driver",
+    802: ("the GPUs are not ready", "start the driver's services, such as nvidia-fabricmanager"),
+    803: (
+        "the NVIDIA driver's library and its kernel module have different versions",
+        "restart the machine, so that it loads the module of the installed driver",
     ),
 }
 
@@ -141,18 +138,18 @@ def _ask_driver(library: str, root: Path) -> CudaState:
     """The newest CUDA that the driver supports and its GPUs, or why it cannot be used."""
     try:
         cuda = ctypes.CDLL(library)
-    except OSError as error:
-        return _no_library(error, library, root)
+    except OSError:
+        return _no_library(library, root)
     if code := cuda.cuInit(0):
-        unknown = f"the NVIDIA driver does not start (cuInit: error {code})"
-        return _INIT_ERRORS.get(
-            code, CudaState(problem=unknown, cure="check that nvidia-smi works")
-        )
+        problem = f"the NVIDIA driver does not start (cuInit: error {code})"
+        problem, cure = _INIT_ERRORS.get(code, (problem, "check that nvidia-smi works"))
+        return CudaState(problem=problem, cure=cure)
     number, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
     cuda.cuDeviceGetCount(ctypes.byref(count))
     if not count.value:
-        return _INIT_ERRORS[100]
+        problem, cure = _INIT_ERRORS[100]
+        return CudaState(problem=problem, cure=cure)
     version = f"{number.value // 1000}.{number.value % 1000 // 10}"
     gpus = tuple(_gpu(cuda, index) for index in range(count.value))
     return CudaState(driver_cuda=version, gpus=gpus)
@@ -170,10 +167,7 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> CudaGpu:
     return CudaGpu(name.value.decode(errors="replace"), memory.value, (major.value, minor.value))
 
 
-def _no_library(error: OSError, library: str, root: Path) -> CudaState:
-    if "No such file" not in str(error):
-        problem = f"the NVIDIA driver cannot be loaded ({first_line(error)})"
-        return CudaState(problem=problem, cure="install it again")
+def _no_library(library: str, root: Path) -> CudaState:
     if (root / "proc/driver/nvidia").is_dir():
         # The host's kernel has the driver, and shows it in /proc to containers as well.
         problem = f"this machine has an NVIDIA driver, but {library} is not found"
@@ -197,9 +191,8 @@ def _major(version: str) -> int:
 def _missing_libraries(runtime: Any, path: tuple[str, ...]) -> tuple[str, ...]:
     """Load the libraries of the packages nvidia-*, and return the names of those that are missing.
 
-    ONNX Runtime finds them by itself only if they are on the system's search path, or if the
-    packages are installed beside its own. They may be elsewhere: ``pip install --target`` puts
-    packages beside those of the machine.
+    ONNX Runtime finds them by itself only on the system's search path, or beside its own package.
+    ``pip install --target`` puts packages elsewhere.
     """
     places = [str(lib) for entry in path for lib in sorted(Path(entry).glob("nvidia/*/lib"))]
     with contextlib.redirect_stdout(io.StringIO()) as output:  # it prints what it cannot load

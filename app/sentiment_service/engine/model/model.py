@@ -180,8 +180,7 @@ class Model:
     def batch_invariant(self) -> Literal[True] | None:
         """Whether a text's logits are the same to the last bit in every batch; None: unknown or no.
 
-        Tests compare the bits for fp32 and int8 on x86 CPUs; of graphs that come from elsewhere, an
-        export does. On arm64, and where DeBERTa-v2 has a convolution, some differed.
+        Tests compare the bits for fp32 and int8 on x86 CPUs; of other graphs, an export does.
         """
         exact = self.provider == CPU and self._exact
         return True if exact and platform.machine() == "x86_64" else None

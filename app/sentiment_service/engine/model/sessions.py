@@ -16,40 +16,19 @@ from sentiment_service.errors import DeviceLost, NoMemory, OutOfMemory, UserErro
 
 # That memory ran out, or the device was lost, is known only from the text of ONNX Runtime's
 # exceptions, which share no base class. The texts are those of ONNX Runtime 1.31 (``cuda_call.cc``,
-# ``bfc_arena.cc``), CUDA 13 (``cudaGetErrorString``), cuBLAS 13 and cuDNN 9. ONNX Runtime writes
-# "CUDA failure 700: an illegal memory access was encountered ; GPU=0", and its plugin for CUDA,
-# which is to come, "CUDA error: an illegal memory access was encountered".
-_CUDA_FAILURE = re.compile(r"CUDA (?:failure (\d+)|error): ([^;\n]*[^;\s])")
+# ``bfc_arena.cc``), CUDA 13 (``cudaGetErrorString``), cuBLAS 13 and cuDNN 9.
+_CUDA_FAILURE = re.compile(r"CUDA failure (\d+): ([^;\n]*[^;\s])")
 
 # CUDA asks for a new process after 226, 7xx (without 709), 810 and 911. After the others, the GPU,
-# its driver or a service of the driver is gone.
+# its driver or a service of the driver is gone; 999 is also what a GPU that has fallen off the bus
+# reports.
 _LOST = {
-    46: "CUDA-capable device(s) is/are busy or unavailable",
-    100: "no CUDA-capable device is detected",
-    214: "uncorrectable ECC error encountered",
-    220: "uncorrectable NVLink error detected during the execution",
-    226: "Invalid access of peer GPU memory over nvlink or a hardware error",
-    700: "an illegal memory access was encountered",
-    702: "the launch timed out and was terminated",
-    709: "context is destroyed",
-    710: "device-side assert triggered",
-    714: "hardware stack error",
-    715: "an illegal instruction was encountered",
-    716: "misaligned address",
-    717: "operation not supported on global/shared address space",
-    718: "invalid program counter",
-    719: "unspecified launch failure",
-    721: "tensor memory not completely freed",
-    802: "system not yet initialized",  # a daemon of the driver has ended
-    805: "MPS client failed to connect to the MPS control daemon or the MPS server",
-    806: "the remote procedural call between the MPS server and the MPS client failed",
-    810: "the MPS client has been terminated by the server",
-    911: "an async error has occured in external entity outside of CUDA",
-    999: "unknown error",  # also what a GPU that has fallen off the bus reports
+    *(46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721),
+    *(802, 805, 806, 810, 911, 999),
 }
 
 _NO_MEMORY = re.compile(
-    r"CUDA (failure 2|error): out of memory"
+    r"CUDA failure 2: out of memory"
     # ONNX Runtime's arena, on the CPU as well: the device has no more; the arena's limit is
     # reached; what is free is in too small pieces.
     r"|Failed to allocate memory for requested buffer of size"
@@ -65,10 +44,9 @@ def device_error(error: Exception) -> OutOfMemory | DeviceLost | None:
     """What an exception of ``session.run`` says about the device; None if it says nothing."""
     text = str(error)
     failure = _CUDA_FAILURE.search(text)
-    code, words = (int(failure[1] or 0), failure[2]) if failure else (0, "")
-    lost = code in _LOST or words.startswith(tuple(_LOST.values()))
+    lost = failure is not None and int(failure[1]) in _LOST
     if lost or "DEVICE_RESET" in text:
-        reason = f"CUDA error{f' {code}' if code else ''}: {words}" if lost else "it was reset"
+        reason = f"CUDA error {failure[1]}: {failure[2]}" if failure and lost else "it was reset"
         return DeviceLost(
             f"the GPU cannot be used any more ({reason}); only a restart of the service helps"
         )

@@ -38,10 +38,8 @@ def sentence_spans(text: str, language: str) -> Iterator[list[SentenceSpan]]:
     work is linear in the length of the text. ``language`` is a BCP 47 tag; it decides which
     abbreviations end no sentence. An unknown language is treated as English.
 
-    A text of at most ``WINDOW_CHARS`` characters is cut exactly as sentencex cuts it. So is a
-    longer text of ordinary paragraphs. In longer paragraphs there are two differences. Sentences
-    also end inside a quotation or bracket of more than half a window. And sentencex sees a sentence
-    of more than half a window in parts.
+    Only in paragraphs longer than a window are there differences to sentencex: sentences also end
+    inside a quotation or bracket of more than half a window, and longer ones are seen in parts.
     """
     language = language.partition("-")[0].lower()
     titles = TITLES.get(language, ())

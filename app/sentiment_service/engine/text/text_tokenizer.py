@@ -1,8 +1,7 @@
 """Tokenises texts and pairs; the ids of words that came before are remembered.
 
-The tokenizers of BERT, RoBERTa, XLM-RoBERTa and BERTweet cut a text into words first, and then
-each word into tokens. So the ids of a text are the ids of its words, one after the other. To look
-them up takes a fraction of the time that the tokenizer needs for the text.
+The tokenizers of BERT, RoBERTa, XLM-RoBERTa and BERTweet cut a text into words first, so the ids of
+a text are those of its words. To look them up is much faster than to tokenise the text.
 """
 
 import json
