@@ -192,8 +192,11 @@ class _Storage(NamedTuple):
     values: int
 
 
-class _TensorUnpickler(pickle.Unpickler):
-    """Reads tensors and dictionaries; whatever else a pickle asks for is an error."""
+class _TensorUnpickler(pickle._Unpickler):  # noqa: SLF001
+    """Reads tensors and dictionaries; whatever else a pickle asks for is an error.
+
+    It is the one written in Python: that in C takes memory for whatever index a damaged file names.
+    """
 
     def __init__(self, listed: Any, path: Path, data: mmap.mmap, places: _Places) -> None:
         super().__init__(listed)
