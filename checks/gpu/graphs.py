@@ -25,6 +25,7 @@ def make(setup: Setup) -> None:
     """
     import onnx_ir as ir
     from sentiment_export.checkpoint.checkpoint import load_checkpoint
+    from sentiment_export.graph.editor import put_gelu_in_order
     from sentiment_export.graph.precisions import to_half_precision
     from sentiment_export.graph.variants import export_graph
 
@@ -37,6 +38,7 @@ def make(setup: Setup) -> None:
     timed_export(source, making / "bundle", "--precision", "fp32,fp16")
     shutil.copytree(making / "bundle", making / "others")
     graph = ir.load(export_graph(load_checkpoint(source), making))
+    put_gelu_in_order(graph.graph)
     to_half_precision(graph)
     for value in graph.graph.initializers.values():  # they are in a file beside it
         if value.const_value is not None:
