@@ -126,6 +126,17 @@ async def test_a_runner_that_cannot_tell_its_failure_goes_on(
         assert await ask(batcher, "b") == ["B"]
 
 
+async def test_a_thread_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If a thread cannot start, at first or later, texts are answered as soon as one can."""
+    raising(monkeypatch, threading.Thread, "start", RuntimeError, 2)
+    async with batching(watch=QUICK) as batcher:
+        assert not batcher.runners.complete
+        assert await ask(batcher, "a") == ["A"]
+        assert batcher.runners.complete
+
+
 async def test_the_batch_of_a_runner_that_fails_has_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batch fails at once; then it computes the waiting texts."""
     gate = Gate()

@@ -68,10 +68,11 @@ class Runner:
     expected_s: float = 0.0  # the seconds that the batch should take ...
     limit_s: float = math.inf  # ... and those after which it counts as hung
     idle: bool = True  # it can take a batch
-    running: bool = True  # the thread has not ended
+    running: bool = False  # the thread has not ended
     # Set by its thread, and cleared by the event loop:
     failed: bool = False  # something raised, and the batch will have no results
     # Written by the event loop:
+    started: bool = False  # it has a thread, or had one
     watched: Batch = ()  # the batch at the latest look ...
     looks: int = 0  # ... and how many looks ago it was first seen
     stuck: bool = False
@@ -108,12 +109,12 @@ class Runners:
 
     @property
     def complete(self) -> bool:
-        """Whether every runner's thread runs, and none hangs."""
+        """Whether every runner has a thread, and none hangs."""
         return all(runner.running and not runner.stuck for runner in self.all)
 
     @property
     def running(self) -> bool:
-        """Whether any runner's thread has not ended."""
+        """Whether any runner has a thread that has not ended."""
         return any(runner.running for runner in self.all)
 
     @property
@@ -124,15 +125,28 @@ class Runners:
     def start(self) -> None:
         """Start the threads and look at them regularly. Called on the event loop."""
         self._look_again = self._loop.call_later(self.watch.look_s, self._look)
-        for runner in self.all:
-            threading.Thread(
-                target=self._run, args=(runner,), name=runner.name, daemon=True
-            ).start()
+        self._start_threads()
 
     async def join(self, timeout_s: float) -> None:
         """Wait until all threads have ended, for at most ``timeout_s`` seconds."""
-        await asyncio.wait([runner.end for runner in self.all], timeout=timeout_s)
+        if ends := [runner.end for runner in self.all if runner.started]:
+            await asyncio.wait(ends, timeout=timeout_s)
         self._look_again.cancel()
+
+    def _start_threads(self) -> None:
+        """Start those threads that do not run yet. The next look tries again with the others."""
+        for runner in self.all:
+            if runner.started:
+                continue
+            thread = threading.Thread(
+                target=self._run, args=(runner,), name=runner.name, daemon=True
+            )
+            runner.started = runner.running = True
+            try:
+                thread.start()
+            except Exception:  # there are too many threads, or too little memory
+                logger.exception("no thread can be started for %s", runner.name)
+                runner.started = runner.running = False
 
     def _look(self) -> None:
         """Find out which runners hang, have failed or have recovered."""
@@ -140,6 +154,7 @@ class Runners:
         for runner in self.all:
             self._look_at(runner)
             self._note_failure(runner)  # if there was no memory to tell the event loop
+        self._start_threads()
 
     def _run(self, runner: Runner) -> None:
         be_nice()
