@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from sentiment_service.engine.host import NICE
 from sentiment_service.engine.step_thread import Kind, Steps, StepThread, finish
-from sentiment_service.errors import DeadlineExceeded, Overloaded, ShuttingDown
+from sentiment_service.errors import DeadlineExceeded, NotReady, Overloaded, ShuttingDown
 
 from tests.support.batching import raising
 from tests.support.serving import eventually
@@ -33,13 +33,19 @@ def thread() -> Iterator[StepThread]:
 
 
 async def test_a_thread_that_cannot_be_started_is_tried_again(
-    thread: StepThread, monkeypatch: pytest.MonkeyPatch
+    thread: StepThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the limit of threads a job fails; the next one gets a thread when there is one."""
+    """At the limit of threads a job is refused; the next one gets a thread when there is one.
+
+    The log has one line, without a traceback, that names the limits.
+    """
     with monkeypatch.context() as full:
         raising(full, threading.Thread, "start", RuntimeError, 1)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(NotReady, match="cannot start a thread"):
             await thread.run(Log().job("first", 1), deadline=math.inf)
+    (line,) = caplog.records
+    assert "ulimit -u" in line.getMessage()
+    assert not line.exc_info
     assert await thread.run(Log().job("second", 1), deadline=math.inf) == "second"
 
 

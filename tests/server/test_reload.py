@@ -1,8 +1,10 @@
 """Reload of a model while it answers, by POST /models/{name}/reload or by SIGHUP."""
 
 import asyncio
+import errno
 import gc
 import json
+import os
 import shutil
 import signal
 import threading
@@ -11,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import httpx2
 import pytest
@@ -331,6 +333,24 @@ def test_a_bad_bundle_leaves_the_old_model_serving(serve: Serve, bundle: Path, d
     release(bundle, "fedcba9")
     assert reload(client).status_code == 200
     assert _revision(client) == "fedcba9"
+
+
+def test_a_reload_without_a_file_descriptor_may_be_tried_again(
+    serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle is not at fault. The answer reports what was lacking; the old model stays."""
+    client = serve(model=(bundle,), admin_keys="admin-key-1")
+
+    def read_bytes(_: Path) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "read_bytes", read_bytes)
+        answer = reload(client)
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert "Too many open files; try again later" in answer.json()["detail"]
+    assert _revision(client) == "0123abc"
+    assert reload(client).status_code == 200
 
 
 def test_what_was_begun_ends_with_the_old_model(stuck: Callable[..., Stuck], bundle: Path) -> None:

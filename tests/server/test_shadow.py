@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,29 @@ def promote(client: httpx2.Client, name: str = "tiny") -> httpx2.Response:
 
 def counted(client: httpx2.Client, outcome: str) -> float:
     return metric(client, "sentiment_shadow_texts_total", outcome=outcome)
+
+
+def test_a_candidate_without_a_thread_is_not_tried(
+    serve: Serve,
+    candidate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The service starts all the same: the log says why, and the model answers.
+
+    Python would warn of a process that is left behind, and a warning fails the test.
+    """
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "candidate":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    client = serve(shadow=candidate)
+    assert classify(client, ["love"]) == ["positive"]
+    assert "no candidate is tried beside tiny: can't start new thread" in caplog.text
 
 
 def test_what_is_counted_is_what_an_offline_count_gives(serve: Serve, candidate: Path) -> None:

@@ -1,6 +1,7 @@
 """The served models: find them by name, reload them while they answer, drain them at the end."""
 
 import asyncio
+import errno
 import gc
 import logging
 import math
@@ -30,11 +31,16 @@ from sentiment_service.errors import (
     OutOfMemory,
     ServiceError,
     UserError,
+    first_line,
 )
 
 # The pause before the memory of a replaced model is given back: a runner whose thread is ending
 # keeps its batcher, and so the model, in memory a moment longer.
 FREE_AFTER_S = 0.1
+
+# What the system says when nothing is wrong with a file: the process, or the machine, lacks file
+# descriptors or memory.
+LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 Use = Callable[[], Coroutine[Any, Any, None]]  # what lets a new model answer
 
@@ -85,7 +91,7 @@ class ModelRegistry:
             observer_of = partial(self._shadow_observer_of, first.model)
             try:
                 first.shadow = Shadow(self._candidate, first.model, self._config, observer_of)
-            except OSError as error:  # a limit of the system
+            except (OSError, RuntimeError) as error:  # a limit of the system
                 logger.error("no candidate is tried beside %s: %s", first.model.name, error)
         for classifier in self.classifiers.values():
             classifier.shadow = first.shadow
@@ -146,7 +152,7 @@ class ModelRegistry:
             InvalidBundle: the bundle's present content cannot be served; the old model stays.
             OutOfMemory: there is no memory for both models; the old one stays.
             NotFound: there is no candidate.
-            NotReady: the candidate is not loaded yet, or cannot be.
+            NotReady: it is not loaded yet, or cannot be; or there is no file descriptor or thread.
         """
         async with self.replacement(name, promote=promote) as use:
             await use()
@@ -200,6 +206,11 @@ class ModelRegistry:
             if isinstance(error, NoMemory):
                 raise OutOfMemory(
                     "there is no memory for the new model beside the old one; the old one stays"
+                ) from None
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in LACKS:
+                raise NotReady(
+                    f"the new bundle cannot be read now: {first_line(cause)}; try again later"
                 ) from None
             raise InvalidBundle(
                 "the new bundle cannot be served; the service's log says why"

@@ -138,7 +138,12 @@ class Shadow:
             self._process = _started(theirs, path, self.digest, model, config)
         self._observer = observer_of(self.digest)
         self._loop.add_reader(self._channel, self._read)
-        threading.Thread(target=self._await_end, name="candidate", daemon=True).start()
+        try:
+            threading.Thread(target=self._await_end, name="candidate", daemon=True).start()
+        except RuntimeError:  # there are too many threads, or too little memory
+            self.close()
+            self._process.wait()  # it was killed
+            raise
 
     def begin(self) -> None:
         """A request is classified from now on: the candidate waits until none is."""

@@ -7,6 +7,7 @@ instead, none of many would be done by its deadline.
 """
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sentiment_service.engine.host import be_nice
-from sentiment_service.errors import DeadlineExceeded, Overloaded, ShuttingDown
+from sentiment_service.errors import DeadlineExceeded, NotReady, Overloaded, ShuttingDown
 
 T = TypeVar("T")
 
@@ -32,6 +33,12 @@ SHORT_S = 0.05
 WAITING_SHARE = 0.4
 # How much the measured speed of a kind of jobs remembers: this share of it after each job.
 MEMORY = 0.9
+NO_THREAD = (
+    "the thread %s cannot be started: %s; raise the limit of threads (ulimit -u, the pids of the "
+    "container) or of memory (ulimit -v)"
+)
+
+logger = logging.getLogger(__name__)
 
 
 def finish(steps: Steps[T]) -> T:
@@ -104,6 +111,7 @@ class StepThread:
             Overloaded: the thread cannot finish the job in time.
             DeadlineExceeded: the steps were not done in time.
             ShuttingDown: this thread is closed.
+            NotReady: the thread cannot be started.
         """
         loop = asyncio.get_running_loop()
         expected_s = kind.seconds_per_unit * size if kind else 0.0
@@ -147,8 +155,14 @@ class StepThread:
                 )
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread  # unless it could not start: then the next job tries it
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the next job tries it again
+                    logger.error(NO_THREAD, self._name, error)
+                    raise NotReady(
+                        "the service cannot start a thread for this work; its log says why"
+                    ) from None
+                self._thread = thread
             jobs.append(job)
             self._condition.notify()
 
