@@ -34,7 +34,6 @@ from tests.support.tiny_bundle import LABELS, MAX_TOKENS, WORDS, make_bundle, wr
 
 # The candidate's labels are in the reverse order, so it gives `love` and `worst` the other's label.
 TEXTS = ["love", "worst", "it", "love it", "meh"]
-AGREED = 2
 ALL = ("--shadow-share", "1")
 PR_SET_CHILD_SUBREAPER = 36
 

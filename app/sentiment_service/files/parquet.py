@@ -95,7 +95,7 @@ class ParquetTable(Table):
         return self._count
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        """See ``Table``. Dates and times are text, and durations are numbers in their unit.
+        """See ``Table``. A column's dates and times are text, its durations numbers in its unit.
 
         Python's types for them have neither nanoseconds nor years after 9999.
         """

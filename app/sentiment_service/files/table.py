@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sentiment_service.errors import ServiceError, UserError
+from sentiment_service.errors import CannotContinue, ServiceError, UserError
 from sentiment_service.files.results import ResultItem, column_index
 from sentiment_service.files.text_files import TextFile, well_formed
 
@@ -102,7 +102,12 @@ class TextColumn(Table):
 
 def json_text(value: Any) -> str:
     """The value as JSON; null for NaN and infinity and base64 for bytes, which JSON lacks."""
-    return json.dumps(_json_value(value), ensure_ascii=False, default=str)
+    try:
+        return json.dumps(_json_value(value), ensure_ascii=False, default=str)
+    except RecursionError:
+        raise CannotContinue(
+            "a value has too many lists and objects within each other to be written"
+        ) from None
 
 
 def _json_value(value: Any) -> Any:

@@ -18,7 +18,7 @@ from checks.gpu.steps.start import plan
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Serve each shape in its best precision, and send requests of several sizes."""
+    """Serve the bundle in its best precision, and send requests of several sizes."""
     bundle = setup.bundle
     precision = precisions(bundle)[-1]
     texts = tweets(load(bundle, precision, "cpu"), setup.size.service_texts)

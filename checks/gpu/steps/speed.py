@@ -24,7 +24,7 @@ PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "T4": 65
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Measure the best precision of each shape, without padding and with it."""
+    """Measure the bundles' best precision, without padding and with it."""
     for path in setup.bundles:
         model = load(path, precisions(path)[-1], setup.device)
         for tokens in setup.size.tokens:

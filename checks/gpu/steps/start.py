@@ -12,7 +12,7 @@ from checks.gpu.setup import Setup
 
 
 def run(setup: Setup) -> Iterator[Row]:
-    """Start the service with each shape in its best precision; the last time with a cache."""
+    """Start the service with the bundle in its best precision; the last time with a cache."""
     bundle = setup.bundle
     precision = precisions(bundle)[-1]
     for number in range(setup.size.starts):

@@ -326,11 +326,17 @@ def shapes(model: Any) -> dict[str, Shape]:
 
 def max_tokens(config: Mapping[str, Any]) -> int:
     """The number of tokens that have a position, regardless of the tokenizer's own limit."""
-    tokens = ARCHITECTURES[config["model_type"]].max_tokens(config)
+    rows = config.get("max_position_embeddings")
+    try:
+        tokens = ARCHITECTURES[config["model_type"]].max_tokens(config)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"max_position_embeddings in config.json is {rows!r}; it must be a whole number"
+        ) from None
     if tokens < 3:
         raise UserError(
-            f"max_position_embeddings in config.json is {config.get('max_position_embeddings')}, "
-            f"which leaves {tokens} tokens for a text with its two special ones; it must be larger"
+            f"max_position_embeddings in config.json is {rows}, which "
+            f"leaves {tokens} tokens for a text with its two special tokens; it must be larger"
         )
     return tokens
 

@@ -8,11 +8,12 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from ssl import SSLError
 from typing import TypeVar
 
-from huggingface_hub import HfApi, ModelInfo, constants, hf_hub_download
+from huggingface_hub import HfApi, ModelInfo, constants, get_hf_file_metadata, hf_hub_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -54,17 +55,22 @@ FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError, UNREACHABLE)
 CERTIFICATES = "REQUESTS_CA_BUNDLE" if "requests" in UNREACHABLE.__module__ else "SSL_CERT_FILE"
 TRIES = 5
 MAX_WAIT_S = 60.0
+# Newer clients of the hub wait themselves before they ask again for a file, as long as it says.
+CLIENT_WAITS = "retry_on_errors" in signature(get_hf_file_metadata).parameters
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 def _download(repo_id: str, name: str, revision: str | None) -> Path:
-    return Path(with_retries(lambda: hf_hub_download(repo_id, name, revision=revision)))
+    path = with_retries(
+        lambda: hf_hub_download(repo_id, name, revision=revision), waits=not CLIENT_WAITS
+    )
+    return Path(path)
 
 
-def with_retries(call: Callable[[], T]) -> T:
-    """Repeat the call while a transfer is cut, and while the hub is busy."""
+def with_retries(call: Callable[[], T], *, waits: bool = True) -> T:
+    """Repeat the call while a transfer is cut and, where it ``waits``, while the hub is busy."""
     attempt = 1
     while True:
         try:
@@ -73,7 +79,7 @@ def with_retries(call: Callable[[], T]) -> T:
             # "Not in the cache" hides the error of the request to the hub.
             cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
             real = cause if isinstance(cause, Exception) else error
-            wait_s = _wait_s(real, attempt)
+            wait_s = _wait_s(real, attempt, waits=waits)
             if wait_s is None or attempt == TRIES:
                 raise real from None
         if wait_s:
@@ -182,13 +188,13 @@ def _is_cached(file: str) -> bool:
     return str(file).startswith((constants.HF_HUB_CACHE, constants.HF_HOME))
 
 
-def _wait_s(error: Exception, attempt: int) -> float | None:
+def _wait_s(error: Exception, attempt: int, *, waits: bool) -> float | None:
     """Seconds to wait before the next attempt; None if another attempt cannot help."""
     if type(error).__name__ in CUT:
         return 1.0
     # The hub's client retries a 5xx itself and then raises a plain HTTPError, which is final.
     response = error.response if isinstance(error, HfHubHTTPError) else None
-    if response is None or not is_outage(error):
+    if not waits or response is None or not is_outage(error):
         return None
     asked = re.fullmatch(r"(\d+)", response.headers.get("Retry-After", "")) or re.search(
         r"\bt=(\d+)", response.headers.get("RateLimit", "")

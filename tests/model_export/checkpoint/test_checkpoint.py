@@ -216,6 +216,8 @@ def test_too_few_positions_are_refused() -> None:
     """A text needs a token between the two special ones."""
     with pytest.raises(UserError, match=r"max_position_embeddings in config\.json is 4.* 2 tokens"):
         max_tokens({"model_type": "roberta", "max_position_embeddings": 4})
+    with pytest.raises(UserError, match=r"config\.json is None; it must be a whole number"):
+        max_tokens({"model_type": "roberta", "max_position_embeddings": None})
 
 
 def test_code_that_a_checkpoint_brings_is_never_run(

@@ -609,7 +609,7 @@ def test_a_connection_that_is_reset_is_tried_again() -> None:
             raise failures.pop()
         return "all of it"
 
-    assert with_retries(download) == "all of it"
+    assert with_retries(download, waits=False) == "all of it"
 
 
 def test_errors_of_the_clients_library_are_explained() -> None:
