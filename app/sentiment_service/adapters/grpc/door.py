@@ -27,6 +27,8 @@ STREAMS = 256
 # Calls of a connection that wait to be taken, and of all, with some 25 kB each.
 EACH = STREAMS + 1
 WAITING = 8 * EACH
+# What may begin many calls does not take the room for what begins few.
+SHARES = WAITING - WAITING // 4, WAITING // 4
 # The shortest frame with which a call begins: its head, and four fields of one byte each.
 CALL_BYTES = 13
 READ_BYTES = 65_536  # of a connection at once; kept while there is no room
@@ -53,8 +55,8 @@ class Door:
         self.buffer = memoryview(bytearray(READ_BYTES))  # into which each client is read
         self._most, self._all_taken = most, all_taken
         self._encrypted = bool(service.access.credentials.certificate)
-        self._room = WAITING
-        self._waiting = deque[Client]()
+        self._room = [*SHARES]
+        self._waiting = deque[Client](), deque[Client]()
         self._counted = Counter[Client]()  # calls that may wait, of each client
         self._making_room: asyncio.Task[None] | None = None
         self._accepted = 0
@@ -111,17 +113,21 @@ class Door:
             if self._has_room(client):
                 return True
             self._making_room = asyncio.create_task(self._make_room())
-        self._waiting.append(client)
+        self._waiting[self._kind(client)].append(client)
         return False
+
+    def _kind(self, client: "Client") -> int:
+        return len(client.kept) > EACH * CALL_BYTES // 4
 
     def _has_room(self, client: "Client") -> bool:
         """Count the calls that may begin with what the client has sent, if there is room."""
+        kind = self._kind(client)
         # The last byte of what is encrypted may begin all calls of a client.
         most = EACH if self._encrypted else len(client.kept) // CALL_BYTES + 1
         calls = min(EACH - self._counted[client], most)
-        if calls > self._room:
+        if calls > self._room[kind]:
             return False
-        self._room -= calls
+        self._room[kind] -= calls
         self._counted[client] += calls
         return True
 
@@ -134,11 +140,12 @@ class Door:
                     for client in unread:
                         client.abort()
             await self._all_taken()
-            self._room = WAITING
+            self._room = [*SHARES]
             self._counted.clear()
-            while self._waiting and self._has_room(self._waiting[0]):
-                self._waiting.popleft().hand_on()
-            if not self._waiting:
+            for waiting in self._waiting:
+                while waiting and self._has_room(waiting[0]):
+                    waiting.popleft().hand_on()
+            if not any(self._waiting):
                 break
         self._making_room = None
 
