@@ -18,6 +18,9 @@ MAX_RATIO = 200
 UNSUSPICIOUS_BYTES = 1_048_576
 # What is decompressed on the event loop, then in each step on the step thread, in 1 to 5 ms.
 FIRST_BYTES, STEP_BYTES = 65_536, 1_048_576
+# How many members gzip may have, and one more for each so many bytes: an empty one takes as long
+# as any other, about a microsecond, and has 20 bytes.
+FREE_MEMBERS, MEMBER_BYTES = 1_000, 512
 
 
 @dataclass
@@ -101,15 +104,22 @@ def _read_some(content: Iterator[bytes], size: int) -> Steps[bytes]:
 
 def _zlib_decoder(name: str, window_bits: int) -> Decoder:
     stream = zlib.decompressobj(window_bits)
+    most = float(FREE_MEMBERS)  # members that may begin
 
     def pieces(data: bytes) -> Iterator[bytes]:
-        nonlocal stream
+        nonlocal stream, most
+        most += len(data) / MEMBER_BYTES
         try:
             while data:
                 if stream.eof:
                     if name != "gzip":  # which alone has members
                         raise errors.InvalidRequest(
                             f"the body has more bytes after the end of its {name} data"
+                        )
+                    if (most := most - 1) < 1:
+                        raise errors.InvalidRequest(
+                            f"the body has more than {FREE_MEMBERS} gzip members and one for each "
+                            f"{MEMBER_BYTES} bytes; compress it in one piece"
                         )
                     stream = zlib.decompressobj(window_bits)
                 yield stream.decompress(data, PIECE_BYTES)

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import math
+import random
 import zlib
 from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
@@ -20,6 +21,8 @@ from sentiment_service.errors import (
 )
 from sentiment_service.http.decoding import (
     FIRST_BYTES,
+    FREE_MEMBERS,
+    MEMBER_BYTES,
     UNSUSPICIOUS_BYTES,
     decoder,
 )
@@ -137,6 +140,25 @@ def test_gzip_may_have_several_members(worker: StepThread) -> None:
     packed = zlib.compress(b"lo") + zlib.compress(b"ve")
     with pytest.raises(InvalidRequest, match="more bytes after the end of its deflate data"):
         _run(read_bytes(Body(packed, headers=(JSON, (b"content-encoding", b"deflate"))).request))
+
+
+@pytest.mark.parametrize("content", [b"", b"x"])
+@pytest.mark.parametrize("step", [1, 2**21])
+def test_short_gzip_members_are_limited(content: bytes, step: int) -> None:
+    """Each takes time, but hardly any bytes: so their number is limited, by the body's length."""
+    member = gzip.compress(content)
+    packed = member * (2**21 // len(member))
+    stream = decoder("gzip")
+    parts = (packed[start : start + step] for start in range(0, len(packed), step))
+    pieces: list[bytes] = []
+    with pytest.raises(InvalidRequest, match="compress it in one piece"):
+        pieces.extend(piece for part in parts for piece in stream.decode(part))
+    assert len(pieces) <= (1 if step > 1 else len(member)) * 1.1 * FREE_MEMBERS
+    fitting = decoder("gzip")
+    assert b"".join(fitting.decode(member * FREE_MEMBERS)) == content * FREE_MEMBERS
+    fitting.end()
+    long = gzip.compress(random.Random(1).randbytes(MEMBER_BYTES)) * 4 * FREE_MEMBERS
+    assert sum(map(len, decoder("gzip").decode(long))) == 4 * FREE_MEMBERS * MEMBER_BYTES
 
 
 @pytest.mark.parametrize("size", [FIRST_BYTES - 1, FIRST_BYTES, FIRST_BYTES + 1, 300_000])
