@@ -272,6 +272,33 @@ def test_an_id_is_short(client: TestClient, line_id: str) -> None:
     assert "more than 1024 bytes" in refused["error"]["message"]
 
 
+def test_what_decompressing_takes_is_counted(serve: Serve) -> None:
+    """Brotli's window of 16 MB is refused where streams may take 8 MB; one of 4 MB is not.
+
+    It is given back at the end of the stream.
+    """
+    client = serve(max_inflight_bytes=16_000_000)
+    headers = {**NDJSON, "content-encoding": "br"}
+    for window in (22, 24, 22, 22):
+        packed = brotli.compress(_lines(3), lgwin=window)
+        answer = client.post("/classify/stream", content=packed, headers=headers)
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        codes = [line["error"]["code"] if "error" in line else "" for line in lines]
+        assert codes == (["overloaded"] if window == 24 else [""] * 3)
+
+
+def test_a_body_that_waits_for_the_thread_counts_its_window(serve: Serve) -> None:
+    """Beside the content, decompressing a long body may take 19 MB."""
+    client = serve(max_inflight_bytes=16_000_000)
+    headers = {"content-type": "application/json", "content-encoding": "br"}
+    long = json.dumps({"inputs": ["love"] * 1_000, "": "a" * 100_000}).encode()
+    statuses = [
+        client.post("/classify", content=brotli.compress(body, lgwin=window), headers=headers)
+        for body, window in ((b'{"inputs": "love"}', 24), (long, 22), (long, 24), (long, 22))
+    ]
+    assert [answer.status_code for answer in statuses] == [200, 422, 429, 422]
+
+
 def test_a_stream_is_compressed_with_little_memory(client: TestClient) -> None:
     """gzip takes 0.3 MB as long as a stream lasts, brotli and zstd several."""
     for accepted, encoding in (("br, zstd, gzip", "gzip"), ("br, zstd", None)):

@@ -90,6 +90,16 @@ class LineReader:
         """The last line, if the stream ended without a newline."""
         return self._line(b"")
 
+    def reserve(self, size: int) -> None:
+        """Reserve bytes for as long as the stream lasts."""
+        if not self._room.take(size):
+            raise Overloaded(
+                f"request bodies in flight leave no room for the {size} bytes that decompressing "
+                "this one takes",
+                reason="inflight_bytes",
+            )
+        self._reserved += size
+
     def answered(self, lines: Iterable[Line]) -> None:
         """Release the bytes that are reserved for these lines."""
         self._give_back(sum(line.reserved for line in lines))

@@ -264,10 +264,13 @@ class StreamedAnswers(Response):
             return Classification(classifier.model, outcomes, stages, unknown)
 
     async def _arriving(self, receive: Receive) -> AsyncIterator[list[ndjson.Line]]:
-        gate, more = self._classifier.stream_gate, True
+        gate, reserved, more = self._classifier.stream_gate, 0, True
         while more:
             message = await self._message(receive)
-            for piece in self._decoder.decode(message.get("body", b"")):
+            body = message.get("body", b"")
+            if body and not reserved:
+                self._lines.reserve(reserved := self._decoder.window(body[0]))
+            for piece in self._decoder.decode(body):
                 self._check_end()
                 for lines in self._lines.feed(piece, lambda: gate.group_bytes):
                     yield lines

@@ -16,6 +16,8 @@ PIECE_BYTES = 16_384
 # this, beyond the first UNSUSPICIOUS_BYTES, was made to do harm.
 MAX_RATIO = 200
 UNSUSPICIOUS_BYTES = 1_048_576
+# What decompressing takes beside the content: zlib's, and brotli's beside its window.
+ZLIB_BYTES, BROTLI_BYTES = 49_152, 3_145_728
 # What is decompressed on the event loop, then in each step on the step thread, in 1 to 5 ms.
 FIRST_BYTES, STEP_BYTES = 65_536, 1_048_576
 # How many members gzip may have, and one more for each so many bytes: an empty one takes as long
@@ -28,12 +30,14 @@ class Decoder:
     """Decompresses a body while it arrives. ``name`` is its encoding in errors.
 
     ``pieces`` returns the content of up to ``PIECE_BYTES`` of data in pieces of that size at most,
-    and ``complete`` whether the end of the body has been among them.
+    and ``complete`` whether the end of the body has been among them. ``window`` returns the bytes
+    of memory that this takes until then, by the first byte of the body.
     """
 
     name: str
     pieces: Callable[[bytes], Iterator[bytes]]
     complete: Callable[[], bool]
+    window: Callable[[int], int] = lambda first: ZLIB_BYTES
     _taken: int = 0
     _given: int = 0
 
@@ -59,7 +63,7 @@ class Decoder:
 def decoder(content_encoding: str) -> Decoder:
     match content_encoding.strip().lower():
         case "" | "identity":
-            return Decoder("identity", lambda data: iter([data]), lambda: True)
+            return Decoder("identity", lambda data: iter([data]), lambda: True, lambda first: 0)
         case "gzip" | "x-gzip":
             return _zlib_decoder("gzip", zlib.MAX_WBITS | 16)
         case "deflate":
@@ -76,16 +80,26 @@ async def decompressed(exchange: Exchange, body: bytes, encoding: str) -> bytes:
     pieces: list[bytes] = []
     size = 0
     wanted, piece = FIRST_BYTES, finish(_read_some(content, FIRST_BYTES))
-    while piece:
-        size += len(piece)
-        if size > max_bytes:
-            raise errors.PayloadTooLarge(f"the decompressed body has more than {max_bytes} bytes")
-        exchange.hold(len(piece))
-        pieces.append(piece)
-        if len(piece) < wanted:  # this was the last one, nearly always the first as well
-            break
-        wanted, steps = STEP_BYTES, _read_some(content, STEP_BYTES)
-        piece = await exchange.service.step_thread.run(steps, deadline=exchange.deadline)
+    inflight, window = exchange.service.inflight, 0
+    try:
+        while piece:
+            size += len(piece)
+            if size > max_bytes:
+                raise errors.PayloadTooLarge(
+                    f"the decompressed body has more than {max_bytes} bytes"
+                )
+            exchange.hold(len(piece))
+            pieces.append(piece)
+            if len(piece) < wanted:  # this was the last one, nearly always the first as well
+                break
+            if not window:  # others come while this one waits for the thread
+                if not inflight.take(stream.window(body[0])):
+                    raise exchange.refuse_body()
+                window = stream.window(body[0])
+            wanted, steps = STEP_BYTES, _read_some(content, STEP_BYTES)
+            piece = await exchange.service.step_thread.run(steps, deadline=exchange.deadline)
+    finally:
+        inflight.give(window)
     stream.end()
     return b"".join(pieces)
 
@@ -142,4 +156,16 @@ def _brotli_decoder() -> Decoder:
         except brotli.error:
             raise errors.InvalidRequest("the body is not valid brotli") from None
 
-    return Decoder("brotli", pieces, lambda: bool(stream.is_finished()))
+    return Decoder("brotli", pieces, lambda: bool(stream.is_finished()), _brotli_bytes)
+
+
+def _brotli_bytes(first: int) -> int:
+    """What a body takes that begins with this byte: RFC 7932, 9.1, has the size of the window."""
+    larger, smaller = first >> 1 & 7, first >> 4 & 7
+    if not first & 1:
+        bits = 16
+    elif larger:
+        bits = 17 + larger
+    else:
+        bits = 8 + smaller if smaller else 17
+    return (1 << bits) + BROTLI_BYTES
