@@ -5,6 +5,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,9 +18,9 @@ from sentiment_service.settings.sources import load_settings, read_credentials
 
 from benchmarks.service import free_port
 from checks.support import tls as clients
-from checks.support.tls import Client
+from checks.support.tls import Client, KeyUpdater
 from tests.conftest import FLAGS, Start
-from tests.support.raw_http import HEALTH, port_of
+from tests.support.raw_http import HEAD, HEALTH, port_of
 from tests.support.serving import Process, eventually, installed, run_program
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -158,6 +159,33 @@ def _client(process: Process) -> Client:
     client = Client(port_of(process.url))
     client.shake_hands()
     return client
+
+
+def test_tiny_records_get_a_part_of_the_time(process: Process) -> None:
+    """A body in records of one byte is read at the rate of the service, not of its sender."""
+    head = HEAD + b"authorization: Bearer a-key-of-a-client\r\ncontent-length: 100000\r\n\r\n"
+    with closing(_client(process)) as client:
+        sent = client.records(head) + client.records(b" " * 100_000, 1)
+        before, began = process.cpu_seconds(), time.monotonic()
+        client.raw.settimeout(60)
+        client.raw.sendall(sent)
+        assert client.ask(b"") == 422
+        took = time.monotonic() - began
+    assert took > 4 * (process.cpu_seconds() - before)
+
+
+def test_key_updates_get_a_part_of_the_time(process: Process) -> None:
+    """Each costs the server a change of its own keys, too; the request behind them is answered."""
+    with closing(KeyUpdater(port_of(process.url))) as client:
+        sent = client.updates(10_000) + client.records(LAST)
+        before, began = process.cpu_seconds(), time.monotonic()
+        client.raw.settimeout(60)
+        client.raw.sendall(sent)
+        while client.raw.recv(65_536):
+            pass
+        took, spent = time.monotonic() - began, process.cpu_seconds() - before
+    assert spent > 0.05  # they were read
+    assert took > 4 * spent
 
 
 def test_kept_connections_take_little_memory(process: Process) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sentiment_service.requests.limits import PathSet
-from sentiment_service.server.connection import READ_BYTES, Connection, TlsConnection
+from sentiment_service.server.connection import Buffers, Connection, TlsConnection
 from sentiment_service.server.process import cannot_listen, take_no_handshake
 
 BACKLOG = 2048  # connections that the kernel completes while the service is busy
@@ -131,7 +131,7 @@ class Listener:
         self._on_end = on_end
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._buffer = memoryview(bytearray(READ_BYTES))  # into which all connections read
+        self._buffers = Buffers()
         self._beginning: set[asyncio.Task[None]] = set()
         self._handshakes = Turns(PACED_AT_ONCE, PERIOD_S)
         self._in_handshake: set[TlsConnection] = set()
@@ -166,10 +166,10 @@ class Listener:
 
     def _connection(self) -> Connection:
         if self.tls is None:
-            return Connection(self._protocol, self._buffer, self._on_end)
+            return Connection(self._protocol, self._buffers, self._on_end)
         connection = TlsConnection(
             self._protocol,
-            self._buffer,
+            self._buffers,
             self._on_end,
             context=self.tls,
             begin=self._handshakes.take,

@@ -4,6 +4,7 @@ joins what is written, and closes so that the client can read its last answer.
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,12 +15,31 @@ READ_BYTES = 32_768
 
 # The same with TLS: one long record, or some 700 that hold one byte each.
 RECORD_BYTES = 16_384
+# What is longer than CHEAP_BYTES and takes more than CHEAP_S to decrypt and parse was cut into tiny
+# chunks or records. All connections that send such things have one part of the event loop's time
+# in 1 + REST_FACTOR.
+CHEAP_BYTES, CHEAP_S = 4_096, 0.0005
+REST_FACTOR, MOST_REST_S = 10, 1.0
 # Seconds for the whole handshake.
 HANDSHAKE_S = 20.0
 
 # The rest of a refused body is dropped for so long, because some clients send all of it before they
 # read the error; or until so long a silence.
 LINGER_S, SILENCE_S = 30.0, 2.0
+
+
+class Buffers:
+    """The memory into which all connections of an event loop read, one after the other."""
+
+    def __init__(self) -> None:
+        self.read = memoryview(bytearray(READ_BYTES))
+        self._dear_until = 0.0  # on the clock of time.monotonic
+
+    def rest_s(self, spent_s: float) -> float:
+        """For how long a connection must rest after this much of the event loop's time."""
+        now = time.monotonic()
+        self._dear_until = max(now, self._dear_until) + REST_FACTOR * spent_s
+        return min(self._dear_until - now, MOST_REST_S)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -32,7 +52,7 @@ class Connection(asyncio.BufferedProtocol):
     client loses the answer (RFC 9112, section 9.6). So ``close`` ends our sending side, and drops
     what arrives until the client ends its side or is silent, or its time is over.
 
-    All connections read into one ``buffer``. ``sending`` is called at the close. It returns whether
+    All connections share the ``buffers``. ``sending`` is called at the close. It returns whether
     the client may still be sending; the protocol sets it.
     """
 
@@ -41,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         protocol: Callable[[], asyncio.Protocol],
-        buffer: memoryview,
+        buffers: Buffers,
         on_end: Callable[[], object] = lambda: None,
         *,
         linger_s: float = LINGER_S,
@@ -49,7 +69,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._make_protocol = protocol
         self._protocol: asyncio.Protocol | None = None  # from the begin to the end
-        self._buffer = buffer[: self.most]
+        self._buffers = buffers
+        self._buffer = buffers.read[: self.most]
         self._on_end = on_end
         self._linger_s = linger_s
         self._silence_s = silence_s
@@ -80,8 +101,14 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self.closing:
             self.drop()
-        else:
+        elif nbytes <= CHEAP_BYTES:
             self._arrived(bytes(self._buffer[:nbytes]))
+        else:
+            began = time.thread_time()
+            self._arrived(bytes(self._buffer[:nbytes]))
+            spent_s = time.thread_time() - began
+            if spent_s > CHEAP_S:
+                self._rest(self._buffers.rest_s(spent_s))
         if nbytes == self.most:
             self._rest()
 
@@ -148,10 +175,14 @@ class Connection(asyncio.BufferedProtocol):
         if not self._resting:
             self._transport.resume_reading()
 
-    def _rest(self) -> None:
-        """Read no more in this iteration of the event loop."""
-        if not self._resting and not self._transport.is_closing():
-            self._hold()
+    def _rest(self, pause_s: float = 0.0) -> None:
+        """Read no more in this iteration of the event loop, or for some time."""
+        if self._resting or self._transport.is_closing():
+            return
+        self._hold()
+        if pause_s:
+            self._loop.call_later(pause_s, self._read_on)
+        else:
             self._loop.call_soon(self._read_on)
 
     def _hold(self) -> None:
@@ -223,14 +254,14 @@ class TlsConnection(Connection):
     def __init__(
         self,
         protocol: Callable[[], asyncio.Protocol],
-        buffer: memoryview,
+        buffers: Buffers,
         on_end: Callable[[], object] = lambda: None,
         *,
         context: ssl.SSLContext,
         begin: Callable[[Callable[[], None]], None],
         on_open: Callable[["TlsConnection"], None],
     ) -> None:
-        super().__init__(protocol, buffer, on_end)
+        super().__init__(protocol, buffers, on_end)
         self._context = context
         self._take_turn = begin
         self._on_open = on_open
