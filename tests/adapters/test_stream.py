@@ -1,12 +1,14 @@
 """POST /classify/stream: lines are read and answered at the same time."""
 
 import asyncio
+import gc
 import gzip
 import json
 import signal
 import subprocess
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -285,6 +287,30 @@ def test_what_decompressing_takes_is_counted(serve: Serve) -> None:
         lines = [json.loads(line) for line in answer.text.splitlines()]
         codes = [line["error"]["code"] if "error" in line else "" for line in lines]
         assert codes == (["overloaded"] if window == 24 else [""] * 3)
+
+
+def test_a_stream_that_fails_leaves_nothing_to_the_collector(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What decompresses it, with its window of up to 16 MB, goes with its end."""
+    made: list[weakref.ref[Any]] = []
+
+    def remembered(encoding: str) -> Any:
+        made.append(weakref.ref(one := decoder(encoding)))
+        return one
+
+    monkeypatch.setattr(stream, "decoder", remembered)
+    packed = brotli.compress(_lines(3))[:-4] + b"oops"
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            headers = {**NDJSON, "content-encoding": "br"}
+            answer = client.post("/classify/stream", content=packed, headers=headers)
+            assert json.loads(answer.text.splitlines()[-1])["error"]["code"]
+        assert [one() for one in made] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_a_body_that_waits_for_the_thread_counts_its_window(serve: Serve) -> None:

@@ -14,7 +14,7 @@ from typing import cast
 import httpx2
 import pytest
 import uvicorn
-from sentiment_service.server.connection import READ_BYTES, Connection
+from sentiment_service.server.connection import Buffers, Connection
 from sentiment_service.server.http_protocol import HttpProtocol
 from sentiment_service.server.server import Server
 
@@ -37,7 +37,7 @@ KEY = "a-key-of-a-client"
 CLOSING = post(BODY, b"connection: close")
 LAST = HEALTH[:-2] + b"connection: close\r\n\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
-BUFFER = memoryview(bytearray(READ_BYTES))
+BUFFERS = Buffers()
 CHUNKS = b"5\r\nabcde\r\n" * 100_000
 
 
@@ -151,7 +151,7 @@ async def test_what_is_dropped_is_not_read_for_ever(pause_s: float) -> None:
         end.setblocking(False)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    connection = Connection(asyncio.Protocol, BUFFER, ended.set, linger_s=1.0, silence_s=0.2)
+    connection = Connection(asyncio.Protocol, BUFFERS, ended.set, linger_s=1.0, silence_s=0.2)
     await loop.connect_accepted_socket(lambda: connection, ours)
     connection.sending = lambda: True
     connection.write(b"refused")
@@ -208,7 +208,7 @@ async def test_head_and_body_of_an_answer_leave_together() -> None:
     below = SimpleNamespace(
         write=written.append, is_closing=lambda: False, close=lambda: written.append(b"closed")
     )
-    transport = Connection(asyncio.Protocol, BUFFER)
+    transport = Connection(asyncio.Protocol, BUFFERS)
     transport.connection_made(cast(asyncio.Transport, below))
     for data in (b"head ", b"body", b"alone"):
         transport.write(data)

@@ -168,7 +168,7 @@ class StreamedAnswers(Response):
             if self._exchange.status != self.status_code:  # the answer has not begun
                 raise
             if not self._ended:  # behind the last line, the server itself may close the connection
-                self._failure = error
+                self._failure = error.again()
         except asyncio.CancelledError:
             if not self._service.lifecycle.stopping:
                 raise
@@ -180,6 +180,7 @@ class StreamedAnswers(Response):
                         await self._send_last(send)
         finally:
             self._lines.close()
+            del self._decoder  # the frames of a cancelled task stay for the collector
             self._exchange.stages.clear()  # those of groups overlap
             if failure := self._failure:  # the status was sent before, so it cannot say it
                 self._exchange.code, self._exchange.outcome = failure.code, failure.outcome
@@ -223,7 +224,7 @@ class StreamedAnswers(Response):
                     # A few bytes may expand to many pieces without a line: let other tasks run.
                     await asyncio.sleep(0)
         except errors.ServiceError as error:  # nothing more can be read
-            self._failure = error
+            self._failure = error.again()
         await self._groups.put(None)
 
     async def _answer(self, lines: list[ndjson.Line], admitted: asyncio.Event) -> bytes:
