@@ -431,7 +431,7 @@ def test_compressed_files(tmp_path: Path, ending: str) -> None:
     source = _Input(_file(tmp_path, name, packed))
     texts = _texts(source)
     assert (len(texts), texts[-1]) == (100_000, rows.splitlines()[-1])
-    assert source.table().expected_rows(1) >= 1
+    assert (source.table().expected_rows(1) or 0) >= 1
     half = _file(tmp_path, f"half_{name}", packed[: len(packed) // 2])
     with pytest.raises(CannotContinue, match=rf"half_{name} cannot be unpacked: ."):
         _texts(_Input(half))
