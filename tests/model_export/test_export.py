@@ -275,10 +275,10 @@ def test_what_is_put_there_during_an_export_stays_too(
     """The output is looked at again before it is replaced."""
     output = tmp_path / "out"
 
-    def slow(manifest: Manifest) -> str:
+    def slow(manifest: Manifest, *, multi_label: bool) -> str:
         output.mkdir()
         (output / "notes.txt").write_text("mine")
-        return model_card(manifest)
+        return model_card(manifest, multi_label=multi_label)
 
     monkeypatch.setattr(export_module, "model_card", slow)
     with pytest.raises(UserError, match="out exists and is not a bundle"):
