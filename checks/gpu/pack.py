@@ -43,10 +43,9 @@ UNUSED = ("libonnxruntime_providers_tensorrt.so", "libonnxruntime.so.*")
 
 def main() -> int:
     options = _options()
-    setup = Setup(options.work, "cuda")
-    if not setup.bundle.exists():
-        make(setup)
     with tempfile.TemporaryDirectory() as folder:
+        setup = Setup(Path(folder) / "work", "cuda")
+        make(setup)
         wheels, site = Path(folder) / "wheels", Path(folder) / "site"
         download(wheels, requirements(), options.python)
         install(wheels, site)
@@ -164,7 +163,6 @@ def _options() -> argparse.Namespace:
         required=True,
         help="compute capability of the GPU there, such as 9.0; code for others is left out",
     )
-    parser.add_argument("--work", type=Path, default=Path(".bench/gpu"), help="of the models")
     options = parser.parse_args()
     if options.out.exists():
         parser.error(f"{options.out} exists already")

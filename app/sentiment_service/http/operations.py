@@ -366,7 +366,7 @@ EXAMPLE = (
     "# TYPE sentiment_model_ready gauge\n"
     f'sentiment_model_ready{{model="{MODEL}"}} 1.0\n'
 )
-# After the metrics were rendered, they are not rendered again for so many times as long, up to ...
+# Metrics are not rendered again for so many times as long as it took, and at most so many seconds.
 REST, MAX_REST_S = 10, 0.05
 LEVEL = 4  # higher ones of gzip take longer and save little
 TEXT = "text/plain"

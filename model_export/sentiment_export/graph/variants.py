@@ -52,7 +52,7 @@ Write = Callable[[Precision, Path], list[str]]
 def graphs_of(checkpoint: Checkpoint, work: Path) -> Write:
     """What writes the checkpoint's variants; ``work`` is for files."""
     if checkpoint.encoder is None:
-        return partial(_write_from_graph, export_graph(checkpoint, work))
+        return partial(write_from_graph, export_graph(checkpoint, work))
     return partial(_write_from_weights, checkpoint.encoder, checkpoint.weights)
 
 
@@ -71,7 +71,7 @@ _OF_WEIGHTS: Mapping[Precision, tuple[Callable[[Encoder, Any], Classifier], tupl
 }
 
 
-def _write_from_graph(plain: Path, precision: Precision, target: Path) -> list[str]:
+def write_from_graph(plain: Path, precision: Precision, target: Path) -> list[str]:
     """Write a variant of a ``plain`` fp32 graph, which has dynamic axes and a mask.
 
     In fp16, padding is kept. Dropping it needs the number of real tokens, which only the GPU
@@ -236,7 +236,7 @@ class SourceGraphs:
 
     def write(self, precision: Precision, target: Path) -> list[str]:
         if not self.kept:
-            return _write_from_graph(self._plain, precision, target)
+            return write_from_graph(self._plain, precision, target)
         _save_source(onnx.load_model(self._source), target)
         return [f"as it is in {self._file.path.name}"]
 
