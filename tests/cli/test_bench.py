@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from itertools import count, islice, pairwise
+from itertools import chain, count, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -349,10 +349,15 @@ def test_the_threshold_is_written_as_in_deploy() -> None:
 
 @pytest.mark.parametrize(("wait_ms", "ms"), [(0.0, 10), (4.2, 10), (19.0, 10), (60.0, 30)])
 def test_the_threshold_is_never_what_a_batch_takes(wait_ms: float, ms: int) -> None:
-    """A shorter wait says nothing of load."""
+    """A shorter wait says nothing of load; what is said then, and after short steps, is why."""
     step = _step(100, wait_ms=wait_ms)
     shown = _said(step)
     assert f"scale out at a predicted wait of {ms} ms: averageValue: {ms}m in hpa-queue" in shown
+    assert (f"half of the {wait_ms:.1f} ms" in shown) == (wait_ms < 18)
+    assert "too short" not in shown
+    short = bench.conclusions([step], 1, Namespace(**{**vars(OPTIONS), "seconds": 2.0}))
+    assert "steps of 2 s are too short" in short
+    assert "--seconds 10 or more" in short
     (found,) = json.loads(bench.document({1: [step]}, OPTIONS))["results"]
     assert found["scaling_threshold_ms"] == ms
 
@@ -446,6 +451,30 @@ def test_the_key_stays_at_its_url(status: int) -> None:
             assert not target.metrics()["texts_total"]
         assert seen == []
     assert all(b"authorization: Bearer secret-key\r\n" in head for head in asked)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "timeout_s", "words"),
+    [
+        # Python limits the number of these since 3.14.
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.5, "(within 0.5 s|it does not speak HTTP)"),
+        (OK, b"x: y\r\n", 60, "it does not speak HTTP"),
+        (CHUNKED, b"10000\r\n" + b" " * 65_536 + b"\r\n", 60, "has more than 16777216 bytes"),
+        (CHUNKED, b"4\r\n[[[[\r\n", 0.5, "(within 0.5 s|more than 16777216 bytes)"),
+    ],
+    ids=["100s", "headers", "body", "small pieces"],
+)
+def test_an_answer_without_an_end_is_given_up(
+    head: bytes, piece: bytes, timeout_s: float, words: str
+) -> None:
+    """Whether it is another 100 each time, a header or a piece of the body."""
+    endless = raw_server(lambda: chain([head], repeat(piece)))
+    with endless as (url, _), pytest.raises(UserError, match=words):
+        Target(url, timeout_s=timeout_s).check("{}")
 
 
 def test_answers_that_announce_another_are_not_counted() -> None:

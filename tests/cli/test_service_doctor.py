@@ -1,7 +1,11 @@
 """``sentiment doctor --url``: what it says of a running service, and of what is none."""
 
 import json
+import socket
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler
 from itertools import count
 from pathlib import Path
@@ -9,6 +13,7 @@ from typing import Any
 
 import pytest
 from sentiment_service.cli.command import main
+from sentiment_service.cli.service_doctor import examine_service
 
 from benchmarks.service import free_port
 from checks.support.tls import make_certificate
@@ -234,6 +239,29 @@ def test_replicas_of_two_models(ask: Ask) -> None:
     assert (code, found[:17]) == (1, "PROBLEM  answers:")
     assert "4 of tiny digest 000000000000 in int8, 4 of tiny digest 111111111111 in int8" in found
     assert cure.startswith("replicas serve different models")
+
+
+@pytest.mark.parametrize("begins", ["", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\n\r\n"])
+@pytest.mark.parametrize("goes_on", [" ", "HTTP/1.1 100 Continue\r\n\r\n", "a: b\r\n"])
+def test_an_answer_that_does_not_end(begins: str, goes_on: str) -> None:
+    """The time is that of the whole answer, and not of each of its parts."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        listener.settimeout(30)  # the client may give up before it connects
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.sendall(begins.encode())
+                for _ in range(600):
+                    connection.sendall(goes_on.encode())
+                    time.sleep(0.1)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(answer)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            (found,) = examine_service(url, None, timeout_s=0.35)
+    assert found.check == "connection"
+    assert "timed out; a firewall" in found.line() or "cannot reach" in found.line()
 
 
 def test_no_model_is_loaded_here(capsys: pytest.CaptureFixture[str]) -> None:

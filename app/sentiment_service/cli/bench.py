@@ -40,6 +40,7 @@ FEWEST = 20  # requests in a step
 LONE_S = 1.0  # for the requests that are sent one by one
 SAMPLE_S = 0.25  # between two looks at the metrics
 LEAST_MS = 10  # of the predicted wait at which to scale out: less is that of a batch or two
+FULL_STEP_S = 10.0  # in which the queue has been looked at forty times
 # If this client was later than this share of the goal, a step may have failed because of it.
 LATE_SHARE, LATE_MS = 0.2, 3.0
 
@@ -176,6 +177,16 @@ def conclusions(steps: Sequence[Step], count: int, options: Namespace) -> str:
             f"scale out at a predicted wait of {ms} ms: averageValue: {ms}m in hpa-queue, "
             f'threshold: "{ms / 1000}" in keda, autoscaling.queueWaitMs={ms} in the chart'
         )
+        if found.wait_ms is not None and round(found.wait_ms / 2) < LEAST_MS:
+            lines.append(
+                f"that is the least: half of the {found.wait_ms:.1f} ms at this rate would add "
+                "replicas for a single batch"
+            )
+        if options.seconds < FULL_STEP_S:
+            lines.append(
+                f"steps of {options.seconds:g} s are too short for a queue to show its usual "
+                f"length: for a better threshold, use --seconds {FULL_STEP_S:g} or more"
+            )
     return "\n".join(lines)
 
 

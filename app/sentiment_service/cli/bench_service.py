@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -27,6 +29,7 @@ WAIT_S = 60.0  # for the end of a process
 # The settings that must not count for a service that one client asks, on loopback.
 REMOTE = ("API_KEY", "ADMIN_KEY", "RATE_LIMIT", "METRICS_PORT", "GRPC_PORT", "TLS_", "ROOT_PATH")
 TIMEOUT_S = 10.0  # for an answer
+MOST_BYTES = 16 * 2**20  # of an answer
 
 
 class Server:
@@ -89,10 +92,14 @@ def own_service(settings: Mapping[str, object]) -> Server:
 
 @dataclass(frozen=True)
 class Target:
-    """A service at a URL, which may have a path, and the API key that it wants."""
+    """A service at a URL, which may have a path, and the API key that it wants.
+
+    ``timeout_s`` are the seconds for an answer to a request that is sent by hand.
+    """
 
     url: str
     key: str | None = None
+    timeout_s: float = TIMEOUT_S
 
     def check(self, body: str) -> None:
         try:
@@ -100,7 +107,7 @@ class Target:
         except ssl.SSLCertVerificationError as error:
             raise UserError(f"{self.url} does not answer: {error.verify_message}") from None
         except TimeoutError:
-            raise UserError(f"{self.url} does not answer within {TIMEOUT_S:g} s") from None
+            raise UserError(f"{self.url} does not answer within {self.timeout_s:g} s") from None
         except (OSError, ValueError) as error:
             number = error.errno if isinstance(error, OSError) else None
             why = os.strerror(number) if number and number > 0 else first_line(error)
@@ -138,14 +145,30 @@ class Target:
         headers = {"content-type": "application/json"} if body else {}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
-        path = f"{to.path.rstrip('/')}{path}"
-        with closing(kind(to.hostname or "", to.port, timeout=TIMEOUT_S)) as connection:
+        path, until = f"{to.path.rstrip('/')}{path}", time.monotonic() + self.timeout_s
+        with closing(kind(to.hostname or "", to.port, timeout=self.timeout_s)) as connection:
+            connection.connect()
+            # The connection's own limit is for each piece, and some answer in pieces for ever.
+            late = threading.Timer(self.timeout_s, _shut, [connection.sock])
+            late.start()
             try:
                 connection.request("POST" if body else "GET", path, body or None, headers)
                 answer = connection.getresponse()
-                return answer.status, answer.read()
+                content = answer.read(MOST_BYTES + 1)
             except HTTPException:
                 raise ValueError("it does not speak HTTP") from None
+            finally:
+                late.cancel()
+                if time.monotonic() >= until:
+                    raise TimeoutError
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"its answer has more than {MOST_BYTES} bytes")
+        return answer.status, content
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def sums(scrape: str) -> Mapping[str, float]:

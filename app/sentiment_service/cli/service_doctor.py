@@ -1,6 +1,7 @@
 """``sentiment doctor --url``: looks at a running service, in the way in which clients reach it."""
 
 import importlib.metadata
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,24 +42,36 @@ MOST_DETAIL_CHARS = 300
 
 
 class _Asker(Client):
-    """A client that is interested in answers of any kind."""
+    """A client that is interested in answers of any kind, if they end in time."""
 
     @property
     def through(self) -> str:
         return self._through
 
     def ask(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        method = "GET" if body is None else "POST"
+        method, limit_s = "GET" if body is None else "POST", self._timeout_s
         http: httpx.Client = self._connections()[0]
-        return http.request(method, path, json=body, headers=headers, timeout=TIMEOUT_S)
+        # httpx limits the time of each part of an answer, and there may be any number of parts.
+        late = threading.Timer(limit_s, http.close)
+        late.start()
+        try:
+            return http.request(method, path, json=body, headers=headers, timeout=limit_s)
+        except (httpx.RequestError, OSError, ValueError, RuntimeError):
+            if http.is_closed:  # now, or as the answer before this one ended
+                raise httpx.ReadTimeout("the answer did not end") from None
+            raise
+        finally:
+            late.cancel()
 
 
-def examine_service(url: str, api_key: str | None) -> Iterator[Finding]:
+def examine_service(
+    url: str, api_key: str | None, *, timeout_s: float = TIMEOUT_S
+) -> Iterator[Finding]:
     """All findings, from the connection to answers. After some problems, no more can be found."""
     try:
         with (
-            _Asker(url, timeout_s=TIMEOUT_S) as anyone,
-            _Asker(url, api_key=api_key, timeout_s=TIMEOUT_S) as service,
+            _Asker(url, timeout_s=timeout_s) as anyone,
+            _Asker(url, api_key=api_key, timeout_s=timeout_s) as service,
         ):
             try:
                 yield from _examine(anyone, service, api_key)
