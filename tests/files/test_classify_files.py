@@ -754,7 +754,7 @@ def test_resume_of_a_run_that_overwrites(tmp_path: Path, monkeypatch: pytest.Mon
 def test_files_of_someone_else_are_kept(
     tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A file that no run has written is refused by name, and so is a directory."""
+    """A file that no run has written is refused by name, and so is a directory of old versions."""
     source, target = _csv(tmp_path / "in.csv", 10), tmp_path / "out.csv"
     (tmp_path / name).write_text("precious\n")
     for more in ([], ["--resume"], ["--overwrite"]):
@@ -764,7 +764,7 @@ def test_files_of_someone_else_are_kept(
     (tmp_path / name).unlink()
     Path(f"{target}.partial").mkdir()
     assert main(["classify", *_files(source, target, bundle)]) == 1
-    assert "out.csv.partial: Is a directory" in capsys.readouterr().err
+    assert "out.csv.partial is a directory, as older versions wrote it" in capsys.readouterr().err
 
 
 class _DamagedTable(CsvTable):

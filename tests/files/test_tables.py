@@ -555,6 +555,8 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.xlsx", _zip({"a.csv": b"text\n"}), "cannot be read as .xlsx: "),
     ("a.xlsx", _workbook(["text"])[:-99], "cannot be read as .xlsx: "),
     ("a.xlsx", _workbook(), "no cell in its first sheet; --sheet NAME reads another"),
+    ("a.xlsx", _workbook(["text"], ['=CONCAT("lo","ve")']), "has only formulas without values"),
+    ("a.xlsx", _workbook(["id", "text"], [1, "=B3"], [], [2, "=B2"]), "'text' has only formulas"),
     ("a.xlsx", _workbook(["tweet"]), "no column 'text'; --column accepts one of: 'tweet'"),
     ("a.xlsx", _workbook(["text", "x", "x"]), "several columns with the same name: 'x'"),
     ("a.parquet", b"", "cannot be read as Parquet"),
@@ -643,6 +645,20 @@ def _bytes_read() -> int:
     return int(facts["rchar"])
 
 
+def test_whole_numbers_of_any_length(tmp_path: Path) -> None:
+    """A number of more digits than Python reads is a number, and keeps all of them."""
+    digits = "7" * 5_000
+    lines = [f'{{"text": "love", "n": {digits}}}', f'{{"text": "it", "n": -{digits}}}']
+    source = _Input(_file(tmp_path, "a.jsonl", "\n".join(lines).encode()))
+    assert _texts(source) == ["love", "it"]
+    assert f'"n": {digits}, "label"' in _written(source, ".jsonl", tmp_path).decode()
+    assert f"love,{digits},good" in _written(source, ".csv", tmp_path).decode()
+    _written(source, ".parquet", tmp_path)
+    assert digits in pq.read_table(tmp_path / "whole")["n"].to_pylist()[0]
+    listed = _file(tmp_path, "a.json", f"[{', '.join(lines)}]".encode())
+    assert _texts(_Input(listed)) == ["love", "it"]
+
+
 @pytest.mark.parametrize(
     ("name", "separator"), [("a.csv", ";"), ("a.csv", "|"), ("a.csv", "\t"), ("a.tsv", ",")]
 )
@@ -673,8 +689,7 @@ def test_jsonl_with_constants_that_json_lacks(tmp_path: Path, name: str) -> None
     written = _written(table, ".jsonl", tmp_path, [GOOD, FAILED, FAILED]).decode().splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in written]
     assert [row["n"] for row in rows] == [[None, 1], None, 1.1, 2]
-    if name == "a.jsonl":
-        assert written[2].startswith('{"n":  1.10, ')
+    assert written[2].startswith('{"n":  1.10, ')
 
 
 def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
@@ -718,9 +733,9 @@ def test_jsonl_lines_stay_unchanged(tmp_path: Path) -> None:
 
 
 def test_half_a_pair_of_surrogates_in_a_json_list(tmp_path: Path) -> None:
-    """It fails only its own text. Whole numbers and texts of all items stay as they are."""
+    """As in JSON lines, it stays as it is, and fails only its own text."""
     items = [
-        '{"text": "love", "big": 12345678901234567890123}',
+        '{"text": "love", "n": 1.10, "big": 12345678901234567890123}',
         ' { "text" :\r\n "cut \\ud83d" , "\\uDE00": "\\ud83d\\ud83d\\ude00\\ud83d\\n" } ',
         '"pair \\uD83D\\uDE00 \\\\ud83d \\\\\\ud83d"',
         r'"\ufffd, \udcff\"\ud7ff"',
@@ -730,8 +745,11 @@ def test_half_a_pair_of_surrogates_in_a_json_list(tmp_path: Path) -> None:
     pair = "pair \U0001f600 \\ud83d \\\ud83d"
     assert _texts(source) == ["love", "cut \ud83d", pair, '\ufffd, \udcff"\ud7ff', "é"]
     written = _written(source, ".jsonl", tmp_path).decode().splitlines()
-    assert [json.loads(line)["text"] for line in written] == _texts(source)
-    assert json.loads(written[0])["big"] == 12345678901234567890123
+    assert written[0].startswith(items[0][:-1] + ", ")
+    assert written[1].startswith("{" + items[1].strip().replace("\r\n", "  ")[1:-1].strip() + ", ")
+    assert [line.startswith('{"text": ' + item) for line, item in zip(written, items, strict=True)][
+        2:
+    ] == [True] * 3
 
 
 def test_parquet_keeps_its_columns_and_types(tmp_path: Path) -> None:
@@ -783,9 +801,20 @@ DATES = {
     "duration": pa.array([7, None], pa.duration("ns")),
     "kind": pa.array([1_500, None], pa.timestamp("ns")).dictionary_encode(),
 }
+NS = pa.timestamp("ns")
 WITHIN = {
-    "days": pa.array([[1, None], None], pa.list_(pa.date32())),
-    "record": pa.array([{"a": 1_500_000}, None], pa.struct({"a": pa.timestamp("us")})),
+    "times": pa.array([[1, None], None], pa.list_(pa.time64("ns"))),
+    "large": pa.array([[1], None], pa.large_list(NS)),
+    "two": pa.array([[1, 86_400], None], pa.list_(pa.duration("us"), 2)),
+    "far": pa.array([[253_402_300_800_000], None], pa.list_(pa.timestamp("ms"))),
+    "kinds": pa.ListArray.from_arrays(
+        [0, 2, 2], pa.array([1, 2], NS).dictionary_encode(), mask=pa.array([False, True])
+    ),
+    "record": pa.array(
+        [{"a": 1, "b": [{"c": 3}]}, None],
+        pa.struct({"a": NS, "b": pa.list_(pa.struct({"c": pa.date32()}))}),
+    ),
+    "map": pa.array([[(0, 5)], None], pa.map_(pa.date32(), pa.duration("s"))),
 }
 NUMBERS_AND_BYTES = {
     "number": [float("nan"), None],
@@ -813,8 +842,16 @@ NUMBERS_AND_BYTES = {
         (
             WITHIN,
             {
-                "days": ["1970-01-02", None],
-                "record": {"a": "1970-01-01 00:00:01.500000"},
+                "times": ["00:00:00.000000001", None],
+                "large": ["1970-01-01 00:00:00.000000001"],
+                "two": [1, 86_400],
+                "far": ["10000-01-01 00:00:00.000"],
+                "kinds": [
+                    "1970-01-01 00:00:00.000000001",
+                    "1970-01-01 00:00:00.000000002",
+                ],
+                "record": {"a": "1970-01-01 00:00:00.000000001", "b": [{"c": "1970-01-04"}]},
+                "map": [["1970-01-01", 5]],
             },
         ),
         (
@@ -828,7 +865,7 @@ def test_parquet_values_that_text_lacks(
 ) -> None:
     """Dates and times are text with all digits, durations numbers, bytes base64.
 
-    Dates and times within lists and objects are text, too. In JSON, NaN and infinity are null.
+    So are those within lists and objects. In JSON, NaN and infinity are null.
     """
     pq.write_table(pa.table({"text": ["love", "it"], **columns}), tmp_path / "a.parquet")
     written = _written(_Input(tmp_path / "a.parquet"), suffix, tmp_path).decode()

@@ -1,10 +1,12 @@
 """Tables of JSON objects: JSON lines, lists in JSON, and workbooks, whose rows become objects."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import chain
+from decimal import Decimal
+from itertools import chain, islice
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -33,6 +35,14 @@ from sentiment_service.files.text_files import PLAIN, FileOptions, TextFile, che
 INT64_MAX = 2**63 - 1
 FLOAT_INT_MAX = 2**53  # up to here, each whole number has a float
 SHOWN_CHARS = 200  # of a line that cannot be read
+INT_DIGITS = 4_000  # Python refuses to read longer whole numbers
+# Each escape in JSON; with a group, unless it is half of a pair of surrogates without the other.
+ESCAPE = re.compile(
+    rb"(\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2})"
+    rb"|\\u[Dd][89A-Fa-f][0-9A-Fa-f]{2}|(\\.)"
+)
+# A string, or in a group a constant that JSON lacks.
+CONSTANT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)')
 NOT_A_LIST = (
     "is not a JSON list of texts or objects ({}); a file with an object in each line must end in "
     ".jsonl"
@@ -136,7 +146,7 @@ class JsonListTable(JsonlTable):
         content = TextFile(path, self._options.encoding).content()
         try:
             items = _items(content)
-        except (ValueError, RecursionError) as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UserError(f"{path} {NOT_A_LIST.format(error)}") from None
         return enumerate(map(_json_line, items), start=1)
 
@@ -159,7 +169,7 @@ class XlsxTable(JsonlTable):
         from openpyxl.utils import get_column_letter
 
         filled = ((number, row) for number, row in rows if any(cell is not None for cell in row))
-        last, first = next(filled, (0, ()))
+        begin, first = next(filled, (0, ()))
         header = {place: str(name) for place, name in enumerate(first) if name is not None}
         if not header:
             which = repr(self._options.sheet) if self._options.sheet else "first"
@@ -168,7 +178,7 @@ class XlsxTable(JsonlTable):
         text_index(self._column, names, path)
         self._names += names
         self._types |= dict.fromkeys(names, NoneType)
-        blank = json_text(dict.fromkeys(names))
+        last, blank, any_text = begin, json_text(dict.fromkeys(names)), False
         for number, row in filled:
             yield from ((between, blank) for between in range(last + 1, number))
             last = number
@@ -179,10 +189,23 @@ class XlsxTable(JsonlTable):
                         letters = f"column {get_column_letter(place + 1)}"
                         (name,) = free_names([letters], names, "unnamed ")
                     record[name] = value
+            any_text |= record[self._column] is not None
             yield number, json_text(record)
+        if any_text:
+            return
+        place = next(place for place, name in header.items() if name == self._column)
+        with closing(self._sheet(path, data_only=False)) as formulas:
+            if any(any(row[place : place + 1]) for row in islice(formulas, begin, None)):
+                raise CannotContinue(
+                    f"{path}: the column {self._column!r} has only formulas without values; open "
+                    "the file in Excel and save it, so that they are computed"
+                )
 
-    def _sheet(self, path: Path) -> Generator[Sequence[Any], None, None]:
-        """The values of each row. Of a formula, it is the one that was last computed."""
+    def _sheet(self, path: Path, *, data_only: bool = True) -> Generator[Sequence[Any], None, None]:
+        """The values of each row. Of a formula, it is the one that was last computed.
+
+        Without ``data_only``, it is the formula.
+        """
         from openpyxl import load_workbook
 
         sheet = self._options.sheet
@@ -192,7 +215,7 @@ class XlsxTable(JsonlTable):
                 check_expansion(path, path.stat().st_size, sum(sizes))
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what it does not read, such as colours
-                    book = load_workbook(file, read_only=True, data_only=True)
+                    book = load_workbook(file, read_only=True, data_only=data_only)
             except CannotContinue:
                 raise
             except Exception as error:  # openpyxl has no errors of its own
@@ -217,28 +240,36 @@ class XlsxTable(JsonlTable):
         return text
 
 
-def _items(content: bytes) -> list[str]:
-    """The items of a JSON list, each as a line."""
+def _items(content: bytes) -> list[msgspec.Raw]:
+    """The items of a JSON list, unchanged."""
     try:
-        items = msgspec.json.decode(content, type=list[msgspec.Raw])
-        return [bytes(item).decode("utf-8", "surrogateescape") for item in items]
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
     except msgspec.DecodeError:
         # msgspec refuses half of a pair of surrogates, which must fail only its own text, and NaN
-        # and infinity, which are null in JSON lines.
-        read = json.loads(content.decode("utf-8", "surrogateescape"))
-        if not isinstance(read, list):
-            raise
-        return [*map(json.dumps, read)]
+        # and infinity, which are null in JSON lines. With something else of the same length, it
+        # finds where the items are.
+        paired = ESCAPE.sub(lambda found: found[1] or found[2] or rb"\ufffd", content)
+        paired = CONSTANT.sub(lambda found: b"1" * len(found[1] or b"") or found[0], paired)
+        items, end = [], 0
+        for item in map(bytes, msgspec.json.decode(paired, type=list[msgspec.Raw])):
+            start = paired.index(item, end)
+            end = start + len(item)
+            items.append(msgspec.Raw(content[start:end]))
+        return items
 
 
-def _json_line(item: str) -> str:
+def _json_line(item: msgspec.Raw) -> str:
     # A line break can only be between the parts of an item.
-    line = item.replace("\n", " ").replace("\r", " ")
+    line = bytes(item).decode("utf-8", "surrogateescape").replace("\n", " ").replace("\r", " ")
     return line if line.startswith("{") else f'{{"text": {line}}}'
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
+
+
+def _whole_number(digits: str) -> int | Decimal:
+    return int(digits) if len(digits) < INT_DIGITS else Decimal(digits)
 
 
 def parsed(
@@ -247,14 +278,19 @@ def parsed(
     """The JSON object in a line, with None for NaN and infinity; None if there is none."""
     try:
         value = json.loads(line, parse_constant=parse_constant)
-    except (ValueError, RecursionError):
+    except ValueError:
+        try:  # more slowly, for numbers with very many digits
+            value = json.loads(line, parse_constant=parse_constant, parse_int=_whole_number)
+        except ValueError:
+            return None
+    except RecursionError:
         return None
     return value if isinstance(value, dict) else None
 
 
 def _type_of(value: Any) -> type:
     kind = type(value)
-    if kind in (dict, list) or (kind is int and abs(value) > INT64_MAX):
+    if kind in (dict, list, Decimal) or (kind is int and abs(value) > INT64_MAX):
         return object
     return kind
 

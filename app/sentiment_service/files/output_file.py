@@ -49,6 +49,11 @@ class OutputFile:
         self.target = target
         self.partial, self._progress = Path(f"{target}.partial"), Path(f"{target}.progress")
         self._new = Path(f"{self._progress}.tmp")
+        if self.partial.is_dir():
+            raise UserError(
+                f"{self.partial} is a directory, as older versions wrote it, and cannot be "
+                "continued; delete it to start anew"
+            )
         try:
             self._lock = FileLock(self.partial)
         except BlockingIOError:

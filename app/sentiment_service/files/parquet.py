@@ -95,7 +95,7 @@ class ParquetTable(Table):
         return self._count
 
     def records(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        """See ``Table``. A column's dates and times are text, its durations numbers in its unit.
+        """See ``Table``. Dates and times are text, and durations are numbers in their unit.
 
         Python's types for them have neither nanoseconds nor years after 9999.
         """
@@ -179,13 +179,29 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _writable(kind: pa.DataType) -> pa.DataType:
-    """The type with text for dates and times, and a number for a duration."""
+    """The type with text for dates and times, and numbers for durations, also within values."""
+
+    def member(field: pa.Field) -> pa.Field:
+        return field.with_type(_writable(field.type))
+
     types = pa.types
     if types.is_dictionary(kind):
         return _writable(kind.value_type)
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
         return pa.string()
-    return pa.int64() if types.is_duration(kind) else kind
+    if types.is_duration(kind):
+        return pa.int64()
+    if types.is_map(kind):
+        return pa.map_(member(kind.key_field), member(kind.item_field), kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(member(kind.value_field), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(member(kind.value_field))
+    if types.is_list(kind):
+        return pa.list_(member(kind.value_field))
+    if types.is_struct(kind):
+        return pa.struct([*map(member, kind)])
+    return kind
 
 
 def _arrow_value(value: Any, kind: type) -> Any:
