@@ -135,7 +135,7 @@ def test_options_for_a_checkpoint(bundle: Path, monkeypatch: pytest.MonkeyPatch)
     """Every flag that `serve` has for a checkpoint is a keyword; a bundle takes none."""
     keywords = inspect.signature(Classifier).parameters
     assert {*CheckpointOptions.model_fields, "refresh"} <= keywords.keys()
-    with pytest.raises(UserError, match="is a bundle, and --labels, --text-pairs cannot change it"):
+    with pytest.raises(UserError, match="is a bundle, and labels, text_pairs cannot change it"):
         Classifier(bundle, labels=["bad", "good"], text_pairs=True)
     seen: list[Settings] = []
 
@@ -569,21 +569,18 @@ def test_it_is_freed_without_close(bundle: Path) -> None:
     ("options", "words"),
     [
         ({"model": "/nothing"}, "there is no directory"),
-        ({"precision": "int4"}, "^--precision: must be 'auto'"),
+        ({"precision": "int4"}, "^precision: must be 'auto'"),
         ({"precision": "fp16"}, "no fp16"),
-        ({"runners": -1}, "^--runners: must be at least 0, not -1$"),
-        ({"max_text_chars": 0}, "^--max-text-chars: must be at least 1"),
-        ({"labels": "a,b"}, "is a bundle, and --labels cannot change it"),
-        ({"multi_label": False}, "is a bundle, and --single-label cannot change it"),
-        (
-            {"refresh": True},
-            "^--refresh is for a branch or tag of the hub: give a --model ORG/NAME",
-        ),
-        ({"device": "cuda"}, "to serve without a GPU, use --device cpu$"),
+        ({"runners": -1}, "^runners: must be at least 0, not -1$"),
+        ({"max_text_chars": 0}, "^max_text_chars: must be at least 1"),
+        ({"labels": "a,b"}, "is a bundle, and labels cannot change it"),
+        ({"multi_label": False}, "is a bundle, and multi_label cannot change it"),
+        ({"refresh": True}, "^refresh is for a branch or tag of the hub: give a model ORG/NAME"),
+        ({"device": "cuda"}, "to serve without a GPU, use device cpu$"),
     ],
 )
-def test_options_that_cannot_be_used_are_named(options: dict[str, Any], words: str) -> None:
-    """By the command's flags of the same names."""
+def test_errors_speak_of_options_and_not_of_flags(options: dict[str, Any], words: str) -> None:
+    """Where the command's error has a flag, this one has the keyword."""
     with pytest.raises((ValueError, UserError), match=words):
         Classifier(**options)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +43,7 @@ from sentiment_service.settings.sources import load_settings
 BAR_AFTER_S = 2.0
 # What standard error raises that is None, closed, or an object that a program has put there.
 UNUSABLE = (AttributeError, OSError, TypeError, ValueError)
+FLAG = re.compile("--([a-z]+(?:-[a-z]+)*)")
 Frame = TypeVar("Frame")
 
 
@@ -102,8 +104,12 @@ class Classifier:
             given["model"] = [str(model)]
         # When the main thread has ended, Python starts no threads, which measuring needs.
         measure = threading.main_thread().is_alive()
-        settings = with_bundles(load_settings(given), _say)
-        self._model: LocalClassifier | None = LocalClassifier(settings, measure=measure)
+        try:
+            settings = with_bundles(load_settings(given), _say)
+            self._model: LocalClassifier | None = LocalClassifier(settings, measure=measure)
+        except (ValueError, UserError) as error:
+            error.args = (_without_flags(str(error)),)
+            raise
         self._process = os.getpid()
         columns = self._model.columns
         self.labels = columns.labels
@@ -309,7 +315,14 @@ def _shows_bars() -> bool:
 
 def _say(words: str) -> None:
     with suppress(*UNUSABLE):
-        sys.stderr.write(f"{words}\n")
+        sys.stderr.write(f"{_without_flags(words)}\n")
+
+
+def _without_flags(words: str) -> str:
+    """A message with the names of the constructor's options in the place of the command's flags."""
+    options = {option.replace("_", "-"): option for option in Classifier.__init__.__annotations__}
+    options["single-label"] = "multi_label"
+    return FLAG.sub(lambda found: options.get(found[1], found[0]), words)
 
 
 def _text(value: Any) -> str | TextPair | ServiceError:
