@@ -37,6 +37,7 @@ from checks.soak.measuring.tally import Tally
 from checks.soak.measuring.watch import MEASURES, Watch
 from checks.soak.traffic import FINAL_LOAD_S, Traffic
 from checks.soak.wire import ADMIN_KEY, KEY
+from checks.support.tls import make_certificate
 
 FIGURES = ROOT / "checks/soak/results.json"
 PAGE = ROOT / "docs/measurements/soak.md"
@@ -47,6 +48,7 @@ REST_S = 5.0  # without traffic, before the process is measured at rest
 
 
 def main() -> int:
+    """Run the soak, store the outcome and print it."""
     parser = argparse.ArgumentParser(
         "checks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,16 +64,21 @@ def main() -> int:
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         bundle = shutil.copytree(EMBEDDED_BUNDLE, Path(folder, "bundle"))  # faults change it
-        outcomes = _outcomes(bundle, options.minutes, options.seed, options.workers)
+        certificate, key = make_certificate(Path(folder), "soak")
+        tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+        outcomes = _outcomes(bundle, tls, options.minutes, options.seed, options.workers)
     report.keep(outcomes, FIGURES, PAGE)
     print(report.tables(outcomes))
     return int(any(outcome["failures"] or outcome["exit_code"] for outcome in outcomes))
 
 
 def _outcomes(
-    bundle: Path, minutes: float, seed: int, servers: Sequence[int]
+    bundle: Path, tls: Sequence[str], minutes: float, seed: int, servers: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The outcome of each server, one after the other; they have these numbers of workers."""
+    """The outcome of each server, one after the other; they have these numbers of workers.
+
+    Beside each is one with the flags ``tls``, for the floods of TLS.
+    """
     truth = Truth(bundle, TEXTS, seed)
     for done in truth.compute():
         if done % 1_000 == 0:
@@ -81,9 +88,12 @@ def _outcomes(
         grpc_port = free_port()
         keys = {"SENTIMENT_API_KEYS": KEY, "SENTIMENT_ADMIN_KEYS": ADMIN_KEY}
         flags = ["--grpc-port", str(grpc_port), "--workers", str(workers)]
-        with Service(bundle, *flags, variables=keys) as service:
+        with (
+            Service(bundle, *tls, variables=keys) as beside,
+            Service(bundle, *flags, variables=keys) as service,
+        ):
             share = minutes / len(servers)
-            outcomes.append(_soak(service, workers, grpc_port, truth, share, seed))
+            outcomes.append(_soak(service, beside, workers, grpc_port, truth, share, seed))
         print(f"{workers} workers: {outcomes[-1]['failures'] or 'no failures'}")
         print(*outcomes[-1]["examples"], sep="\n", flush=True)
     return outcomes
@@ -91,6 +101,7 @@ def _outcomes(
 
 def _soak(
     service: Service,
+    beside: Service,
     workers: int,
     grpc_port: int,
     truth: Truth,
@@ -101,16 +112,19 @@ def _soak(
     calls = Calls(truth, random.Random(seed))
     tally, watch = Tally(), Watch(service.pid)
     traffic = Traffic(service.port, grpc_port, calls, tally, random.Random(seed + 1))
-    neighbours = Neighbours(service.pid, traffic.may_be_late)
-    faults = Faults(traffic, service.pid, seed + 2, of_workers=workers > 1)
+    neighbours = Neighbours([service.pid, beside.pid], traffic.may_be_late)
+    faults = Faults(traffic, service.pid, seed + 2, beside.port, of_workers=workers > 1)
     watching = [watch.run, neighbours.run, Counters(service.port, tally).run]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         capacity = runner.run(_ask(traffic, faults, watching, 60 * minutes))
         at_rest = watch.look()
         runner.run(_end(service, traffic))
     code, _ = service.wait()
-    for found in re.finditer("Traceback", service.log):
-        tally.failed("tracebacks in the log", service.log[max(0, found.start() - 500) :])
+    beside.signal(signal.SIGTERM)
+    code = code or beside.wait()[0]
+    for log in (service.log, beside.log):
+        for found in re.finditer("Traceback", log):
+            tally.failed("tracebacks in the log", log[max(0, found.start() - 500) :])
     warm_up_s = WARM_UP * 60 * minutes
     warm = next(sample for sample in watch.samples if sample.seconds >= warm_up_s)
     slopes = {what: watch.per_hour(what, after_s=warm_up_s) for what in MEASURES}
@@ -157,6 +171,7 @@ async def _ask(
 
 
 async def _end(service: Service, traffic: Traffic) -> None:
+    """Send the signals under load."""
     with grpc_abuse.ignores_goaway(traffic.grpc_port):
         await traffic.final_load(_terminate(service))
 

@@ -38,10 +38,16 @@ class GrpcClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close the connection."""
         await self._channel.close()
 
     async def ask(self, call: Call) -> Answer:
-        """Send a call's message and wait for its end."""
+        """Send a call's message and wait for its end.
+
+        Raises:
+            Refused: nobody listens.
+            Lost: the call ended without the trailing metadata with which the service ends each.
+        """
         metadata = (("authorization", f"Bearer {KEY}"),)
         try:
             method = self._channel.unary_unary(call.method)

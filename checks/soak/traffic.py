@@ -79,6 +79,7 @@ class Traffic:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def close(self) -> None:
+        """Close the unused connections."""
         while self._unused:
             self._unused.pop()[0].close()
         if self._grpc is not None:

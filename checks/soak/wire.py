@@ -2,8 +2,9 @@
 
 import asyncio
 import gzip
+import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self, TypeAlias
@@ -45,6 +46,7 @@ class Answer:
 
     @property
     def closes(self) -> bool:
+        """Whether the server closes this connection."""
         return self.headers.get("connection", "").lower() == "close"
 
 
@@ -73,11 +75,11 @@ class Connection:
         self._opened = opened
 
     @classmethod
-    async def open(cls, port: int) -> Self:
+    async def open(cls, port: int, tls: ssl.SSLContext | None = None) -> Self:
         """Connect; raises ``OSError`` if the server does not listen."""
         # Before the kernel opens it: a worker may have it, and be killed, before we go on.
         opened = time.monotonic()
-        return cls(*await asyncio.open_connection("127.0.0.1", port), opened)
+        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls), opened)
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,8 +157,8 @@ class Connection:
 class Kept:
     """A connection for many requests; another one after an answer that says that it ends."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, open_: Callable[[], Awaitable[Connection]]) -> None:
+        self._open = open_
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -167,7 +169,7 @@ class Kept:
 
     async def ask(self, data: bytes) -> Answer:
         """Send a request and wait for its answer; raises ``Lost``."""
-        self._connection = self._connection or await Connection.open(self._port)
+        self._connection = self._connection or await self._open()
         answer = await self._connection.ask(data)
         if answer.closes:
             self._close()

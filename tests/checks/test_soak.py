@@ -136,7 +136,7 @@ async def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process
     """What clients see of those that break nothing is what they should."""
     tally = Tally()
     traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
-    faults = Faults(traffic, process.pid, 1)
+    faults = Faults(traffic, process.pid, 1, tls_port=0)
     asked = [
         "reload by HTTP",
         "reload of a damaged bundle",

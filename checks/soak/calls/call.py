@@ -36,10 +36,12 @@ class Call:
 
     @property
     def is_grpc(self) -> bool:
+        """Whether it goes over gRPC."""
         return self.route.startswith("gRPC ")
 
     @property
     def method(self) -> str:
+        """The path of the gRPC method."""
         return self.route.removeprefix("gRPC ")
 
 

@@ -25,11 +25,14 @@ READ = {
 
 
 class GrpcCalls:
+    """Draws gRPC calls."""
+
     def __init__(self, truth: Truth, order: random.Random) -> None:
         self._truth = truth
         self._order = order
 
     def infer(self) -> Call:
+        """ModelInfer with texts in its contents."""
         texts = self._texts(4)
         content = {"bytes_contents": [text.encode() for text in texts]}
 
@@ -44,6 +47,7 @@ class GrpcCalls:
         return self._infer(texts, {"contents": content}, {}, sound)
 
     def infer_raw(self) -> Call:
+        """ModelInfer with raw texts, whose outputs are raw, too."""
         texts = self._texts(4)
 
         def sound(answer: Any) -> bool:

@@ -96,10 +96,12 @@ class Calls:
         }
 
     def draw(self) -> Call:
+        """A random request."""
         (make,) = self._order.choices(list(self._drawn), list(self._drawn.values()))
         return make()
 
     def one(self) -> Call:
+        """POST /classify with an ordinary text."""
         return self.classify(self._texts(1), single=True)
 
     def several(self) -> Call:
@@ -108,6 +110,7 @@ class Calls:
         return self.classify(self._texts(self._order.randint(2, 24)) + extra)
 
     def passage(self) -> Call:
+        """POST /classify with sentences."""
         return self.classify([self._order.choice(self.truth.passages)], SENTENCES)
 
     def windows(self) -> Call:
@@ -117,6 +120,7 @@ class Calls:
     def classify(
         self, texts: Sequence[str], options: TextOptions = DEFAULTS, *, single: bool = False
     ) -> Call:
+        """POST /classify with these texts."""
         body: dict[str, Any] = {"inputs": texts[0] if single else texts}
         body |= {"overflow": options.overflow, "split": options.split}
         return self._post(
@@ -127,6 +131,7 @@ class Calls:
         )
 
     def hugging_face(self) -> Call:
+        """POST /."""
         texts = self._texts(self._order.randint(1, 4))
         top = self._order.randint(1, 3)
         body = {"inputs": texts, "parameters": {"top_k": top}}
@@ -137,6 +142,7 @@ class Calls:
         return self._post("/", body, texts, sound)
 
     def predict(self) -> Call:
+        """POST /predict."""
         texts = self._texts(self._order.randint(1, 4))
         raw = self._order.random() < 0.5
         values = "logits" if raw else "scores"
@@ -148,6 +154,7 @@ class Calls:
         return self._post("/predict", body, texts, sound)
 
     def infer(self) -> Call:
+        """POST /v2/models/NAME/infer in JSON."""
         texts = self._texts(self._order.randint(1, 4))
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
 
@@ -191,6 +198,7 @@ class Calls:
         return Call(f"POST {route}", sent, self._tokens(texts), sound, self.truth, len(texts))
 
     def vllm(self) -> Call:
+        """POST /v1/classify."""
         texts = self._texts(self._order.randint(1, 4))
 
         def sound(answer: Any) -> bool:
@@ -210,6 +218,7 @@ class Calls:
         return self._post(route, {"instances": texts}, texts, sound)
 
     def records(self) -> Call:
+        """POST /invocations with lines of JSON."""
         texts = self._texts(self._order.randint(5, 40))
 
         def sound(answer: Answer) -> bool:
@@ -237,6 +246,7 @@ class Calls:
         return self._post(route, body, [text], sound)
 
     def comprehend(self) -> Call:
+        """AWS Comprehend's DetectSentiment."""
         text = self._order.choice(self.truth.passages)
         body = json.dumps({"Text": text, "LanguageCode": "en"}).encode()
 
@@ -265,6 +275,7 @@ class Calls:
         return replace(call, overloaded=503)
 
     def explain(self) -> Call:
+        """POST /explain."""
         text = self._order.choice(self.truth.short)
 
         def sound(answer: Any) -> bool:
@@ -276,6 +287,7 @@ class Calls:
         return self._post("/explain", {"inputs": text}, computed, sound)
 
     def tokenize(self) -> Call:
+        """POST /tokenize."""
         texts = self._texts(self._order.randint(1, 4))
         expected = [self.truth.model.tokenizer.encode(text).ids for text in texts]
         return self._post(

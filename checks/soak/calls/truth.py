@@ -128,4 +128,5 @@ class Truth:
 
 
 def _as_json(value: Any) -> Any:
+    """As a client reads it."""
     return json.loads(to_json(value))

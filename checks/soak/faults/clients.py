@@ -42,6 +42,7 @@ NOT_UNICODE = (b'{"inputs": "\xff\xfe"}', rb'{"inputs": "\ud800"}')
 
 
 def faults(traffic: Traffic, order: random.Random) -> dict[str, Fault]:
+    """What each client does."""
     clients = _Clients(traffic, order)
     answered = {CORRECT, "429"}
     kinds: dict[str, tuple[float, Callable[[], Awaitable[str]], Set[str]]] = {
@@ -198,7 +199,7 @@ class _Clients:
 
     async def many_forms(self) -> str:
         """Ask for ever new versions of a format."""
-        async with Kept(self._traffic.port) as kept:
+        async with Kept(self._open) as kept:
             for number in range(100):
                 accept = f"application/openmetrics-text; version={number}.0"
                 if (await kept.ask(request("GET", "/metrics", accept=accept))).status != 200:

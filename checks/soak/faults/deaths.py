@@ -18,6 +18,8 @@ GRPC_S = 3.0
 
 
 class Deaths:
+    """The deaths of workers until now."""
+
     def __init__(self) -> None:
         self._latest = -math.inf  # on the clock time.monotonic
         self._ends: dict[Address, float] = {}  # of connections, by the client's address

@@ -19,9 +19,12 @@ class Faults:
     """Draws faults at random, while ``traffic`` runs.
 
     ``pid`` is the service's process. ``of_workers`` says whether it has workers, for their faults.
+    At ``tls_port`` is another server, which has TLS.
     """
 
-    def __init__(self, traffic: Traffic, pid: int, seed: int, *, of_workers: bool = False) -> None:
+    def __init__(
+        self, traffic: Traffic, pid: int, seed: int, tls_port: int, *, of_workers: bool = False
+    ) -> None:
         self._traffic = traffic
         self._pid = pid
         self._schedule = random.Random(seed)  # decides which fault happens when
@@ -31,7 +34,7 @@ class Faults:
             **reloads.faults(),
             "SIGSTOP for a second": Fault(0.5, self._stop_for_a_second, {DONE}),
             **clients.faults(traffic, order),
-            **floods.faults(traffic),
+            **floods.faults(traffic, tls_port),
             **grpc_abuse.faults(traffic),
         }
         if of_workers:

@@ -20,6 +20,7 @@ Act = Callable[[int], None]
 
 
 def faults(traffic: Traffic) -> dict[str, Fault]:
+    """What each hostile client does."""
     acts: dict[str, Act] = {
         "calls a gRPC path that is not UTF-8": _bad_path,
         "sends gRPC metadata that is not UTF-8": _bad_metadata,

@@ -34,6 +34,7 @@ class Reloads:
         self._one_at_a_time = asyncio.Lock()
 
     def faults(self) -> dict[str, Fault]:
+        """What happens to a service, with workers or not."""
         http, sighup = self.by_http, self.by_sighup
         return {
             "reload by HTTP": Fault(1, self.alone(http), {"200"}),
@@ -65,6 +66,7 @@ class Reloads:
         return str(json.loads(answer.body)["code"] if answer.status == 422 else answer.status)
 
     async def by_sighup(self) -> str:
+        """Send the signal, which has no answer."""
         os.kill(self._pid, signal.SIGHUP)
         return DONE
 

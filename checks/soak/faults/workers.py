@@ -66,6 +66,9 @@ class _Workers:
         """Wait until all workers are ready, none of them this process; their ids, by number.
 
         Until they are, the others have more work than they can do.
+
+        Raises:
+            TimeoutError: they are not, although they had the time.
         """
         async with asyncio.timeout(READY_S):
             while True:

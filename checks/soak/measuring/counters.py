@@ -19,6 +19,7 @@ class Counters:
         self._seen: dict[tuple[str, ...], float] = {}
 
     async def run(self) -> None:
+        """Scrape every few seconds."""
         while True:
             try:
                 async with await Connection.open(self._port) as connection:

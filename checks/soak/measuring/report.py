@@ -22,12 +22,14 @@ FAILURES = (
 
 
 def keep(outcomes: Sequence[Mapping[str, Any]], figures: Path, page: Path) -> None:
+    """Write the JSON file, and the tables of the page."""
     figures.write_text(json.dumps(outcomes, indent=1, ensure_ascii=False) + "\n", "utf-8")
     text = MARKS.sub(lambda marks: marks[1] + tables(outcomes) + marks[2], page.read_text("utf-8"))
     page.write_text(text, "utf-8")
 
 
 def tables(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """The tables of all servers in Markdown."""
     servers = [_server(outcome["workers"]) for outcome in outcomes]
     parts = [". ".join(outcomes[0]["conditions"].values()) + "."]
     parts += [

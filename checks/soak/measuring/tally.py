@@ -50,6 +50,7 @@ class Tally:
         return CORRECT if self.checked(call, answer) else WRONG
 
     def lost(self, call: Call, reason: str) -> None:
+        """Count an answer that did not come."""
         self._count(self.requests, call.route, "none")
         self.failed("lost answers", f"{call.route}: {reason}")
 
@@ -64,6 +65,7 @@ class Tally:
             self.failed("unexpected outcomes of faults", f"{kind}: {outcome} {why}")
 
     def failed(self, kind: str, example: str) -> None:
+        """Count a failure and keep the example."""
         self.failures[kind] += 1
         if self.failures[kind] <= KEPT:
             self.examples.append(f"{kind}: {example[:8_000]}")

@@ -42,11 +42,13 @@ class Watch:
     _began: float = field(default_factory=time.monotonic)
 
     async def run(self) -> None:
+        """Take a sample every ten seconds."""
         while True:
             self.samples.append(self.look())
             await asyncio.sleep(INTERVAL_S)
 
     def look(self) -> Sample:
+        """Take one sample now."""
         memory, files, threads = [], 0, 0
         for process in processes(self.pid):
             with suppress(OSError):  # a worker was killed
