@@ -112,7 +112,7 @@ def _soak(
     calls = Calls(truth, random.Random(seed))
     tally, watch = Tally(), Watch(service.pid)
     traffic = Traffic(service.port, grpc_port, calls, tally, random.Random(seed + 1))
-    neighbours = Neighbours([service.pid, beside.pid], traffic.may_be_late)
+    neighbours = Neighbours(service.pid, traffic.may_be_late)
     faults = Faults(traffic, service.pid, seed + 2, beside.port, of_workers=workers > 1)
     watching = [watch.run, neighbours.run, Counters(service.port, tally).run]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from checks.soak.measuring.watch import processes
@@ -15,10 +15,10 @@ BUSY = (1, 2, 3, 6, 7, 8)
 
 
 class Neighbours:
-    """Watches them beside the services ``pids``; calls ``on_much`` each time they use much."""
+    """Watches them beside the service ``pid``; calls ``on_much`` each time they use much."""
 
-    def __init__(self, pids: Sequence[int], on_much: Callable[[], None]) -> None:
-        self._pids = pids
+    def __init__(self, pid: int, on_much: Callable[[], None]) -> None:
+        self._pid = pid
         self._on_much = on_much
         self._shares: list[float] = []
 
@@ -41,11 +41,11 @@ class Neighbours:
             before, at = now, until
 
     def _seconds(self) -> float:
-        """CPU time of our CPUs, less that of the services and of this process."""
+        """CPU time of our CPUs, less that of the service and of this process."""
         ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
         busy = sum(int(line[field]) for line in lines if line[0] in ours for field in BUSY)
-        for process in (one for pid in self._pids for one in processes(pid)):
+        for process in processes(self._pid):
             times = (process / "stat").read_text().rpartition(")")[2].split()[11:15]
             busy -= sum(map(int, times))  # with those of its children that have ended
         own = os.times()
