@@ -56,10 +56,9 @@ class ByField:
         known = (form for name, form in self.forms.items() if name in fields)
         form = next(known, self.otherwise)
         if form is None:
-            names = ", ".join(self.forms)
-            raise UnknownField(
-                f"{validation.NO_OBJECT} with at least one of the fields {names}", fields
-            )
+            members = [each.model_fields.items() for each in self.forms.values()]
+            needed = sorted({name for of in members for name, one in of if one.is_required()})
+            raise UnknownField(f"{validation.NO_OBJECT} with {' or '.join(needed)}", fields)
         return form.model_validate(obj)
 
 
