@@ -101,6 +101,7 @@ ROBERTUITO = {
     "JAJAJAJA": "JAJAJAJA",
     "“hola” «sí» 5€ ‼ … ~": '"hola" "sí" 5$ !',
     "te ❤️ y ♥": "te  y  emoji corazón rojo emoji",
+    "☺\ufe0e y 😂\ufe0e": "y  emoji cara llorando de risa emoji",
     "👍🏽👍": "emoji pulgar hacia arriba tono de piel medio emoji  emoji pulgar hacia arriba emoji",
     "👩\u200d👩\u200d👧": "emoji familia mujer mujer niña emoji",
     "🇪🇸 1️⃣": "emoji bandera españa emoji   emoji teclas 1 emoji",

@@ -141,7 +141,7 @@ def _character(entity: regex.Match[str]) -> str:
 
 # RoBERTuito (Perez et al. 2022).
 _TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-_SELECTOR = "\ufe0f"
+_SELECTORS = dict.fromkeys((0xFE0E, 0xFE0F))
 # Characters that are dropped, and those that become another one.
 _DROPPED = "~£¥©°´¶·º×ا–—‘’•…™●☠☹☺♀♂⚰⛱⛹✈✓❤ー🕯🛰"  # noqa: RUF001
 _CHANGED = {
@@ -193,7 +193,7 @@ def normalise_robertuito(text: str) -> str:
         text = _ROBERTUITO_LINK.sub("url", text)
     text = _ROBERTUITO_REPEATED.sub(r"\1\1\1", text)
     if not text.isascii():
-        text = "".join(_named(text.replace(_SELECTOR, "")))
+        text = "".join(_named(text.translate(_SELECTORS)))
     if "|" in text:
         text = _BETWEEN_BARS.sub(lambda bars: f" emoji {bars[1].replace('_', ' ')} emoji ", text)
     return _LAUGHTER.sub("jaja", text).strip()
