@@ -241,10 +241,10 @@ for _one in sorted(_EMOJI, key=len, reverse=True):
 _TOP_LEVEL_DOMAINS = frozenset(
     Path(__file__).with_name("top_level_domains.txt").read_text(encoding="ascii").split()
 )
-_STOP = r"\s\"<>;|"  # ends a link on both sides
+_STOP = r" \t-\r\"<>;|"  # ends a link on both sides
+_SCHEME = r"[a-z][a-z0-9+.\-]*://"
 _TOPIC_LINK = re.compile(
-    rf"(?<![^{_STOP}=\])}}({{\['`\\\x80-\U0010ffff])"
-    r"(?:[a-z][a-z0-9+.\-]*://)?"
+    rf"(?:(?<![^{_STOP}=\])}}({{\['`\\\x80-\U0010ffff])(?:{_SCHEME})?|(?<=[:/]){_SCHEME})"
     r"(?:[a-z0-9\-]+\.)*?[a-z0-9](?:[a-z0-9\-]*[a-z0-9])?\.(?P<top>[a-z][a-z0-9\-]*)"
     rf"(?::\d+)?(?:(?:[/?#][^{_STOP}]*)|(?=['`)\]}}\\]|[.,:?/]?(?:[{_STOP}]|$)))",
     re.IGNORECASE,
