@@ -180,8 +180,9 @@ def normalise_robertuito(text: str) -> str:
     in a row at most.
 
     It gives what ``preprocess_tweet`` of pysentimiento 0.7 makes of a text for Spanish, with the
-    names of emoji that the package emoji 2.16 has. One difference remains: where a name depends on
-    whether an emoji is followed by a variation selector, it is the name with the selector.
+    names of emoji that the package emoji 2.16 has. Two differences remain: where a name depends on
+    whether an emoji is followed by a variation selector, it is the name with the selector; and a
+    tone of skin is the end of the name of who faces right, too.
     """
     if "#" in text:
         text = _HASHTAG.sub(_hashtag, text)
@@ -261,9 +262,9 @@ def normalise_tweet_topic(text: str) -> str:
     It gives what ``get_preprocessor("tweet_topic")`` of tweetnlp 0.4 makes of a text: links become
     ``{{URL}}``, and users ``{@user@}``. tweetnlp finds links with the package urlextract, which
     takes each name with a top-level domain for one, such as ``example.com``. Not as there,
-    ``localhost`` and numbers are no hosts, and a link is replaced where it stands, not also inside
-    of longer ones. ``{{USERNAME}}`` is what the training data had for users who are not well known;
-    a text that has it keeps it.
+    ``localhost``, numbers and domains outside of ASCII are no hosts, and a link is replaced where
+    it stands, not also inside of longer ones. ``{{USERNAME}}`` is what the training data had for
+    users who are not well known; a text that has it keeps it.
     """
     if "." in text:
         text = _TOPIC_LINK.sub(_link, text)
