@@ -82,8 +82,9 @@ def test_texts_as_arguments(bundle: Path) -> None:
 
 
 def test_bad_lines_are_answered_in_their_place(bundle: Path) -> None:
-    """Empty, NUL, not UTF-8 and too long give an error line each; other lines are classified."""
-    lines = b"love\n\nnot \xff UTF-8\r\nNUL \0\ntoo long a line\nworst"
+    """Empty, NUL, not UTF-8 and too long give an error line each; other lines are classified, the
+    first without its byte order mark."""
+    lines = b"\xef\xbb\xbflove\n\nnot \xff UTF-8\r\nNUL \0\ntoo long a line\nworst"
     done = _classify(bundle, input=lines, env=environment(SENTIMENT_MAX_TEXT_CHARS="12"))
     assert done.stdout.splitlines() == [
         b"positive\t0.9756\tlove",

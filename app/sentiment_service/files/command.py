@@ -366,5 +366,5 @@ def _classifier(options: Namespace, settings: Settings) -> "Classifier":
 def _standard_input(max_chars: int, encoding: str | None) -> Iterator[str]:
     """The lines. What cannot be decoded becomes a lone surrogate: only its own line fails."""
     errors = UNREADABLE if encoding else "surrogateescape"
-    with open(0, encoding=encoding or "utf-8", errors=errors, closefd=False) as source:
+    with open(0, encoding=encoding or "utf-8-sig", errors=errors, closefd=False) as source:
         yield from read_lines(source, max_chars)

@@ -207,6 +207,7 @@ class XlsxTable(JsonlTable):
         Without ``data_only``, it is the formula.
         """
         from openpyxl import load_workbook
+        from openpyxl.utils.escape import unescape
 
         sheet = self._options.sheet
         with path.open("rb") as file:
@@ -227,7 +228,9 @@ class XlsxTable(JsonlTable):
             chosen = book.worksheets[names.index(sheet) if sheet else 0]
             chosen.reset_dimensions()  # some programs write wrong ones
             try:
-                yield from chosen.iter_rows(values_only=True)
+                for row in chosen.iter_rows(values_only=True):
+                    # Excel writes a line end of Windows as "_x000D_\n".
+                    yield [unescape(cell) if isinstance(cell, str) else cell for cell in row]
             except Exception as error:
                 raise CannotContinue(f"{path} cannot be read: {first_line(error)}") from None
 

@@ -115,6 +115,14 @@ def test_much_space_joins_nothing() -> None:
     assert _found(text, "en") == ["First one.", "Last one."]
 
 
+@pytest.mark.parametrize("end", ["‼️", "⁉️", ".\u0336", "。\ufe01"])
+@pytest.mark.parametrize("between", ["", " "])
+def test_the_sign_that_ends_a_sentence_keeps_its_marks(end: str, between: str) -> None:
+    """An emoji of two characters, for example, is not cut."""
+    first, second = f"So good{end}", f"I went again{end}"
+    assert _found(first + between + second, "en") == [first, second]
+
+
 def test_a_title_at_the_end_of_a_window_ends_no_sentence() -> None:
     """A French title before the end of a window is remembered in the next window."""
     paragraph = "Voici. " * 280 + "Bonjour M."

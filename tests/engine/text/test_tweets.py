@@ -85,6 +85,8 @@ TWEET_TOPIC = {
     "ok.Then U.S. e.g. 3.5 a...": "ok.Then U.S. e.g. 3.5 a...",
     "mail me a@b.com": "mail me a{@b.com@}",
     "日本http://t.co/a": "日本{{URL}}",
+    "watch:http://t.co/a now:t.co/b": "watch:{{URL}} now:t.co/b",
+    "http://t.co/a\u3000b c": "{{URL}} c",  # only the white space of ASCII ends a link
 }
 # What preprocess_tweet of pysentimiento 0.7.3 with emoji 2.16 gives.
 ROBERTUITO = {
@@ -101,6 +103,7 @@ ROBERTUITO = {
     "JAJAJAJA": "JAJAJAJA",
     "“hola” «sí» 5€ ‼ … ~": '"hola" "sí" 5$ !',
     "te ❤️ y ♥": "te  y  emoji corazón rojo emoji",
+    "☺\ufe0e y 😂\ufe0e": "y  emoji cara llorando de risa emoji",
     "👍🏽👍": "emoji pulgar hacia arriba tono de piel medio emoji  emoji pulgar hacia arriba emoji",
     "👩\u200d👩\u200d👧": "emoji familia mujer mujer niña emoji",
     "🇪🇸 1️⃣": "emoji bandera españa emoji   emoji teclas 1 emoji",

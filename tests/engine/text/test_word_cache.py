@@ -6,10 +6,10 @@ import threading
 import pytest
 from sentiment_service.engine.model.bundle import EMBEDDED_BUNDLE
 from sentiment_service.engine.text.text_tokenizer import ID_BYTES, MAX_WORD_CHARS, WordCache, packed
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 from tokenizers.models import WordLevel
-from tokenizers.normalizers import Replace
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.normalizers import Replace, Strip
+from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
 
 MAX_TOKENS = 128
 UNKNOWN = "[UNK]"
@@ -126,6 +126,18 @@ def test_words_that_depend_on_their_neighbours_are_not_cached() -> None:
     cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
     assert cache.encode(["a b c", "a b \u0301 c"]) == [packed([0, 1, 3]), None]
     assert _reference(tokenizer, ["a b \u0301 c"]) == [packed([0, 2, 3])]
+
+
+def test_words_that_change_at_the_end_of_a_text_are_not_cached() -> None:
+    """As DeBERTa's: a word without tokens leaves the space before it there, and not elsewhere."""
+    tokenizer = Tokenizer(WordLevel({"▁a": 0, "▁": 1, UNKNOWN: 2}, UNKNOWN))
+    steps = [Strip(), Replace("\u200f", ""), Replace("  ", " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = Metaspace()
+    cache = WordCache(tokenizer, max_tokens=MAX_TOKENS)
+    texts = ["a a", "a \u200f a", "a \u200f"]
+    assert _reference(tokenizer, texts) == [packed([0, 0]), packed([0, 0]), packed([0, 1])]
+    assert cache.encode(texts) == [packed([0, 0]), None, None]
 
 
 def test_tokenizers_that_cut_in_an_unknown_way_are_not_cached() -> None:

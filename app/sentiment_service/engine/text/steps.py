@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from unicodedata import category
 
 import sentencex
 
@@ -38,8 +39,9 @@ def sentence_spans(text: str, language: str) -> Iterator[list[SentenceSpan]]:
     work is linear in the length of the text. ``language`` is a BCP 47 tag; it decides which
     abbreviations end no sentence. An unknown language is treated as English.
 
-    Only in paragraphs longer than a window are there differences to sentencex: sentences also end
-    inside a quotation or bracket of more than half a window, and longer ones are seen in parts.
+    There are differences to sentencex: the sign that ends a sentence keeps its marks, and in
+    paragraphs longer than a window, sentences also end inside a quotation or bracket of more than
+    half a window, and longer ones are seen in parts.
     """
     language = language.partition("-")[0].lower()
     titles = TITLES.get(language, ())
@@ -48,6 +50,9 @@ def sentence_spans(text: str, language: str) -> Iterator[list[SentenceSpan]]:
     for pieces, is_cut in _windows(text, language):
         done = []
         for start, end in pieces:
+            while last and last[1] == start < end and category(text[start])[0] == "M":
+                start += 1  # the sign that ends a sentence may have marks, such as that of "‼️"
+                last = last[0], start
             if not (bare := text[start:end].strip()):
                 continue
             start = text.index(bare, start)

@@ -242,14 +242,16 @@ class WordCache:
         self._ids.update((word, packed(ids)) for word, ids in learnt.items())
 
     def _dependent_among(self, words: Sequence[str], ids: Mapping[str, list[int]]) -> list[str]:
-        """Those of the words that change between two other words, or change these."""
-        texts = [f"{self._left(word)}{word} {_NEIGHBOUR}" for word in words]
-        return [
-            word
-            for word, seen in zip(words, self._tokenised(texts), strict=True)
-            if unicodedata.category(word[0]).startswith("M")
-            or seen != [*(self._first if self._left(word) else ()), *ids[word], *self._second]
-        ]
+        """Those of the words that change behind or between other words, or change these."""
+        ends = [f"{self._left(word)}{word}" for word in words]
+        between = self._tokenised([f"{text} {_NEIGHBOUR}" for text in ends])
+        dependent = []
+        for word, *seen in zip(words, self._tokenised(ends), between, strict=True):
+            expected = [*(self._first if self._left(word) else ()), *ids[word]]
+            is_mark = unicodedata.category(word[0]).startswith("M")
+            if is_mark or seen != [expected, [*expected, *self._second]]:
+                dependent.append(word)
+        return dependent
 
     def _left(self, word: str) -> str:
         """What stands before the word in the test of ``_dependent_among``."""

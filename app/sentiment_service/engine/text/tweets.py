@@ -141,7 +141,7 @@ def _character(entity: regex.Match[str]) -> str:
 
 # RoBERTuito (Perez et al. 2022).
 _TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-_SELECTOR = "\ufe0f"
+_SELECTORS = dict.fromkeys((0xFE0E, 0xFE0F))
 # Characters that are dropped, and those that become another one.
 _DROPPED = "~£¥©°´¶·º×ا–—‘’•…™●☠☹☺♀♂⚰⛱⛹✈✓❤ー🕯🛰"  # noqa: RUF001
 _CHANGED = {
@@ -180,8 +180,9 @@ def normalise_robertuito(text: str) -> str:
     in a row at most.
 
     It gives what ``preprocess_tweet`` of pysentimiento 0.7 makes of a text for Spanish, with the
-    names of emoji that the package emoji 2.16 has. One difference remains: where a name depends on
-    whether an emoji is followed by a variation selector, it is the name with the selector.
+    names of emoji that the package emoji 2.16 has. Two differences remain: where a name depends on
+    whether an emoji is followed by a variation selector, it is the name with the selector; and a
+    tone of skin is the end of the name of who faces right, too.
     """
     if "#" in text:
         text = _HASHTAG.sub(_hashtag, text)
@@ -193,7 +194,7 @@ def normalise_robertuito(text: str) -> str:
         text = _ROBERTUITO_LINK.sub("url", text)
     text = _ROBERTUITO_REPEATED.sub(r"\1\1\1", text)
     if not text.isascii():
-        text = "".join(_named(text.replace(_SELECTOR, "")))
+        text = "".join(_named(text.translate(_SELECTORS)))
     if "|" in text:
         text = _BETWEEN_BARS.sub(lambda bars: f" emoji {bars[1].replace('_', ' ')} emoji ", text)
     return _LAUGHTER.sub("jaja", text).strip()
@@ -241,10 +242,10 @@ for _one in sorted(_EMOJI, key=len, reverse=True):
 _TOP_LEVEL_DOMAINS = frozenset(
     Path(__file__).with_name("top_level_domains.txt").read_text(encoding="ascii").split()
 )
-_STOP = r"\s\"<>;|"  # ends a link on both sides
+_STOP = r" \t-\r\"<>;|"  # ends a link on both sides
+_SCHEME = r"[a-z][a-z0-9+.\-]*://"
 _TOPIC_LINK = re.compile(
-    rf"(?<![^{_STOP}=\])}}({{\['`\\\x80-\U0010ffff])"
-    r"(?:[a-z][a-z0-9+.\-]*://)?"
+    rf"(?:(?<![^{_STOP}=\])}}({{\['`\\\x80-\U0010ffff])(?:{_SCHEME})?|(?<=[:/]){_SCHEME})"
     r"(?:[a-z0-9\-]+\.)*?[a-z0-9](?:[a-z0-9\-]*[a-z0-9])?\.(?P<top>[a-z][a-z0-9\-]*)"
     rf"(?::\d+)?(?:(?:[/?#][^{_STOP}]*)|(?=['`)\]}}\\]|[.,:?/]?(?:[{_STOP}]|$)))",
     re.IGNORECASE,
@@ -261,9 +262,9 @@ def normalise_tweet_topic(text: str) -> str:
     It gives what ``get_preprocessor("tweet_topic")`` of tweetnlp 0.4 makes of a text: links become
     ``{{URL}}``, and users ``{@user@}``. tweetnlp finds links with the package urlextract, which
     takes each name with a top-level domain for one, such as ``example.com``. Not as there,
-    ``localhost`` and numbers are no hosts, and a link is replaced where it stands, not also inside
-    of longer ones. ``{{USERNAME}}`` is what the training data had for users who are not well known;
-    a text that has it keeps it.
+    ``localhost``, numbers and domains outside of ASCII are no hosts, and a link is replaced where
+    it stands, not also inside of longer ones. ``{{USERNAME}}`` is what the training data had for
+    users who are not well known; a text that has it keeps it.
     """
     if "." in text:
         text = _TOPIC_LINK.sub(_link, text)
