@@ -121,7 +121,7 @@ def check_fit(
     if extra:
         raise UserError(
             f"{where} holds {extra[0]}, which the model that config.json describes does not "
-            "have: the number of layers in config.json is probably from another checkpoint"
+            "have: it has another number of layers, or computes otherwise than is exported"
         )
     if unknown := [key for key in unused if not known_unused.fullmatch(key)]:
         raise UserError(
@@ -157,6 +157,6 @@ def _what_is_missing(missing: Sequence[str], instead: str, where: str) -> str:
             "first, or give the checkpoint of a classifier"
         )
     return (
-        f"{where} lacks {listed}: the file is cut short, or the number of layers in "
-        "config.json is from another checkpoint"
+        f"{where} lacks {listed}: the file is cut short, or config.json does not describe it "
+        "(another number of layers, or code of its own, which is not run)"
     )
