@@ -86,7 +86,9 @@ def decide(path: Path, entries: Mapping[str, Any], options: CheckpointOptions) -
             f"warning: the preprocessing {preprocessing} is a guess from the name {guessed_from}: "
             "give --preprocessing to decide"
         )
-    if SEVERAL.search(own.lower()) and entries.get("problem_type") is None:
+    made_for = str(entries.get("architectures")).lower()  # BertForMultiLabelClassification
+    several = SEVERAL.search(own.lower()) or "multilabel" in made_for
+    if several and entries.get("problem_type") is None:
         notes.append(
             f"warning: {own} may be for several labels a text, but config.json does not say so, "
             "and the scores add up to 1: give --multi-label or --single-label"

@@ -82,7 +82,7 @@ def choose_files(
             f"{where} is a bundle, which is what an export makes; serve it with --model"
         )
     if weights is None:
-        unread = (".h5", ".msgpack", ".ckpt.index", GRAPH)
+        unread = (".h5", ".msgpack", ".ckpt.index", ".gguf", ".safetensors", GRAPH)
         other = sorted(name for name in held if name.endswith(unread))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
         raise UserError(

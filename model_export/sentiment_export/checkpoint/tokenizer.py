@@ -44,6 +44,7 @@ _DEFAULTS = {
 }
 # The classes of transformers, and the model type whose tokenizer each is.
 _OF_CLASS = {f"{one.prefix}Tokenizer": model_type for model_type, one in ARCHITECTURES.items()}
+_OF_CLASS |= dict.fromkeys(("BertweetTokenizer", "PhobertTokenizer"), "roberta")
 # The classes of transformers, or without one the model types, whose tokenizers follow entries of
 # tokenizer_config.json, too: case and accents, and a space before the text. Its others do what
 # tokenizer.json says.
@@ -121,26 +122,29 @@ def load_tokenizer(
     said = _said(path)
     class_name = str(said.get("tokenizer_class") or entries.get("tokenizer_class") or "")
     kind = class_name or model_type
-    # Some models have the tokenizer of another architecture.
-    made_as = _OF_CLASS.get(class_name.removesuffix("Fast"), model_type)
-    present = {file.name for file in path.iterdir()}
-    files = ARCHITECTURES[made_as].tokenizer_files(present)
-    if files is None and "tokenizer.json" not in present:
-        sets = [("tokenizer.json",), *(t.names for t in ARCHITECTURES[made_as].tokenizers)]
-        needed = ", or ".join(" with ".join(names) for names in sets)
-        raise UserError(
-            f"{path} lacks its tokenizer: {class_name if made_as != model_type else model_type} "
-            f"needs {needed}; save it there with AutoTokenizer.from_pretrained(X).save_pretrained, "
-            "where X is this checkpoint, or the one that was fine-tuned"
-        )
-    usual = zip(ROLES, _DEFAULTS.get(made_as, _BERT), strict=True)
-    settings = {**{role: name for role, name in usual if name}, **said}
-    added_rows = 0
     if class_name.startswith("BertJapanese"):
         raise UserError(
             f"{path}: its tokenizer has no fast form, so no tokenizer.json can be made: "
             f"{class_name} cuts words by a dictionary"
         )
+    # Some models have the tokenizer of another architecture, or one that is not of transformers:
+    # that may have files of the same names, and cut texts otherwise.
+    made_as = _OF_CLASS.get(class_name.removesuffix("Fast"), model_type)
+    known = not class_name or class_name.removesuffix("Fast") in _OF_CLASS
+    tokenizers = ARCHITECTURES[made_as].tokenizers if known else ()
+    present = {file.name for file in path.iterdir()}
+    files = ARCHITECTURES[made_as].tokenizer_files(present) if known else None
+    if files is None and "tokenizer.json" not in present:
+        sets = [("tokenizer.json",), *(t.names for t in tokenizers)]
+        needed = ", or ".join(" with ".join(names) for names in sets)
+        raise UserError(
+            f"{path} lacks its tokenizer: {kind} needs {needed}; save it there with "
+            "AutoTokenizer.from_pretrained(X).save_pretrained, where X is this checkpoint, or the "
+            "one that was fine-tuned"
+        )
+    usual = zip(ROLES, _DEFAULTS.get(made_as, _BERT), strict=True)
+    settings = {**{role: name for role, name in usual if name}, **said}
+    added_rows = 0
     if files is BERTWEET_BPE:  # transformers does not read its tokenizer.json, either
         tokenizer, added_rows = tokenizer_files.bertweet(path, settings)
     elif "tokenizer.json" in present:

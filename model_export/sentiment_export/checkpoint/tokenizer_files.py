@@ -269,7 +269,7 @@ def read_text(file: Path) -> str:
 
 def read_lines(file: Path) -> list[str]:
     """The lines of a file, which hold any separator but the line feed."""
-    text = read_text(file).removesuffix("\n")
+    text = read_text(file).rstrip("\n")
     if not text.strip():
         raise ValueError("it is empty")
     return text.split("\n")

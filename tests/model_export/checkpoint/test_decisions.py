@@ -212,6 +212,14 @@ def test_a_name_that_promises_several_labels(tmp_path: Path, name: str, several:
     assert read(multi_label=False).entries["problem_type"] == SINGLE_LABEL
 
 
+def test_a_class_that_promises_several_labels(tmp_path: Path) -> None:
+    """The class in which somebody trained the classifier says it where no entry does."""
+    entries: dict[str, Any] = {"id2label": {"0": "joy", "1": "fear"}}
+    entries["architectures"] = ["BertForMultiLabelClassification"]
+    (note,) = decide(_saved_as(tmp_path, "goemotions"), entries, AS_IT_SAYS).notes
+    assert "give --multi-label or --single-label" in note
+
+
 @pytest.mark.parametrize(
     ("name", "languages"),
     [

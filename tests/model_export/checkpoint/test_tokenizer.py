@@ -462,6 +462,24 @@ def test_tokenizer_without_fast_form_is_refused(copied: Callable[..., Path]) -> 
         _loaded(copied("bert", {"tokenizer_class": "BertJapaneseTokenizer"}))
 
 
+def test_a_class_that_is_not_known_is_not_taken_for_another(copied: Callable[..., Path]) -> None:
+    """KoBERT's vocab.txt is not for BERT's tokenizer. A tokenizer.json would say how to cut."""
+    path = copied("bert", {"tokenizer_class": "KoBertTokenizer"})
+    with pytest.raises(
+        UserError, match=r"lacks its tokenizer: KoBertTokenizer needs tokenizer\.json;"
+    ):
+        _loaded(path)
+
+
+def test_blank_lines_at_the_end_of_a_vocabulary_have_no_ids(copied: Callable[..., Path]) -> None:
+    """So the embedding needs no rows for them, as in transformers."""
+    path = copied("bert")
+    size = _loaded(path).tokenizer.get_vocab_size()
+    with (path / "vocab.txt").open("a") as file:
+        file.write("\n\n")
+    assert _loaded(path).tokenizer.get_vocab_size() == size
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from sentiment_export.checkpoint.weights import Weights, read_tensors
+from sentiment_export.checkpoint.tensor_files import OLD_FORM, read_tensors
+from sentiment_export.checkpoint.weights import Weights
 from sentiment_service.errors import UserError
 
 BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6) / 7
@@ -41,17 +42,30 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {name: tensor.read() for name, tensor in read_tensors(path).items()}
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def _save_in_old_form(tensors: Any, path: Path) -> None:
+    """As PyTorch did before 1.6."""
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+
+
+def _save_safetensors(tensors: Any, path: Path) -> None:
+    save_file({n: t.detach().clone().contiguous() for n, t in tensors.items()}, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        pytest.param("pytorch_model.bin", torch.save, id="archive"),
+        pytest.param("pytorch_model.bin", _save_in_old_form, id="old form"),
+        pytest.param("model.safetensors", _save_safetensors, id="safetensors"),
+    ],
+)
 @pytest.mark.parametrize("kind", [dict, OrderedDict])
 def test_values_equal_those_of_pytorch(
-    tmp_path: Path, name: str, kind: type[dict[str, Any]]
+    tmp_path: Path, name: str, save: Callable[[Any, Path], None], kind: type[dict[str, Any]]
 ) -> None:
     """Strided, shared and empty tensors and every float type, which become float32."""
     tensors = kind(TENSORS)
-    if name.endswith(".bin"):
-        torch.save(tensors, tmp_path / name)
-    else:
-        save_file({n: t.detach().clone().contiguous() for n, t in tensors.items()}, tmp_path / name)
+    save(tensors, tmp_path / name)
     read = _read(tmp_path / name)
     assert read.keys() == tensors.keys()
     for key, values in read.items():
@@ -61,10 +75,13 @@ def test_values_equal_those_of_pytorch(
         np.testing.assert_array_equal(values, expected.numpy())
 
 
-def test_a_state_dict_of_a_module_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("save", [torch.save, _save_in_old_form])
+def test_a_state_dict_of_a_module_is_read(
+    tmp_path: Path, save: Callable[[Any, Path], None]
+) -> None:
     """With its metadata, as most files on the hub are."""
     module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
-    torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    save(module.state_dict(), tmp_path / "pytorch_model.bin")
     read = _read(tmp_path / "pytorch_model.bin")
     assert {name: values.tolist() for name, values in read.items()} == {
         name: tensor.tolist() for name, tensor in module.state_dict().items()
@@ -196,7 +213,11 @@ def test_no_code_of_a_pickle_runs(
 ) -> None:
     """A file that asks for anything but tensors is refused, and the line names what it asked."""
     path = tmp_path / "pytorch_model.bin"
-    _archive(path, pickle.dumps({"w": _Asks(*reduced)}))
+    asks = pickle.dumps({"w": _Asks(*reduced)})
+    _archive(path, asks)
+    with pytest.raises(UserError, match=r"more than plain tensors .* is never run"):
+        read_tensors(path)
+    path.write_bytes(pickle.dumps(int.from_bytes(OLD_FORM, "little"), 2) + asks)
     with pytest.raises(UserError, match=r"more than plain tensors .* is never run"):
         read_tensors(path)
     assert capsys.readouterr().out == ""
@@ -207,8 +228,14 @@ def _without_end(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
 
 
-def _in_the_old_form(path: Path) -> None:
-    torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
+def _old_without_end(path: Path) -> None:
+    _save_in_old_form(TENSORS, path)
+    _without_end(path)
+
+
+def _old_with_values_moved(path: Path) -> None:
+    _save_in_old_form(TENSORS, path)
+    path.write_bytes(path.read_bytes().replace(BASE.numpy().tobytes(), BASE.numpy().tobytes()[4:]))
 
 
 def _changed_after_the_check(path: Path) -> None:
@@ -224,7 +251,8 @@ def _changed_after_the_check(path: Path) -> None:
     [
         (_changed_after_the_check, "is damaged"),
         (_without_end, "is damaged"),
-        (_in_the_old_form, "before PyTorch 1.6: load it with torch.load and save it again"),
+        (_old_without_end, "is damaged"),
+        (_old_with_values_moved, "is damaged: the values [0-9]+ are not where they should be"),
         (lambda path: path.write_bytes(b""), "is damaged"),
         (lambda path: path.write_bytes(b"PK\x03\x04".ljust(40)), "is damaged"),
         (lambda path: _archive(path, pickle.dumps([1, 2])), "holds no dictionary of tensors"),
