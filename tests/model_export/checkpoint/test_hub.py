@@ -1,6 +1,6 @@
 """Finding checkpoints: which files are downloaded or resumed, and which errors the user reads.
 
-The hub's client reads its environment variables at import, so each test starts a new process.
+The hub's client reads its environment variables at import, so each test has processes of its own.
 """
 
 import json
@@ -49,6 +49,23 @@ EXPORT = """
 import sys
 from sentiment_export.cli import main
 sys.exit(main(sys.argv[1:]))
+"""
+# Each line forks a process, in which code runs with these words and variables, and whose output
+# goes to these files. What all import, but for the hub's client, is imported once.
+FORKING = """
+import json, os, sys
+import sentiment_export.checkpoint.checkpoint, sentiment_export.cli
+assert "huggingface_hub" not in sys.modules
+for line in sys.stdin:
+    if not os.fork():
+        code, sys.argv[1:], variables, *files = json.loads(line)
+        os.environ.clear()
+        os.environ.update(variables)
+        for number, path in enumerate(files, 1):
+            os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
+        exec(code, {})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 NO_WAIT = "import time; time.sleep = lambda seconds: None\n"
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
@@ -129,31 +146,40 @@ def write_files(directory: Path, **files: bytes) -> Path:
     return directory
 
 
-def start(
+_parents: list[Program] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parent() -> Iterator[None]:
+    """The process that those of ``ended`` are forked from."""
+    command, pipes = [sys.executable, "-c", FORKING], subprocess.PIPE
+    with Program(command, cwd=ROOT, text=True, bufsize=1, stdin=pipes, stdout=pipes) as parent:
+        _parents.append(parent)
+        yield
+        _parents.clear()
+
+
+def ended(
     home: Path,
     endpoint: str,
     *words: str,
     before: str = "",
     script: str = SCRIPT,
     **environment: str,
-) -> Program:
-    """Look for a checkpoint in another process, with its cache under ``home``."""
+) -> tuple[int, str, str]:
+    """Look for a checkpoint in another process, with its cache under ``home``.
+
+    Returns its exit code, what it wrote and its errors.
+    """
     kept = {k: v for k, v in os.environ.items() if "HF_" not in k and "proxy" not in k.lower()}
-    return Program(
-        [sys.executable, "-c", before + script, *words],
-        cwd=ROOT,
-        env={**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(home: Path, endpoint: str, *words: str, **options: str) -> tuple[int, str, str]:
-    """The exit code of ``start``, what it wrote and its errors."""
-    with start(home, endpoint, *words, **options) as process:
-        output, errors = process.communicate(timeout=60)
-        return process.returncode, output, errors
+    variables = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **environment}
+    (parent,), files = _parents, [home / "output", home / "errors"]
+    assert parent.stdin
+    assert parent.stdout
+    parent.stdin.write(json.dumps([before + script, words, variables, *map(str, files)]) + "\n")
+    code = int(parent.stdout.readline())
+    output, errors = (path.read_text() for path in files)
+    return code, output, errors
 
 
 def find(home: Path, endpoint: str, *words: str, before: str = "", **environment: str) -> Path:
@@ -387,8 +413,7 @@ def test_patience_ends(
 def _waits(home: Path, hub: Hub) -> list[float]:
     """For how long a process waits for a hub that stays busy, before it says so."""
     before = "import time; time.sleep = lambda s: print('slept', s, file=sys.stderr)\n"
-    process = start(home, hub.url, REPO, before="import sys\n" + before)
-    _, errors = process.communicate(timeout=60)
+    _, _, errors = ended(home, hub.url, REPO, before="import sys\n" + before)
     assert errors.splitlines()[-1].startswith(f"{hub.url} is busy or fails (status 429);")
     return [float(line.split()[1]) for line in errors.splitlines() if line.startswith("slept")]
 
