@@ -37,9 +37,15 @@ from sentiment_export.checkpoint.layout import (
     of_cache,
     weight_files,
 )
-from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import CheckpointTokenizer, load_tokenizer
-from sentiment_export.checkpoint.weights import ANYTHING, Weights, check_fit, fit
+from sentiment_export.checkpoint.weights import (
+    ANYTHING,
+    Tensor,
+    Weights,
+    check_fit,
+    fit,
+    read_tensors,
+)
 
 # The least that a text can be cut to: a few words, and up to four special tokens of a pair.
 LEAST_TOKENS = 8

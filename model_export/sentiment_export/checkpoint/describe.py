@@ -18,9 +18,8 @@ from sentiment_export.checkpoint.decisions import decide
 from sentiment_export.checkpoint.family import FAMILY, Shape
 from sentiment_export.checkpoint.graph_file import GraphFile
 from sentiment_export.checkpoint.layout import GRAPH, choose_local_files, names_in, weight_files
-from sentiment_export.checkpoint.tensor_files import Tensor, read_tensors
 from sentiment_export.checkpoint.tokenizer import load_tokenizer
-from sentiment_export.checkpoint.weights import fit, unread
+from sentiment_export.checkpoint.weights import Tensor, fit, read_tensors, unread
 
 LISTED = 10  # names that one line or section of the text shows
 NUMBERED_LAYER = re.compile(r"(.+?)\.(\d+)\.(.+)")

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from sentiment_export.checkpoint.tensor_files import OLD_FORM, read_tensors
-from sentiment_export.checkpoint.weights import Weights
+from sentiment_export.checkpoint.weights import OLD_FORM, Weights, read_tensors
 from sentiment_service.errors import UserError
 
 BASE = torch.arange(24, dtype=torch.float32).reshape(4, 6) / 7
