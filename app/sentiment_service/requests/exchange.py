@@ -123,10 +123,11 @@ class Exchange(ABC):
             metrics.requests_in_flight.value -= 1
             self.release()
             traced = span or b"traceparent" in self.headers
-            trace = trace_id(span, self.headers) if traced else None
+            trace, kept = trace_id(span, self.headers) if traced else (None, False)
             if service.logs_requests:
                 self._log(seconds, trace)
-            count_request(metrics, self.verb, self.route, self.status, self.outcome, seconds, trace)
+            answered = self.verb, self.route, self.status, self.outcome
+            count_request(metrics, *answered, seconds, trace if kept else None)
             if self.key:
                 metrics.key_requests.labels(self.key, self.outcome).value += 1
             if tracer and span:
