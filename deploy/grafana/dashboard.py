@@ -148,15 +148,15 @@ def overview() -> Panels:
     requests = "sentiment_http_requests_total"
     outcomes = (
         (f'{ASKED},status=~"2.."', "answered"),
-        (f'{ASKED},status=~"429"', "refused"),
+        (f'{ASKED},outcome="overloaded"', "refused"),
         (FAILED, "failed"),
     )
     ready = f"min by (instance) (sentiment_model_ready{{{MODEL}}})"
     return [
         graph(
             "Answers by outcome",
-            "Requests for answers: answered, refused because of load (429), or failed (5xx)."
-            " Errors of clients are left out.",
+            "Requests for answers: answered, refused because of load (overloaded), or failed"
+            " (5xx). Errors of clients are left out.",
             "reqps",
             *((rate(requests, labels), name) for labels, name in outcomes),
             stacked=True,

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from sentiment_service.errors import ANSWERS
 
 from deploy.grafana.dashboard import OUTPUT, as_json
 
@@ -59,3 +60,16 @@ def test_the_first_look_needs_no_click() -> None:
     ]
     assert {panel["gridPos"]["y"] for panel in shown} == {0}
     assert all(row["collapsed"] and row["panels"] for row in DASHBOARD["panels"][len(shown) :])
+
+
+def test_the_first_panel_shows_load_apart_from_rate_limits() -> None:
+    """Both have status 429, but only what is overloaded is refused because of load."""
+    shown: dict[str, set[str]] = {}
+    for target in PANELS[0]["targets"]:
+        rules = re.findall(r'(status|outcome)(!?)=~?"(.*?)"', target["expr"])
+        for status, outcome in ANSWERS:
+            has = {"status": str(status), "outcome": outcome}
+            if all(bool(no) is not bool(re.fullmatch(of, has[label])) for label, no, of in rules):
+                shown.setdefault(target["legendFormat"], set()).add(outcome)
+    failed = {outcome for status, outcome in ANSWERS if status >= 500} - {"client_deadline"}
+    assert shown == {"answered": {"ok"}, "refused": {"overloaded"}, "failed": failed}

@@ -300,15 +300,16 @@ def test_prometheus_gets_the_format_that_it_asks_for(client: TestClient, kind: s
 
 
 def test_a_traced_request_is_an_exemplar(client: TestClient) -> None:
-    """OpenMetrics leads from a slow bucket to a trace in it."""
-    trace = "0af7651916cd43dd8448eb211c80319c"
-    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-    client.post("/classify", json={"inputs": "love"}, headers=headers)
+    """OpenMetrics leads from a slow bucket to a trace in it, and to none that nobody has kept."""
+    trace, unkept = "0af7651916cd43dd8448eb211c80319c", "1bf7651916cd43dd8448eb211c80319c"
+    for traceparent in (f"00-{trace}-b7ad6b7169203331-03", f"00-{unkept}-b7ad6b7169203331-02"):
+        client.post("/classify", json={"inputs": "love"}, headers={"traceparent": traceparent})
     accept = {"accept": "application/openmetrics-text; version=1.0.0"}
-    lines = client.get("/metrics", headers=accept).text.splitlines()
-    (line,) = [line for line in lines if trace in line]
+    metrics = client.get("/metrics", headers=accept).text
+    (line,) = [line for line in metrics.splitlines() if trace in line]
     assert line.startswith('sentiment_http_request_duration_seconds_bucket{le="')
     assert f'# {{trace_id="{trace}"}}' in line
+    assert unkept not in metrics
 
 
 def test_applications_count_for_themselves(serve: Serve) -> None:

@@ -1,10 +1,12 @@
 """Traces: what a collector gets from a real server, over OTLP."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -13,10 +15,19 @@ from sentiment_service.observability.observers import Tracer
 
 from tests.conftest import Start
 from tests.support import http_server
-from tests.support.serving import COMMAND, SLOW_COMMAND, Process, run_program
+from tests.support.serving import COMMAND, SLOW_COMMAND, Process, metric, patched, run_program
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TEXT = "xyzzy-plugh"
+WAIT_S = 0.3
+# Requests begin this late, as behind many others.
+LATE_COMMAND = patched(
+    f"""
+import asyncio
+from sentiment_service.server.arrivals import Turns
+Turns.take = lambda self, start: asyncio.get_running_loop().call_later({WAIT_S}, start)
+"""
+)
 
 
 class Collector:
@@ -82,6 +93,19 @@ def test_a_request_is_a_span_with_its_stages(start: Start, collector: Collector)
     assert collector.resources[0]["service.name"] == "sentiment"
 
 
+def test_the_wait_for_a_turn_is_a_part_of_the_request(start: Start, collector: Collector) -> None:
+    """Metrics, log and trace have the time from its head on: a busy event loop is no quick one."""
+    process = _served(start, collector, command=LATE_COMMAND)
+    process.client.post("/classify", json={"inputs": "love"}).raise_for_status()
+    seconds = "sentiment_http_request_duration_seconds_sum"
+    assert metric(process.client, seconds, route="/classify") >= WAIT_S
+    log = process.terminate()
+    (line,) = (one for one in map(json.loads, log.splitlines()) if one.get("route") == "/classify")
+    assert line["duration_ms"] >= WAIT_S * 1000
+    (span,) = collector.named("POST /classify")
+    assert span.end_time_unix_nano - span.start_time_unix_nano >= WAIT_S * 1e9
+
+
 def test_an_environment_for_other_programs_does_no_harm(start: Start, collector: Collector) -> None:
     """Whatever propagators it names, and whether they are installed, W3C's headers are read."""
     process = _served(start, collector, variables={"OTEL_PROPAGATORS": "b3, xray"})
@@ -134,7 +158,7 @@ async def test_a_collector_may_be_named_with_the_path_of_traces(
     """
     tracer = Tracer(f"{collector.url}{path}", version="1")
     for sent in (1, 2):
-        tracer.request({}, "GET").end()
+        tracer.request({}, "GET", perf_counter()).end()
         tracer.close()
         assert len(collector.named("GET")) == sent
 

@@ -26,8 +26,9 @@ STANDARD_ERROR = 2
 MAX_WAITING = 10_000
 # Seconds to write the waiting lines when the process ends.
 CLOSE_S = 1.0
-# W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags.
-TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+# W3C Trace Context, version 00: the trace id, the id of the caller's span, and flags, of which the
+# last bit says that the trace is kept.
+TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]([0-9a-f])")
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("access")
@@ -82,12 +83,14 @@ def log_request(fields: dict[str, Any], *, quiet: bool = False) -> None:
     access.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
 
 
-def trace_id(span: Span | None, headers: Mapping[bytes, bytes]) -> str | None:
-    """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None."""
+def trace_id(span: Span | None, headers: Mapping[bytes, bytes]) -> tuple[str | None, bool]:
+    """The id of the request's trace, ours or its caller's, as 32 hexadecimal digits, or None; and
+    whether the trace is kept, and not only named.
+    """
     if span is not None and span.is_recording():
-        return f"{span.get_span_context().trace_id:032x}"
+        return f"{span.get_span_context().trace_id:032x}", True
     caller = TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
-    return caller[1] if caller else None
+    return (caller[1], bool(int(caller[2], 16) & 1)) if caller else (None, False)
 
 
 def dropped_lines() -> int:

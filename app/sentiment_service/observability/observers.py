@@ -60,10 +60,11 @@ class Tracer:
         self._tracer = self._provider.get_tracer("sentiment", version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def request(self, headers: Mapping[bytes, bytes], method: str) -> trace.Span:
+    def request(self, headers: Mapping[bytes, bytes], method: str, since: float) -> trace.Span:
         """Start the span of a request, a child of the caller's span if the headers name one.
 
-        It is the current one until the end of the request's task.
+        It has begun when ``time.perf_counter`` was ``since``, and is the current one until the end
+        of the request's task.
         """
         carrier = {
             name.decode(): value.decode("latin-1")
@@ -72,7 +73,11 @@ class Tracer:
         }
         parent = self._propagator.extract(carrier)
         span = self._tracer.start_span(
-            method, parent, kind=trace.SpanKind.SERVER, attributes={"http.request.method": method}
+            method,
+            parent,
+            kind=trace.SpanKind.SERVER,
+            attributes={"http.request.method": method},
+            start_time=time.time_ns() - int((time.perf_counter() - since) * 1e9),
         )
         context.attach(trace.set_span_in_context(span))
         return span

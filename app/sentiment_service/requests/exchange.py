@@ -7,7 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from sentiment_service import errors
@@ -35,6 +35,7 @@ class Arrival:
     """What the server says of a request, beside what ASGI has a place for."""
 
     at: float  # when the head arrived, on the event loop's clock; under load it waits to be read
+    since: float = field(default_factory=time.perf_counter)  # the same on a finer clock
     complete: bool = False  # whether the whole body has arrived with it
     endless: bool = False  # whether nobody knows yet where the body ends
     followed: bool = False  # whether the next request has arrived
@@ -106,9 +107,8 @@ class Exchange(ABC):
         """Check and answer the request; count, log and trace it."""
         service = self.service
         tracer, metrics = service.tracer, service.metrics
-        span = tracer.request(self.headers, self.verb) if tracer else None
+        span = tracer.request(self.headers, self.verb, self.arrival.since) if tracer else None
         metrics.requests_in_flight.value += 1
-        started = time.perf_counter()
         try:
             service.access.check(self)
             if asked := self.headers.get(b"x-request-timeout-ms"):
@@ -119,14 +119,15 @@ class Exchange(ABC):
             errors.forget_frames(cause)
             await self._fail(error, cause)
         finally:
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - self.arrival.since
             metrics.requests_in_flight.value -= 1
             self.release()
             traced = span or b"traceparent" in self.headers
-            trace = trace_id(span, self.headers) if traced else None
+            trace, kept = trace_id(span, self.headers) if traced else (None, False)
             if service.logs_requests:
                 self._log(seconds, trace)
-            count_request(metrics, self.verb, self.route, self.status, self.outcome, seconds, trace)
+            answered = self.verb, self.route, self.status, self.outcome
+            count_request(metrics, *answered, seconds, trace if kept else None)
             if self.key:
                 metrics.key_requests.labels(self.key, self.outcome).value += 1
             if tracer and span:

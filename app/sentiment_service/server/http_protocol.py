@@ -187,14 +187,14 @@ class HttpProtocol(HttpToolsProtocol):
         elif end >= 0:
             self._unset_keepalive_if_required()
             self._state = ConnectionState.TURN
-            now = self.loop.time()
-            start = partial(self._begin, end + len(HEAD_END), now)
-            repeats = self._gave_no_work and now - self._quiet_since < REPEATS_S
+            arrival = Arrival(self.loop.time())
+            start = partial(self._begin, end + len(HEAD_END), arrival)
+            repeats = self._gave_no_work and arrival.at - self._quiet_since < REPEATS_S
             self._starts.take(head, start, repeats=repeats)
         else:
             self._quiet_since = self.loop.time()
 
-    def _begin(self, end: int, arrived_at: float) -> None:
+    def _begin(self, end: int, arrival: Arrival) -> None:
         """Give the parser the head, up to ``end``, and the part of the body that has arrived."""
         if self._transport.closing:  # the client has left
             return
@@ -204,7 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
             head = UPGRADE.sub(b"", head)
         if not self._parse(head):
             return
-        self._arrival = Arrival(arrived_at)
+        self._arrival = arrival
         cast(dict[str, Any], self.scope)["arrival"] = self._arrival
         if self._state is ConnectionState.BODY and self._received:
             body, self._received = bytes(self._received), bytearray()
