@@ -71,7 +71,7 @@ class HttpExchange(Exchange):
             query=scope["query_string"],
             headers=scope["headers"],
             client=scope["client"][0] if scope["client"] else "",
-            arrival=scope.get("arrival") or Arrival(asyncio.get_running_loop().time()),
+            arrival=scope.get("arrival") or Arrival(),
         )
         # The server leaves out the body of an answer to HEAD.
         self._scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope

@@ -63,8 +63,8 @@ class Tracer:
     def request(self, headers: Mapping[bytes, bytes], method: str, since: float) -> trace.Span:
         """Start the span of a request, a child of the caller's span if the headers name one.
 
-        It has begun when ``time.perf_counter`` was ``since``, and is the current one until the end
-        of the request's task.
+        It began when ``time.monotonic`` was ``since``, and is the current one until the end of the
+        request's task.
         """
         carrier = {
             name.decode(): value.decode("latin-1")
@@ -77,7 +77,7 @@ class Tracer:
             parent,
             kind=trace.SpanKind.SERVER,
             attributes={"http.request.method": method},
-            start_time=time.time_ns() - int((time.perf_counter() - since) * 1e9),
+            start_time=time.time_ns() - int((time.monotonic() - since) * 1e9),
         )
         context.attach(trace.set_span_in_context(span))
         return span

@@ -34,8 +34,9 @@ logger = logging.getLogger(__name__)
 class Arrival:
     """What the server says of a request, beside what ASGI has a place for."""
 
-    at: float  # when the head arrived, on the event loop's clock; under load it waits to be read
-    since: float = field(default_factory=time.perf_counter)  # the same on a finer clock
+    # When the head arrived; under load it waits to be read. This is the event loop's clock, which
+    # uvloop rounds to milliseconds.
+    at: float = field(default_factory=time.monotonic)
     complete: bool = False  # whether the whole body has arrived with it
     endless: bool = False  # whether nobody knows yet where the body ends
     followed: bool = False  # whether the next request has arrived
@@ -107,7 +108,7 @@ class Exchange(ABC):
         """Check and answer the request; count, log and trace it."""
         service = self.service
         tracer, metrics = service.tracer, service.metrics
-        span = tracer.request(self.headers, self.verb, self.arrival.since) if tracer else None
+        span = tracer.request(self.headers, self.verb, self.arrival.at) if tracer else None
         metrics.requests_in_flight.value += 1
         try:
             service.access.check(self)
@@ -119,15 +120,17 @@ class Exchange(ABC):
             errors.forget_frames(cause)
             await self._fail(error, cause)
         finally:
-            seconds = time.perf_counter() - self.arrival.since
+            seconds = time.monotonic() - self.arrival.at
             metrics.requests_in_flight.value -= 1
             self.release()
             traced = span or b"traceparent" in self.headers
             trace, kept = trace_id(span, self.headers) if traced else (None, False)
             if service.logs_requests:
                 self._log(seconds, trace)
-            answered = self.verb, self.route, self.status, self.outcome
-            count_request(metrics, *answered, seconds, trace if kept else None)
+            exemplar = trace if kept else None
+            count_request(
+                metrics, self.verb, self.route, self.status, self.outcome, seconds, exemplar
+            )
             if self.key:
                 metrics.key_requests.labels(self.key, self.outcome).value += 1
             if tracer and span:

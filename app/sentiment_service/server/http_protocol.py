@@ -187,7 +187,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif end >= 0:
             self._unset_keepalive_if_required()
             self._state = ConnectionState.TURN
-            arrival = Arrival(self.loop.time())
+            arrival = Arrival()
             start = partial(self._begin, end + len(HEAD_END), arrival)
             repeats = self._gave_no_work and arrival.at - self._quiet_since < REPEATS_S
             self._starts.take(head, start, repeats=repeats)

@@ -129,13 +129,12 @@ def load_tokenizer(
         )
     # Some models have the tokenizer of another architecture, or one that is not of transformers:
     # that may have files of the same names, and cut texts otherwise.
-    made_as = _OF_CLASS.get(class_name.removesuffix("Fast"), model_type)
-    known = not class_name or class_name.removesuffix("Fast") in _OF_CLASS
-    tokenizers = ARCHITECTURES[made_as].tokenizers if known else ()
+    bare = class_name.removesuffix("Fast")
+    made_as, known = _OF_CLASS.get(bare, model_type), bare in {"", *_OF_CLASS}
     present = {file.name for file in path.iterdir()}
     files = ARCHITECTURES[made_as].tokenizer_files(present) if known else None
     if files is None and "tokenizer.json" not in present:
-        sets = [("tokenizer.json",), *(t.names for t in tokenizers)]
+        sets = [("tokenizer.json",), *(t.names for t in ARCHITECTURES[made_as].tokenizers if known)]
         needed = ", or ".join(" with ".join(names) for names in sets)
         raise UserError(
             f"{path} lacks its tokenizer: {kind} needs {needed}; save it there with "

@@ -214,7 +214,7 @@ class Call(Exchange):
                 for name, value in metadata
             ],
             client=limits.client(context.peer()),
-            arrival=Arrival(asyncio.get_running_loop().time()),
+            arrival=Arrival(),
         )
         self.timing = ""  # the time that each stage took, in the form of the header server-timing
         self.limits = limits
