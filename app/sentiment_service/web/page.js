@@ -5,7 +5,7 @@ import { choose, chooseColumn, classifyFile, leave, table } from "./file.js";
 import { $, busy, clear, copied, fail, progress, say, show, waits } from "./panel.js";
 import { code, link, linked } from "./share.js";
 import { Table } from "./table.js";
-import { MANY, count, details, element, facts, milliseconds, percent, toned, verdict } from "./view.js";
+import { MANY, count, details, element, facts, heading, milliseconds, toned, verdict } from "./view.js";
 
 const CODE_SHOWN = 1_500; // characters; Copy copies the whole code
 // The page opens with the first. The embedded model is right about each of them
@@ -95,7 +95,7 @@ async function classifyOne(text, signal) {
   const [result] = answer.results;
   const figures = [...timing(stages), ["Request in all", milliseconds(roundTrip)]];
   show(verdict(result, answer.labels), ...details(text, result, answer, signal, figures));
-  say(`${result.label}, ${percent(result.score)}`);
+  say(heading(result));
   return [result.label, answer.labels];
 }
 

@@ -3,14 +3,20 @@
 
 import { count, element, filled, hint, number, percent, polarity, share, toned } from "./view.js";
 
-export const FAILED = ""; // in the place of a label; a model may call one "error"
+// In the place of a label; a model may call one "error".
+const FAILED = Symbol("error");
+const NONE = Symbol("no label");
+export const name = (label) => label.description ?? label;
+// What a text counts as: of a multi-label model, each label that applies.
+export const labelsOf = ({ error, label, labels = [label] }) => (error ? [FAILED] : labels.length ? labels : [NONE]);
+
 const BINS = 20;
 const ENDS = 3; // texts at each end
 const FEW = 10; // texts; fewer need no histogram
 
 export class Summary {
   element = element("div", { className: "summary" });
-  counts = new Map(); // label → number of texts; FAILED → number of errors
+  counts = new Map(); // label → number of texts
   total = 0;
   pressed; // the label that is chosen; undefined for all
   #strip = element("div", { className: "strip", ariaHidden: "true" });
@@ -32,10 +38,10 @@ export class Summary {
   // `rows` have a text and its result.
   add(rows, labels) {
     for (const { text, result } of rows) {
-      const label = result.error ? FAILED : result.label;
-      this.counts.set(label, (this.counts.get(label) ?? 0) + 1);
+      for (const label of labelsOf(result)) this.counts.set(label, (this.counts.get(label) ?? 0) + 1);
       this.total += 1;
       if (result.error) continue;
+      const { label } = result;
       for (const warning of result.warnings ?? []) this.#warned.set(warning, (this.#warned.get(warning) ?? 0) + 1);
       this.bipolar = "polarity" in result;
       const value = this.bipolar ? result.polarity : result.score;
@@ -49,7 +55,7 @@ export class Summary {
   }
 
   #draw(labels) {
-    const counted = [...labels, FAILED].filter((label) => this.counts.has(label));
+    const counted = [...labels, NONE, FAILED].filter((label) => this.counts.has(label));
     const part = (label) => this.counts.get(label) / this.total;
     this.#strip.replaceChildren(...counted.map((label) => toned(filled(element("i"), part(label)), label, labels)));
     for (const [index, label] of counted.entries()) {
@@ -68,7 +74,7 @@ export class Summary {
   }
 
   #choice(label, labels) {
-    const only = element("button", { type: "button", ariaPressed: "false" }, element("strong"), ` ${label || "error"}`, element("small"));
+    const only = element("button", { type: "button", ariaPressed: "false" }, element("strong"), ` ${name(label)}`, element("small"));
     only.addEventListener("click", () => this.#press(only, label));
     const item = toned(element("li", {}, only), label, labels);
     this.#choices.set(label, item);

@@ -2,7 +2,7 @@
 // a column's title, shows only one label or only texts that contain something, opens rows, and saves
 // the rows that are shown.
 
-import { FAILED, Summary } from "./summary.js";
+import { Summary, labelsOf, name } from "./summary.js";
 import { ResultColumns, csvLine } from "./tables.js";
 import { count, element, percent, toned } from "./view.js";
 
@@ -11,7 +11,7 @@ const MORE = 500; // rows with each click
 const KEPT = 1_000; // rows of a file, and as many of its errors
 // What each column is sorted by.
 const ORDERS = [
-  (a, b) => a.label.localeCompare(b.label),
+  (a, b) => a.name.localeCompare(b.name),
   (a, b) => (a.result.score ?? -1) - (b.result.score ?? -1),
   (a, b) => a.text.localeCompare(b.text),
 ];
@@ -25,7 +25,7 @@ export class Table {
   #search = this.element.querySelector("[type=search]");
   #more = this.element.querySelector(".more");
   #summary = new Summary(() => this.#arrange());
-  #rows = []; // each with its text, label, result and answer, in the order of the texts
+  #rows = []; // each with its text, labels, their names, result and answer, in the order of the texts
   #elements = new Map(); // element of a shown row → its row
   #errors = 0;
   #shown = SHOWN;
@@ -48,10 +48,10 @@ export class Table {
   // Adds the next rows, each with its text, its result and, in a file, the number of its line.
   add(rows, answer) {
     for (const { text = "", result, number: line } of rows) {
-      const label = result.error ? FAILED : result.label;
       const alike = result.error ? this.#errors : this.#rows.length - this.#errors;
       if (!this.keepsAll && alike >= KEPT) continue;
-      this.#rows.push({ text, line, label, result, answer });
+      const labels = labelsOf(result);
+      this.#rows.push({ text, line, labels, name: labels.map(name).join(", "), result, answer });
       this.#errors += Boolean(result.error);
     }
     this.#summary.add(rows, answer.labels);
@@ -64,10 +64,10 @@ export class Table {
   }
 
   #element(row) {
-    const { text, line, label, result, answer } = row;
+    const { text, line, result, answer } = row;
     const made = document.getElementById("row").content.firstElementChild.cloneNode(true);
     const [labelCell, score] = made.cells;
-    labelCell.textContent = label || "error";
+    labelCell.textContent = row.name;
     score.textContent = result.error ? "–" : percent(result.score);
     button(made).textContent = text.slice(0, 300) || "–"; // one line is visible, so a long text is cut
     if (result.error) {
@@ -75,7 +75,7 @@ export class Table {
       const where = line && !message.startsWith("line ") ? `line ${line}: ` : "";
       button(made).after(element("small", { textContent: where + message }));
     } else {
-      toned(made, label, answer.labels);
+      toned(made, result.label, answer.labels);
     }
     this.#elements.set(made, row);
     return made;
@@ -94,7 +94,7 @@ export class Table {
     const { pressed } = this.#summary;
     const wanted = this.#search.value.trim().toLowerCase();
     const chosen = this.#rows.filter(
-      ({ text, label }) => (pressed === undefined || label === pressed) && text.toLowerCase().includes(wanted),
+      ({ text, labels }) => (pressed === undefined || labels.includes(pressed)) && text.toLowerCase().includes(wanted),
     );
     const column = this.#titles.find((title) => (title.ariaSort ?? "none") !== "none");
     if (!column) return chosen;

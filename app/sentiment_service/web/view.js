@@ -39,7 +39,7 @@ export function element(tag, properties = {}, ...children) {
 
 // Marks an element with its label; style.css has the colour, for light and dark.
 export function toned(made, label, labels) {
-  const sentiment = label.toLowerCase();
+  const sentiment = String(label).toLowerCase();
   made.dataset.tone = SENTIMENTS.includes(sentiment) ? sentiment : labels.indexOf(label) % PALETTE;
   return made;
 }
@@ -68,8 +68,8 @@ function gauge({ label, polarity: value }, labels) {
   return toned(made, label, labels);
 }
 
-// A label and its score, in one line.
-const heading = ({ label, score, labels: chosen }) =>
+// A label and its score, or the labels that apply, in one line.
+export const heading = ({ label, score, labels: chosen }) =>
   chosen ? named(chosen) : `${label} ${percent(score)}`;
 
 const named = (labels) => labels.join(", ") || "no label";

@@ -164,7 +164,10 @@ REFUSED = {
 def find_architecture(model_type: object, where: str, *, of_graph: bool = False) -> Architecture:
     """The architecture; errors name ``where``, and why it is not taken as weights or a graph."""
     if not isinstance(model_type, str):
-        raise UserError(f"{where}: config.json has no model_type, so its architecture is unknown")
+        raise UserError(
+            f"{where}: config.json has no model_type, so its architecture is unknown; add the line "
+            f'"model_type", with one of {", ".join(ARCHITECTURES)}'
+        )
     if model_type in ARCHITECTURES:
         return ARCHITECTURES[model_type]
     reasons = (why for why, types in REFUSED.items() if model_type in types.split())

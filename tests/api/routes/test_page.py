@@ -886,7 +886,8 @@ def test_a_model_of_pairs(several: str, visits: Visits) -> None:
 def test_a_multi_label_model(several: str, visits: Visits) -> None:
     """All labels that apply are the title, and the page says that the bars are independent.
 
-    The saved rows have them, also if the first one is an error.
+    Of several texts, each counts as each of its labels. The saved rows have them, also if the first
+    one is an error.
     """
     page = visits.open(several)
     page.get_by_label("Model").select_option("multi")
@@ -899,6 +900,11 @@ def test_a_multi_label_model(several: str, visits: Visits) -> None:
     expect(answer).to_contain_text("Each label has a score of its own")
     classify(page, TOO_LONG, "love", "worst")
     assert [row["labels"] for row in saved(page)] == ["", '["joy","love"]', '["anger","joy"]']
+    assert [row[0] for row in rows(page)] == ["error", "joy, love", "anger, joy"]
+    choices = page.get_by_role("list", name="Show only one label").get_by_role("button")
+    expect(choices).to_have_text(["1 anger 33%", "2 joy 67%", "1 love 33%", "1 error 33%"])
+    choices.nth(2).click()
+    assert [row[0] for row in rows(page)] == ["joy, love"]
 
 
 def test_a_label_called_error_is_not_taken_for_one(several: str, visits: Visits) -> None:

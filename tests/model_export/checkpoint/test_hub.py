@@ -239,7 +239,7 @@ def test_only_needed_files_are_downloaded_and_once(
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({}, f"{REPO}: config.json has no model_type"),
+        ({}, f"{REPO}: config.json has no model_type, so its architecture is unknown; add"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, f"{REPO} is a BertFor"),
     ],
 )
@@ -542,9 +542,11 @@ def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, re
 
 
 def test_a_model_without_readable_weights(hub: Hub, tmp_path: Path) -> None:
-    """Nothing of it is downloaded."""
+    """Nothing of it is downloaded; the error says what makes weights of TensorFlow readable."""
     hub.add(REPO, write_files(tmp_path / "s", **{"config.json": CONFIG, "tf_model.h5": b"tf"}))
-    assert f"{REPO} has no weights" in refusal(tmp_path, hub.url, REPO)
+    why = refusal(tmp_path, hub.url, REPO)
+    assert f"{REPO} has no weights" in why
+    assert "tf_model.h5 cannot be read: load it in transformers 4 with from_tf=True" in why
     assert hub.fetched() == []
 
 
