@@ -151,7 +151,7 @@ def test_one_text(page: Page) -> None:
         strict=True,
     ):
         assert re.fullmatch(rf"{name}\s\d+(\.\d+)? m?s", fact)
-    expect(page.get_by_role("status")).to_have_text(re.compile(r"positive, 9\d\.\d%"))
+    expect(page.get_by_role("status")).to_have_text(re.compile(r"positive 9\d\.\d%"))
     page.get_by_text("The answer as JSON").click()
     shown = page.get_by_role("region", name="The answer as JSON").text_content() or ""
     assert json.loads(shown) == response.value.json()
