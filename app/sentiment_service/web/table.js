@@ -74,9 +74,8 @@ export class Table {
       const { message } = result.error;
       const where = line && !message.startsWith("line ") ? `line ${line}: ` : "";
       button(made).after(element("small", { textContent: where + message }));
-    } else {
-      toned(made, result.label, answer.labels);
     }
+    toned(made, row.labels[0], answer.labels);
     this.#elements.set(made, row);
     return made;
   }
