@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from selectors import DefaultSelector
 from typing import Any
 
 from prometheus_client import PlatformCollector, ProcessCollector
@@ -348,12 +349,23 @@ class Metrics:
 
 
 class ProcessesCollector(Collector):
-    """What prometheus_client says of a process, of all ``pids``, and the memory where they are."""
+    """What prometheus_client says of a process, of all ``pids``, and the memory where they are.
+
+    It reads files also when the process may open no more: then the number of open ones matters.
+    """
 
     def __init__(self, pids: Gauge) -> None:
         self._pids = pids
+        self._spare = DefaultSelector()  # holds a file descriptor, and closes it in silence
 
     def collect(self) -> Iterator[Metric]:
+        self._spare.close()
+        metrics = [*self._read()]  # one file at a time
+        with suppress(OSError):
+            self._spare = DefaultSelector()
+        return iter(metrics)
+
+    def _read(self) -> Iterator[Metric]:
         found: dict[str, list[Metric]] = {}
         for pid in self._pids.totals().values():
             for metric in ProcessCollector(pid=partial(int, pid.value), registry=None).collect():

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.service import free_port
 from tests.conftest import Start
 from tests.support.raw_http import HEAD, HEALTH, connect
-from tests.support.serving import COMMAND, Process, eventually
+from tests.support.serving import COMMAND, Process, eventually, metric
 
 IDLE = 5_000
 MB = 1_000_000
@@ -72,6 +72,9 @@ def test_after_file_descriptors_ran_out_it_serves_on(start: Start) -> None:
         eventually(lambda: not _is_answered(process))
         assert process.client.post("/classify", json={"inputs": "love"}).status_code == 200
         assert process.client.get("/health/live").status_code == 200
+        # What the alert SentimentOpenFiles compares.
+        assert metric(process.client, "process_max_fds") == FILES
+        assert metric(process.client, "process_open_fds") == FILES
     eventually(lambda: _is_answered(process))
     assert _answers(process)
 
