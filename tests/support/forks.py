@@ -5,6 +5,7 @@ runs tests starts one when it first needs it. This file is the module that asks 
 program of that process. A test of what a start imports or reads has ``subprocess.Popen`` instead.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -65,6 +66,11 @@ class Prepared:
         command = [sys.executable, __file__, str(its.fileno())]
         with its:
             self._process = subprocess.Popen(command, pass_fds=[its.fileno()])
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._channel.close()
+        self._process.wait()
 
     def fork(self, request: object, files: Sequence[int]) -> int:
         """The id of the new process. We are the subreaper that the system gives it to."""
