@@ -99,13 +99,16 @@ def main(channel: socket.socket) -> str:
             channel.send(b"ended")
             for file in files:
                 os.close(file)
-        elif pid := os.fork():
+            continue
+        parent = os.getpid()
+        if pid := os.fork():
             channel.send(str(pid).encode())
             os._exit(0)
-        else:
-            channel.close()
-            signal.signal(signal.SIGINT, interrupt)
-            return become(files, *json.loads(request))
+        channel.close()
+        while os.getppid() == parent:  # until it has ended
+            os.sched_yield()
+        signal.signal(signal.SIGINT, interrupt)
+        return become(files, *json.loads(request))
 
 
 def become(files: list[int], words: list[str], directory: str, variables: dict[str, str]) -> str:
