@@ -109,7 +109,8 @@ class Program(forks.Popen):
 class Process(service.Server):
     """``sentiment serve`` on a free port, without settings from outside; killed in the end.
 
-    ``client`` sends it requests, on connections that stay open.
+    ``client`` sends it requests, on connections that stay open. A test of what it imports, or
+    does at its imports, has ``subprocess.Popen`` start it instead of a fork.
     """
 
     def __init__(
