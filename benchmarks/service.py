@@ -25,11 +25,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Server(BareServer):
     """A server whose log is kept, and whose CPU time and memory are read."""
 
-    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *command: str, **options: Any) -> None:
         started = time.perf_counter()
         self._lines: list[str] = []  # of its log, after the first ones
         self._taken = 0
-        super().__init__(*command, environment=environment)
+        super().__init__(*command, **options)
         self.start_seconds = time.perf_counter() - started
         self.pid = self._process.pid
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from openai import OpenAI
 from sentiment_service.errors import UserError
 
 from tests.conftest import Serve
@@ -18,6 +17,8 @@ KEY = "a-key-for-tests"
 
 def test_openai_finds_the_same_model(client: TestClient) -> None:
     """OpenAI's client gets a model from the route that KServe asks."""
+    from openai import OpenAI
+
     openai = OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client)
     assert openai.models.retrieve("tiny").id == "tiny"
 

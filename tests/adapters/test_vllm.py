@@ -4,14 +4,16 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
-from openai import AuthenticationError, NotFoundError, OpenAI, UnprocessableEntityError
 
 from tests.conftest import FLAGS
 from tests.support.serving import Process
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 KEY = "key-of-the-test"
 
@@ -24,21 +26,23 @@ def url(bundle: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[OpenAI]:
-    """OpenAI's client."""
+def client(url: str) -> Iterator["OpenAI"]:
+    """OpenAI's client, whose import takes each process that runs tests a second."""
+    from openai import OpenAI
+
     with OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 
 
-def _classify(client: OpenAI, **body: Any) -> Any:
+def _classify(client: "OpenAI", **body: Any) -> Any:
     return client.post("/classify", body=body, cast_to=object)
 
 
-def _retrieve(client: OpenAI) -> Any:
+def _retrieve(client: "OpenAI") -> Any:
     return client.models.retrieve("gpt")
 
 
-def _listed(client: OpenAI) -> Any:
+def _listed(client: "OpenAI") -> Any:
     return client.models.list().data
 
 
@@ -79,7 +83,7 @@ def test_a_text_is_cut_as_it_asks(url: str, text: str) -> None:
     assert cut["data"] == _post(url, "/classify", input=ids[:3])["data"]
 
 
-def test_the_client_gets_what_vllm_answers(client: OpenAI, url: str) -> None:
+def test_the_client_gets_what_vllm_answers(client: "OpenAI", url: str) -> None:
     """The answer has every member of vLLM's; probabilities are in the order of the labels."""
     answer = _classify(client, model="tiny", input="love")
     native = httpx2.post(
@@ -107,8 +111,10 @@ def test_the_client_gets_what_vllm_answers(client: OpenAI, url: str) -> None:
     }
 
 
-def test_the_client_shows_what_was_wrong(client: OpenAI) -> None:
+def test_the_client_shows_what_was_wrong(client: "OpenAI") -> None:
     """The client's exception has our detail and code; the answer is still our problem document."""
+    from openai import UnprocessableEntityError
+
     with pytest.raises(UnprocessableEntityError, match="input is required") as caught:
         _classify(client)
     problem = caught.value.response.json()
@@ -116,9 +122,11 @@ def test_the_client_shows_what_was_wrong(client: OpenAI) -> None:
 
 
 def test_an_unknown_model_and_a_wrong_key_are_the_clients_own_exceptions(
-    client: OpenAI, url: str
+    client: "OpenAI", url: str
 ) -> None:
     """404 names the served models; 401 says what to send, also where the client lists models."""
+    from openai import AuthenticationError, NotFoundError, OpenAI
+
     for asked in (partial(_classify, model="gpt", input="love"), _retrieve):
         with pytest.raises(NotFoundError, match="served models are: tiny"):
             asked(client)
@@ -128,7 +136,7 @@ def test_an_unknown_model_and_a_wrong_key_are_the_clients_own_exceptions(
                 asked(other)
 
 
-def test_the_client_lists_the_served_models(client: OpenAI) -> None:
+def test_the_client_lists_the_served_models(client: "OpenAI") -> None:
     """The client lists the models; its examples use the first one."""
     models = client.models.list().data
     assert [model.id for model in models] == ["tiny"]

@@ -10,7 +10,6 @@ import pytest
 from sentiment_service.main import create_app
 from sentiment_service.settings.settings import Settings
 
-from benchmarks import report
 from benchmarks.cpu_time.client import send_slice
 from benchmarks.subject import Goal
 from tests.conftest import SET_BY_HAND
@@ -47,6 +46,8 @@ def test_the_report_has_goals_tables_and_conditions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A section replaces its earlier run and leaves the others; a missed goal is called so."""
+    from benchmarks import report  # it imports matplotlib
+
     conditions = {"date": "2026-01-02", "machine": "a machine", "versions": "some"}
     row = {"model": "tiny", "texts/s": 123.4, "p50 ms": 1.234, "p99 ms": 5.0, "connections": 2}
     goals = [Goal("fast", 0.9, 0.8), Goal("late", 30.0, 20.0, most=True, remark="1 to 2")]

@@ -23,7 +23,6 @@ from checks.soak.calls.call import Call
 from checks.soak.calls.http import Calls
 from checks.soak.calls.truth import Truth
 from checks.soak.faults import grpc_abuse
-from checks.soak.faults.drawn import Faults
 from checks.soak.grpc_wire import GrpcClient
 from checks.soak.measuring import report
 from checks.soak.measuring.counters import Counters
@@ -134,6 +133,8 @@ def test_what_must_not_happen_is_a_failure(calls: Calls) -> None:
 
 async def test_faults_are_drawn_and_their_outcomes_counted(calls: Calls, process: Process) -> None:
     """What clients see of those that break nothing is what they should."""
+    from checks.soak.faults.drawn import Faults  # it compresses 150 MB
+
     tally = Tally()
     traffic = Traffic(process.port, GRPC_PORT, calls, tally, random.Random(1))
     faults = Faults(traffic, process.pid, 1, tls_port=0)

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,8 @@ def test_an_extra_comes_from_where_the_package_came_from(
 
 def test_a_plain_start_needs_no_extra(start: Start) -> None:
     """Without their flags, the packages for traces and for gRPC are not even looked for."""
-    process = start(command=patched("sys.modules |= dict.fromkeys(('opentelemetry.sdk', 'grpc'))"))
+    without = patched("sys.modules |= dict.fromkeys(('opentelemetry.sdk', 'grpc'))")
+    process = start(command=without, popen=subprocess.Popen)
     assert process.client.get("/health/ready").status_code == 200
 
 

@@ -43,26 +43,23 @@ from tests.support.serving import (
     Program,
     environment,
     eventually,
+    patched,
+    run_program,
     state_of,
     terminal,
 )
 from tests.support.tiny_bundle import make_bundle, write_manifest
 
 # Chunks of about ten rows, and each batch takes at least 5 ms.
-SLOW_COMMAND = [
-    sys.executable,
-    "-c",
+SLOW_COMMAND = patched(
     """
-import sys, time
-from sentiment_service.cli.command import main
 from sentiment_service.files import parquet, table as tables
 from sentiment_service.engine.model.model import Model
 tables.CHUNK_CHARS, parquet.CHUNK_ROWS = 300, 40
 infer = Model.infer
 Model.infer = lambda self, encodings: (time.sleep(0.005), infer(self, encodings))[1]
-sys.exit(main())
-""",
-]
+"""
+)
 WORDS = ["love", "worst", "it", "", "is"]
 
 
@@ -76,14 +73,7 @@ def slow_commands_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def _classify(
     *arguments: str | Path, command: Sequence[str] = COMMAND, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*command, "classify", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        **{"stdin": subprocess.DEVNULL, "env": environment(), **options},
-    )
+    return run_program(*command, "classify", *arguments, **options)
 
 
 @contextmanager
@@ -891,10 +881,9 @@ def test_a_service_gives_the_same_file(bundle: Path, url: str, tmp_path: Path) -
 def test_a_service_that_requires_a_key(listen: Listen) -> None:
     """SENTIMENT_API_KEY is the key. A missing or bad key is a one-line error without the key."""
     url = f"http://127.0.0.1:{listen(api_keys='k3y-of-test')}"
-    known = environment(SENTIMENT_API_KEY="k3y-of-test")
-    assert _classify("--url", url, "love", env=known).returncode == 0
+    assert _classify("--url", url, "love", SENTIMENT_API_KEY="k3y-of-test").returncode == 0
     for key in ("", "another", "no\nkey"):
-        done = _classify("--url", url, "love", env=environment(SENTIMENT_API_KEY=key))
+        done = _classify("--url", url, "love", SENTIMENT_API_KEY=key)
         assert (done.returncode, done.stdout) == (1, "")
         (line,) = done.stderr.splitlines()
         assert ("api_key" if "\n" in key else "401 unauthorized") in line

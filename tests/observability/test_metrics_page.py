@@ -1,6 +1,7 @@
 """docs/metrics.md lists the metrics of the service, and no others."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def test_the_page_has_each_metric(
 def test_the_clock_may_be_wrong(bundle: Path) -> None:
     """Beyond 2106, where the time of a gzip file ends: every page is answered as today."""
     ahead = patched("real = time.time\ntime.time = lambda: real() + 2.6e9")
-    with Process("--model", str(bundle), *FLAGS, command=ahead) as process:
+    flags = ("--model", str(bundle), *FLAGS)
+    with Process(*flags, command=ahead, popen=subprocess.Popen) as process:
         for path in ("/metrics", "/openapi.json", "/docs", "/", "/info", "/models", "/health"):
             answer = process.client.get(path, headers={"accept-encoding": "gzip"})
             assert answer.status_code == 200, path

@@ -3,6 +3,7 @@
 import http.client
 import json
 import random
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -260,7 +261,7 @@ sys.meta_path.insert(0, AtImport())
 
 def test_a_hangup_does_not_end_a_start(start: Start) -> None:
     """SIGHUP while the command is imported or the models are loaded does not end the process."""
-    process = start(command=patched(HANGUPS))
+    process = start(command=patched(HANGUPS), popen=subprocess.Popen)
     assert process.client.get("/health/ready").status_code == 200
     process.read_until("loaded again")
 
@@ -286,7 +287,7 @@ def test_a_load_that_is_under_way_does_not_hold_or_crash_the_process(
 ) -> None:
     """SIGTERM during a reload drops the new model, whether or not it gets ready in time."""
     flags = ["--drain-ms", str(drain_ms)]
-    process = start(*flags, bundle=slow_bundle, command=patched(LATE_EXIT))
+    process = start(*flags, bundle=slow_bundle, command=patched(LATE_EXIT), popen=subprocess.Popen)
     threads = Path(f"/proc/{process.pid}/task")
     before = len(list(threads.iterdir()))
     process.signal(SIGHUP)

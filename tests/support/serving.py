@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import httpx2
 import pytest
@@ -23,15 +23,15 @@ from sentiment_service.server.process import bind
 from sentiment_service.server.server import Server
 
 from benchmarks import service
+from tests.support import forks
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [str(Path(sys.executable).with_name("sentiment"))]
+COMMAND = forks.COMMAND
 
 
 def patched(code: str, *arguments: str) -> list[str]:
     """The command, after this code, which may take the arguments from ``sys.argv[1]`` on."""
-    start = "from sentiment_service.__main__ import main\nsys.exit(main())"
-    return [sys.executable, "-c", f"import sys, time\n{code}\n{start}", *arguments]
+    return [sys.executable, "-c", f"import sys, time\n{code}\n{forks.MAIN}", *arguments]
 
 
 def before_inference(code: str) -> list[str]:
@@ -98,10 +98,19 @@ def listening(app: FastAPI, *, keep_alive_s: int = 5) -> Iterator[str]:
         thread.join()
 
 
+class Program(forks.Popen):
+    """A process that ends with its ``with`` block, which else would wait for it."""
+
+    def __exit__(self, *exception: Any) -> None:
+        self.kill()
+        super().__exit__(*exception)
+
+
 class Process(service.Server):
     """``sentiment serve`` on a free port, without settings from outside; killed in the end.
 
-    ``client`` sends it requests, on connections that stay open.
+    ``client`` sends it requests, on connections that stay open. A test of what it imports, or
+    does at its imports, has ``subprocess.Popen`` start it instead of a fork.
     """
 
     def __init__(
@@ -109,10 +118,12 @@ class Process(service.Server):
         *flags: str,
         command: Sequence[str] = COMMAND,
         variables: Mapping[str, str] | None = None,
+        popen: type[subprocess.Popen[Any]] = Program,
     ) -> None:
         super().__init__(
             *(*command, "serve", "--port", "0", "--access-log", "off", *flags),
             environment=environment(**variables or {}),
+            popen=popen,
         )
         self.client = httpx2.Client(base_url=self.url, timeout=30)
 
@@ -190,28 +201,19 @@ def runs(pid: int) -> bool:
     return state_of(pid) != "Z"
 
 
-class Program(subprocess.Popen[Any]):
-    """A process that ends with its ``with`` block, which else would wait for it."""
-
-    def __exit__(self, *exception: Any) -> None:
-        self.kill()
-        super().__exit__(*exception)
-
-
 def run_program(
-    *command: str | Path, cwd: Path = ROOT, timeout_s: float = 60, **variables: str
+    *command: str | Path,
+    cwd: Path = ROOT,
+    timeout_s: float = 60,
+    stdin: int | IO[Any] = subprocess.DEVNULL,
+    **variables: str,
 ) -> "subprocess.CompletedProcess[str]":
-    """What a program wrote and its exit code. It has no standard input."""
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    """What a program wrote and its exit code. It has no standard input unless one is given."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    given = environment(**variables)
+    with Program(command, cwd=cwd, env=given, stdin=stdin, **pipes) as process:
+        written, said = process.communicate(timeout=timeout_s)
+    return subprocess.CompletedProcess(command, process.returncode, written, said)
 
 
 def installed(program: str, package: str) -> str:

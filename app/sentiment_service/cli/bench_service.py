@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,14 +35,18 @@ MOST_BYTES = 16 * 2**20  # of an answer
 class Server:
     """A server that logs its address to standard error. The end of the ``with`` block stops it.
 
-    ``first_lines`` is what it logged up to its address; ``environment`` is in the place of ours.
+    ``first_lines`` is what it logged up to its address; ``environment`` is in the place of ours;
+    ``popen`` starts it.
     """
 
-    def __init__(self, *command: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *command: str,
+        environment: Mapping[str, str] | None = None,
+        popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
+    ) -> None:
         """Start it and wait for its address."""
-        self._process = subprocess.Popen(  # noqa: S603 - our own commands
-            command, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        self._process = popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         assert self._process.stderr is not None  # noqa: S101
         self.first_lines, address = "", None
         while address is None:

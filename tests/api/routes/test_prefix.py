@@ -130,5 +130,6 @@ def test_a_prefix_that_hides_routes_ends_the_start(
     prefix: str, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error names a path of the service that nobody would reach."""
-    assert main(["serve", "--model", str(bundle), "--root-path", prefix]) == 1
+    flags = ["--port", "0", "--model", str(bundle), "--root-path", prefix]
+    assert main(["serve", *flags]) == 1
     assert f"--root-path: {prefix}" in capsys.readouterr().err
