@@ -566,6 +566,7 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.parquet", PAGES[:4] + b"\xff" * 56 + PAGES[60:], "cannot be read"),
     ("a.parquet", b"PAR1 and nothing else", "cannot be read as Parquet"),
     ("a.parquet", b"PAR1" + bytes(8) + b"\x08\0\0\0PAR1", "cannot be read as Parquet"),
+    ("a.parquet", b"PARE\x1c\x1c\0\0\0\x05\0\0\0PARE", "as Parquet: Could not read encrypted"),
     ("a.parquet", _parquet([pa.array([1])], ["text"]), "'text' has the type int64"),
     ("a.parquet", _parquet([pa.array(["x"])] * 2, ["text"] * 2), "same name: 'text'; give"),
     ("a.parquet", _parquet([pa.array(["x"])], ["tweet"]), "no column 'text'.*: 'tweet'"),
