@@ -1170,8 +1170,9 @@ def column_of(table: Any, column: str) -> Any:
         raise ValueError(
             f"the table has {found} {column!r}; its columns: {', '.join(map(repr, names))}"
         )
-    if not are_several(values := table[column]):
-        raise TypeError(f"{column!r} holds one value; a column has one for each row")
+    # Of a dict, an iterator would come back without its values.
+    if not are_several(values := table[column]) or not hasattr(values, "__len__"):
+        raise TypeError(f"{column!r} holds one value or an iterator; a column has one for each row")
     return values
 
 
