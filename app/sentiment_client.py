@@ -1180,10 +1180,11 @@ def with_results(table: T, results: Results, prefix: str) -> T:
     """The table with the columns of its rows' results, by position."""
     names = _names(table)
     names += [name[0] for name in names if isinstance(name, tuple)]  # pandas has such levels
+    lower = {str(name).lower() for name in names}  # for Spark and SQL, "Label" is "label"
     columns: Columns = {}
     for name, values in _columns(results).items():
         free = f"{prefix}{name}"
-        while free in names:
+        while free.lower() in lower:
             free = f"predicted_{free}"
         columns[free] = values
     library, whole = _library(table), cast(Any, table)

@@ -95,8 +95,11 @@ def test_each_kind_of_table_comes_back_with_the_columns(
 
 @kinds
 def test_no_column_is_lost(classifier: Classifier, make: Callable[..., Any]) -> None:
-    """A taken name gets "predicted_", also twice, behind the prefix of one's own."""
-    given = {"text": ["love"], "label": ["mine"], "predicted_label": ["too"], "my_error": [1]}
+    """A taken name gets "predicted_", also twice, behind the prefix of one's own.
+
+    As for Spark and SQL, the cases of letters do not distinguish names.
+    """
+    given = {"text": ["love"], "Label": ["mine"], "predicted_label": ["too"], "my_error": [1]}
     columns = _lists(classifier.add_columns(make(**given)))
     assert [*columns] == [*given, "predicted_predicted_label", *ADDED[1:]]
     assert {name: columns[name] for name in given} == given

@@ -1034,12 +1034,15 @@ def test_a_name_of_a_column_that_parquet_cannot_hold(tmp_path: Path, name: str) 
 
 
 def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
-    """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed."""
-    content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
+    """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed.
+
+    "Label" takes "label": Spark could not read a file with both.
+    """
+    content = b"label,text,Predicted_Label,Error,score_bad\nmine,x,mine,mine,mine\n"
     table = _Input(_file(tmp_path, "a.csv", content))
     header, row = _written(table, ".csv", tmp_path).decode().splitlines()
     added = "predicted_predicted_label,score,predicted_score_bad,score_good,warnings"
-    assert header == f"label,text,predicted_label,error,score_bad,{added},predicted_error"
+    assert header == f"label,text,Predicted_Label,Error,score_bad,{added},predicted_error"
     assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,,"
 
 
