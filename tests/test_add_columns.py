@@ -186,11 +186,13 @@ def test_the_types_of_columns_do_not_depend_on_the_results(classifier: Classifie
 def test_arrow_keeps_types_metadata_and_odd_texts(classifier: Classifier) -> None:
     """Chunks, dictionaries, views and large strings; a text that is not UTF-8 fails alone."""
     bad = pa.array([b"love", b"caf\xe9", None], pa.binary()).view(pa.string())
+    views = pa.array(["love", "worst"], pa.string_view())
     columns = {
         "chunked": pa.chunked_array([["love"], [], ["worst", None]]),
         "dictionary": pa.chunked_array([pa.array(["love", "worst", None]).dictionary_encode()]),
         "large": pa.array(["love", "worst", None], pa.large_string()),
         "view": pa.array(["love", "worst", None], pa.string_view()),
+        "views": pa.DictionaryArray.from_arrays([0, 1, None], views),  # polars has categories so
         "bad": bad,
         "null": pa.nulls(3),
     }
