@@ -891,7 +891,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 def are_several(texts: Any) -> bool:
     """Whether it is not a single text, nor what stands for one."""
-    if hasattr(texts, "columns"):
+    if hasattr(type(texts), "columns"):
         raise TypeError(
             "this is a table; give one column of it, such as table['text'], or use add_columns"
         )
