@@ -891,7 +891,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 def are_several(texts: Any) -> bool:
     """Whether it is not a single text, nor what stands for one."""
-    if hasattr(texts, "columns"):
+    if hasattr(type(texts), "columns"):
         raise TypeError(
             "this is a table; give one column of it, such as table['text'], or use add_columns"
         )
@@ -1170,8 +1170,9 @@ def column_of(table: Any, column: str) -> Any:
         raise ValueError(
             f"the table has {found} {column!r}; its columns: {', '.join(map(repr, names))}"
         )
-    if not are_several(values := table[column]):
-        raise TypeError(f"{column!r} holds one value; a column has one for each row")
+    # Of a dict, an iterator would come back without its values.
+    if not are_several(values := table[column]) or not hasattr(values, "__len__"):
+        raise TypeError(f"{column!r} holds one value or an iterator; a column has one for each row")
     return values
 
 
@@ -1179,10 +1180,11 @@ def with_results(table: T, results: Results, prefix: str) -> T:
     """The table with the columns of its rows' results, by position."""
     names = _names(table)
     names += [name[0] for name in names if isinstance(name, tuple)]  # pandas has such levels
+    lower = {str(name).lower() for name in names}  # for Spark and SQL, "Label" is "label"
     columns: Columns = {}
     for name, values in _columns(results).items():
         free = f"{prefix}{name}"
-        while free in names:
+        while free.lower() in lower:
             free = f"predicted_{free}"
         columns[free] = values
     library, whole = _library(table), cast(Any, table)

@@ -95,8 +95,11 @@ def test_each_kind_of_table_comes_back_with_the_columns(
 
 @kinds
 def test_no_column_is_lost(classifier: Classifier, make: Callable[..., Any]) -> None:
-    """A taken name gets "predicted_", also twice, behind the prefix of one's own."""
-    given = {"text": ["love"], "label": ["mine"], "predicted_label": ["too"], "my_error": [1]}
+    """A taken name gets "predicted_", also twice, behind the prefix of one's own.
+
+    As for Spark and SQL, the cases of letters do not distinguish names.
+    """
+    given = {"text": ["love"], "Label": ["mine"], "predicted_label": ["too"], "my_error": [1]}
     columns = _lists(classifier.add_columns(make(**given)))
     assert [*columns] == [*given, "predicted_predicted_label", *ADDED[1:]]
     assert {name: columns[name] for name in given} == given
@@ -183,11 +186,13 @@ def test_the_types_of_columns_do_not_depend_on_the_results(classifier: Classifie
 def test_arrow_keeps_types_metadata_and_odd_texts(classifier: Classifier) -> None:
     """Chunks, dictionaries, views and large strings; a text that is not UTF-8 fails alone."""
     bad = pa.array([b"love", b"caf\xe9", None], pa.binary()).view(pa.string())
+    views = pa.array(["love", "worst"], pa.string_view())
     columns = {
         "chunked": pa.chunked_array([["love"], [], ["worst", None]]),
         "dictionary": pa.chunked_array([pa.array(["love", "worst", None]).dictionary_encode()]),
         "large": pa.array(["love", "worst", None], pa.large_string()),
         "view": pa.array(["love", "worst", None], pa.string_view()),
+        "views": pa.DictionaryArray.from_arrays([0, 1, None], views),  # polars has categories so
         "bad": bad,
         "null": pa.nulls(3),
     }
@@ -280,6 +285,7 @@ def test_options_are_those_of_classify(classifier: Classifier) -> None:
         ({"text": "love"}, TypeError, "'text' holds one value"),
         ({"text": {"text": "love"}}, TypeError, "'text' holds one value"),
         ({"text": 3}, TypeError, "'text' holds one value"),
+        ({"text": iter(["love"])}, TypeError, "'text' holds one value or an iterator"),
         ({"tweet": ["love"]}, UserError, "no column 'text'; its columns: 'tweet'"),
         (pd.DataFrame([["a", "b"]], columns=["text"] * 2), UserError, "several columns 'text'"),
         (pa.table([["a"], ["b"]], ["text"] * 2), UserError, "several columns 'text'"),

@@ -211,6 +211,8 @@ def test_a_column_of_pandas(classifier: Classifier) -> None:
     assert [*classifier.classify([]).to_frame().columns] == [*made.columns]
     with pytest.raises(TypeError, match="one column"):
         classifier.classify(frame)
+    words = pd.Series(["love"], index=["columns"])  # which is then an attribute of it
+    assert classifier.classify(words).labels == ["positive"]
 
 
 @pytest.mark.parametrize(

@@ -566,6 +566,7 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a.parquet", PAGES[:4] + b"\xff" * 56 + PAGES[60:], "cannot be read"),
     ("a.parquet", b"PAR1 and nothing else", "cannot be read as Parquet"),
     ("a.parquet", b"PAR1" + bytes(8) + b"\x08\0\0\0PAR1", "cannot be read as Parquet"),
+    ("a.parquet", b"PARE\x1c\x1c\0\0\0\x05\0\0\0PARE", "as Parquet: Could not read encrypted"),
     ("a.parquet", _parquet([pa.array([1])], ["text"]), "'text' has the type int64"),
     ("a.parquet", _parquet([pa.array(["x"])] * 2, ["text"] * 2), "same name: 'text'; give"),
     ("a.parquet", _parquet([pa.array(["x"])], ["tweet"]), "no column 'text'.*: 'tweet'"),
@@ -1033,12 +1034,15 @@ def test_a_name_of_a_column_that_parquet_cannot_hold(tmp_path: Path, name: str) 
 
 
 def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
-    """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed."""
-    content = b"label,text,predicted_label,error,score_bad\nmine,x,mine,mine,mine\n"
+    """A result column whose name is taken gets the prefix "predicted_", repeatedly if needed.
+
+    "Label" takes "label": Spark could not read a file with both.
+    """
+    content = b"label,text,Predicted_Label,Error,score_bad\nmine,x,mine,mine,mine\n"
     table = _Input(_file(tmp_path, "a.csv", content))
     header, row = _written(table, ".csv", tmp_path).decode().splitlines()
     added = "predicted_predicted_label,score,predicted_score_bad,score_good,warnings"
-    assert header == f"label,text,predicted_label,error,score_bad,{added},predicted_error"
+    assert header == f"label,text,Predicted_Label,Error,score_bad,{added},predicted_error"
     assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,,"
 
 

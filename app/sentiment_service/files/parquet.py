@@ -47,8 +47,8 @@ def texts(column: Any) -> list[str | ServiceError]:
 
 def _strings(column: Any) -> list[str | None]:
     """Decoded here and not by pyarrow, which fails if one of them is not UTF-8."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)  # a ChunkedArray has no other way
+    if pa.types.is_dictionary(column.type):  # it cannot decode one of views, or more than 2 GiB
+        column = column.cast(pa.dictionary(column.type.index_type, pa.large_string()))
     return [
         None if raw is None else raw.decode("utf-8", "surrogateescape")
         for raw in column.cast(pa.large_binary()).to_pylist()

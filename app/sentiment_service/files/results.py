@@ -55,9 +55,14 @@ def error_text(result: ResultItem) -> str | None:
 
 
 def free_names(names: Iterable[str], taken: Sequence[str], prefix: str = "predicted_") -> list[str]:
+    """The names, apart from those that are taken, also in the eyes of Spark and SQL databases.
+
+    For these, "Label" and "label" are the same.
+    """
+    lower = {*map(str.lower, taken)}
     free = []
     for name in names:
-        while name in taken:
+        while name.lower() in lower:
             name = f"{prefix}{name}"
         free.append(name)
     return free

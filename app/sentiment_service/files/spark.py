@@ -79,9 +79,7 @@ def classify_frame(
     bundle = Bundle.open(path)
     columns = ResultColumns(bundle.manifest.labels, multi_label=bundle.multi_label)
     digest = sha256(path / MANIFEST)
-    # Spark does not distinguish the cases of letters in the names of columns.
-    taken = [*frame.columns, *map(str.lower, frame.columns)]
-    results = result_schema(columns, taken)
+    results = result_schema(columns, frame.columns)
     classify_partition = PartitionClassifier(
         bundle=_shipped(frame, path, digest) if settings.model else None,
         digest=digest,

@@ -53,7 +53,7 @@ export class ResultColumns {
   json(result, names) {
     const members = ["label", "score", "scores", ...this.members].map((name) => result[name] ?? null);
     const values = [...members, errorText(result) ?? null];
-    const taken = names.some((name) => this.jsonNames.includes(name));
+    const taken = names.some((name) => this.jsonNames.includes(name.toLowerCase()));
     const added = taken ? free(this.jsonNames, [...this.taken, ...names]) : this.jsonNames;
     return JSON.stringify(Object.fromEntries(added.map((name, index) => [name, values[index]])));
   }
@@ -61,9 +61,11 @@ export class ResultColumns {
 
 const errorText = ({ error }) => error && `${error.code}: ${error.message}`;
 
+// For Spark and SQL databases, "Label" is "label".
 function free(names, taken) {
+  const lower = taken.map((name) => name.toLowerCase());
   return names.map((name) => {
-    while (taken.includes(name)) name = `predicted_${name}`;
+    while (lower.includes(name.toLowerCase())) name = `predicted_${name}`;
     return name;
   });
 }

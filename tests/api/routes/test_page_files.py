@@ -178,7 +178,7 @@ def test_the_labelled_file_is_that_of_the_command(
 def test_a_member_that_comes_late_is_kept(page: Page) -> None:
     """Beyond what is read before the first result, a row's own members keep their names, too."""
     early = json.dumps({"comment": "love", "more": "x" * 20_000})
-    late = {"comment": "worst", "label": "mine", "predicted_label": "an older one"}
+    late = {"comment": "worst", "Label": "mine", "predicted_label": "an older one"}
     choose(page, "a.jsonl", "\n".join([early] * 60 + [json.dumps(late)]).encode())
     page.get_by_label("Column of the texts").select_option("comment")
     classify(page)
