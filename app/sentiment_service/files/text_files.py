@@ -38,9 +38,9 @@ OTHER_KINDS = {
 }
 OPEN_DOCUMENT = "an OpenDocument file: save it as .xlsx or CSV"
 XLSX = "an .xlsx workbook: let its name end in .xlsx"  # which is a ZIP archive
-# The endings of compressed files, and how these begin. PARE is Parquet whose footer is encrypted.
+# The endings of compressed files, and how these begin. Parquet's PAR1 is PARE if it is encrypted.
 PACKED = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd", ".zip": b"PK"}
-BEGINS = {**PACKED, ".xlsx": b"PK", ".parquet": (b"PAR1", b"PARE")}
+BEGINS = {**PACKED, ".xlsx": b"PK", ".parquet": b"PAR"}
 # A file that expands to so many bytes, and so many times its size, is made to fill a disk.
 BOMB_BYTES, BOMB_TIMES = 1 << 28, 250
 # The encoding, the separator and the quotes are judged by so many bytes.
