@@ -94,13 +94,15 @@ def _describe(words: list[str]) -> None:
     )
     parser.add_argument("source", type=source, help=SOURCE)
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
+    parser.add_argument("--onnx", default="", metavar="FILE", help="which ONNX file to describe")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     options, _ = commands.parsed(parser, words)
 
     from sentiment_export.checkpoint.checkpoint import find_checkpoint
     from sentiment_export.checkpoint.describe import describe
 
-    description = describe(find_checkpoint(options.source, options.revision, onnx=""))
+    path = find_checkpoint(options.source, options.revision, options.onnx)
+    description = describe(path, options.onnx)
     print(json.dumps(asdict(description), indent=2) if options.json else description.text())
 
 

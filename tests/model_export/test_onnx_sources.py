@@ -239,6 +239,26 @@ def test_a_graph_is_described(
     assert any("lacks its tokenizer" in each for each in problems)
 
 
+def test_of_several_graphs_the_named_one_is_described(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``describe`` takes the ``--onnx`` that it asks for."""
+    (source / GRAPH).rename(source / "onnx" / "model_a.onnx")
+    shutil.copy(source / "onnx" / "model_a.onnx", source / "onnx" / "model_b.onnx")
+    assert main(["describe", str(source)]) == 1
+    assert "with --onnx" in capsys.readouterr().err
+    assert main(["describe", str(source), "--onnx", "onnx/model_b.onnx", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["problems"] == []
+
+
+def test_operators_may_be_of_the_domain_by_its_long_name(source: Path, tmp_path: Path) -> None:
+    """``ai.onnx`` is another name of the domain that usually has none."""
+    model = onnx.load_model(source / GRAPH)
+    model.opset_import[0].domain = "ai.onnx"
+    save(model, source / GRAPH)
+    assert [*_export(source, tmp_path / "bundle").variants] == ["fp32", "int8"]
+
+
 Change = Callable[[ModelProto], object]
 
 

@@ -61,9 +61,12 @@ class Description:
         return "\n\n".join("\n  ".join([title, *of]) for title, of in sections.items() if of)
 
 
-def describe(path: Path) -> Description:
-    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer."""
-    _, weights = choose_local_files(path, "")
+def describe(path: Path, onnx: str = "") -> Description:
+    """Read a local checkpoint's config, the names and shapes of its weights, and its tokenizer.
+
+    ``onnx`` is the graph to describe in the place of weights; see ``choose_files``.
+    """
+    _, weights = choose_local_files(path, onnx)
     entries = read_config(path, str(path), of_graph=weights.endswith(GRAPH))
     graph = graph_of(path, weights, entries)
     names = {*names_in(path), *(weight_files(path, weights) if graph else ())}

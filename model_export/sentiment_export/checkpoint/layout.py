@@ -73,8 +73,9 @@ def choose_files(
         )
     if CONFIG_FILE not in held:
         fault = f"{where} has no {CONFIG_FILE}, so it is not a checkpoint"
-        folders = {name.rpartition("/")[0] for name in held if name.endswith(f"/{CONFIG_FILE}")}
-        whole = [one for one in folders if any(f"{one}/{file}" in held for file in WEIGHT_FILES)]
+        files = [name.rpartition("/") for name in held]
+        whole = {one for one, _, file in files if file in WEIGHT_FILES or file.endswith(GRAPH)}
+        whole &= {one for one, _, file in files if file == CONFIG_FILE}
         if whole:  # of a Trainer's, the newest have the largest numbers
             newest = ", ".join(sorted(whole, key=lambda one: (len(one), one))[-3:])
             fault += f"; there is one in {newest}: give this directory, or a local copy of it"

@@ -120,6 +120,13 @@ def _of_a_trainer(path: Path) -> None:
     files[0].rename(path / ("z" * 20) / "config.json")
 
 
+def _of_onnx_in_a_folder(path: Path) -> None:
+    """All files are there, and none beside it."""
+    (path / "onnx").mkdir()
+    (path / "config.json").rename(path / "onnx" / "config.json")
+    (path / "model.safetensors").rename(path / "onnx" / "model.onnx")
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -128,6 +135,9 @@ def _of_a_trainer(path: Path) -> None:
             _of_a_trainer,
             "there is one in checkpoint-1000, checkpoint-1500, checkpoint-12000:",
             id="a Trainer's directory",
+        ),
+        pytest.param(
+            _of_onnx_in_a_folder, "has no config.json, .* there is one in onnx: give", id="ONNX"
         ),
         pytest.param(
             lambda p: (p / "model.safetensors").unlink(), "has no weights", id="no weights"
