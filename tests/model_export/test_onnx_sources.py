@@ -254,7 +254,8 @@ def test_of_several_graphs_the_named_one_is_described(
 def test_operators_may_be_of_the_domain_by_its_long_name(source: Path, tmp_path: Path) -> None:
     """``ai.onnx`` is another name of the domain that usually has none."""
     model = onnx.load_model(source / GRAPH)
-    model.opset_import[0].domain = "ai.onnx"
+    for named in (*model.opset_import[:1], *model.graph.node):
+        named.domain = "ai.onnx"
     save(model, source / GRAPH)
     assert [*_export(source, tmp_path / "bundle").variants] == ["fp32", "int8"]
 

@@ -137,9 +137,9 @@ def read_model(path: Path) -> ModelProto:
             f"cannot read {path}: it is not an ONNX model, or was cut ({first_line(error)})"
             f"{cure(path)}"
         ) from error
-    for used in model.opset_import:
-        if used.domain == "ai.onnx":  # another name of ONNX's own
-            used.domain = ""
+    for named in (*model.opset_import, *model.graph.node):
+        if named.domain == "ai.onnx":  # another name of ONNX's own
+            named.domain = ""
     if not model.graph.node or not model.graph.output:
         raise UserError(f"cannot read {path}: it is not an ONNX model, or was cut{cure(path)}")
     return model
