@@ -668,7 +668,7 @@ class Client(_BaseClient):
 
         The table is a DataFrame of pandas or polars, a Table or RecordBatch of pyarrow, or a dict
         of columns; ``column`` has its texts. The names of the new columns begin with ``prefix``,
-        and with "predicted_", too, if the table has such a column.
+        and with "predicted_", too, if the table has such a column, whatever its case.
 
         Raises:
             SentimentError: a request failed.
@@ -1180,12 +1180,13 @@ def with_results(table: T, results: Results, prefix: str) -> T:
     """The table with the columns of its rows' results, by position."""
     names = _names(table)
     names += [name[0] for name in names if isinstance(name, tuple)]  # pandas has such levels
-    lower = {str(name).lower() for name in names}  # for Spark and SQL, "Label" is "label"
+    taken = {str(name).lower() for name in names}  # for Spark and SQL, "Label" is "label"
     columns: Columns = {}
     for name, values in _columns(results).items():
         free = f"{prefix}{name}"
-        while free.lower() in lower:
+        while free.lower() in taken:
             free = f"predicted_{free}"
+        taken.add(free.lower())
         columns[free] = values
     library, whole = _library(table), cast(Any, table)
     if library == "dict":

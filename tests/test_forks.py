@@ -18,7 +18,7 @@ print(json.dumps({
     "group": os.getpgid(0), "session": os.getsid(0), "open": os.listdir("/proc/self/fd"),
     "signals": {number: str(signal.getsignal(number)) for number in signal.valid_signals()},
 }), flush=True)
-print(sys.stdin.read(), file=sys.stderr)
+print(repr(sys.stdin.read()), file=sys.stderr)
 """
 
 
@@ -30,7 +30,7 @@ def test_a_fork_is_as_a_start(tmp_path: Path, end: str) -> None:
     options |= {"cwd": tmp_path, "env": environment(SENTIMENT_MAX_TEXT="5"), "text": True}
     for popen in (subprocess.Popen, Program):
         with popen(patched(TELLING + end, "a", "é"), **options) as process:
-            written, said = process.communicate("given", timeout=60)
+            written, said = process.communicate("given\r\n", timeout=60)
         told.append({**json.loads(written), "said": said, "code": process.returncode})
     assert ["forks.py" in one.pop("command") for one in told] == [False, True]
     assert told[0] == told[1]

@@ -221,8 +221,8 @@ class Classifier:
         The table is a Table or RecordBatch of pyarrow, a DataFrame of pandas or polars, or a dict
         of columns; ``column`` has its texts. Rows and index stay as they are. A row that cannot be
         classified has its reason in ``error``. The names of the new columns begin with ``prefix``,
-        and with "predicted_", too, if the table has such a column. The options are those of
-        ``classify``.
+        and with "predicted_", too, if the table has such a column, whatever its case. The options
+        are those of ``classify``.
 
         Ray Data, Spark and datasets can call it; docs/python.md says how for those that pickle or
         fork.

@@ -18,7 +18,7 @@ from openpyxl import Workbook
 from sentiment_service.errors import CannotContinue, ServiceError, UserError
 from sentiment_service.files.csv_table import rows_without_header
 from sentiment_service.files.formats import open_table, output_format
-from sentiment_service.files.results import ResultColumns, ResultItem
+from sentiment_service.files.results import ResultColumns, ResultItem, free_names
 from sentiment_service.files.table import CHUNK_CHARS, CHUNK_ROWS, Table, json_text
 from sentiment_service.files.text_files import BOMB_BYTES, BOMB_TIMES, START_BYTES, FileOptions
 
@@ -1044,6 +1044,7 @@ def test_result_columns_do_not_replace_input_columns(tmp_path: Path) -> None:
     added = "predicted_predicted_label,score,predicted_score_bad,score_good,warnings"
     assert header == f"label,text,Predicted_Label,Error,score_bad,{added},predicted_error"
     assert row == "mine,x,mine,mine,mine,good,0.75,0.25,0.75,,"
+    assert free_names(["score_Good", "score_good"], []) == ["score_Good", "predicted_score_good"]
 
 
 def test_result_members_do_not_replace_input_members(tmp_path: Path) -> None:

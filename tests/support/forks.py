@@ -29,6 +29,8 @@ CHANGING = (
     *("SENTIMENT_", "SAGEMAKER_", "AIP_", "AZUREML_", "PORT", "PYTEST_"),
     *("GRPC_", "OMP_", "OPENBLAS_", "RAYON_", "TOKENIZERS_", "TRANSFORMERS_"),
 )
+# The options of ``_execute_child`` but for directory, variables and standard files.
+USUAL = (None, None, True, (), True, None, None, None, -1, False, -1)
 MOST_BYTES = 100_000  # of a request
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -36,14 +38,14 @@ PR_SET_CHILD_SUBREAPER = 36
 class Popen(subprocess.Popen[Any]):
     """As ``subprocess.Popen``, but the command, or Python with code that ends with it, is forked.
 
-    Of the options, the standard files, ``cwd`` and ``env`` count for a fork.
+    Options other than the standard files, ``cwd`` and ``env`` need a start.
     """
 
     def _execute_child(self, given: Sequence[Any], *options: Any) -> None:
         """Where ``subprocess.Popen`` forks. Here, too, the process is a child of this one."""
-        words, directory, ends = [*map(str, given)], options[4] or Path.cwd(), options[9:15]
+        words, directory, ends = [*map(os.fsdecode, given)], options[4] or Path.cwd(), options[9:15]
         variables = dict(os.environ if options[5] is None else options[5])
-        if _is_forked(words, variables):
+        if (*options[:4], *options[15:]) == USUAL and _is_forked(words, variables):
             files = [0 if ends[0] == -1 else ends[0], 1 if ends[3] == -1 else ends[3]]
             files.append(2 if ends[5] == -1 else ends[5])
             self.pid = _prepared().fork([words, str(directory), variables], files)
@@ -78,14 +80,21 @@ class Prepared:
 
     def fork(self, request: object, files: Sequence[int]) -> int:
         """The id of the new process. We are the subreaper that the system gives it to."""
+        message, prctl = json.dumps(request).encode(), ctypes.CDLL(None).prctl
+        assert len(message) <= MOST_BYTES
         with self._one_at_a_time:
-            prctl = ctypes.CDLL(None).prctl
-            prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            socket.send_fds(self._channel, [json.dumps(request).encode()], files)
-            pid, parent_ended = self._channel.recv(100), self._channel.recv(100)
-            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        assert parent_ended, "the process that has imported the service has ended"
-        return int(pid)
+            try:
+                assert not prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+                socket.send_fds(self._channel, [message], files)
+                pid = self._channel.recv(100)
+                assert pid, "nothing was forked"
+                return int(pid)
+            except BaseException:  # an answer may still come: the next fork is of another process
+                self._channel.close()
+                _prepared.cache_clear()
+                raise
+            finally:
+                prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 _prepared = cache(Prepared)
@@ -98,20 +107,20 @@ def main(channel: socket.socket) -> str:
         request, files, _, _ = socket.recv_fds(channel, MOST_BYTES, 3)
         if not request:
             sys.exit()
-        if parent := os.fork():
-            os.waitpid(parent, 0)
-            channel.send(b"ended")
+        if between := os.fork():
+            if os.waitpid(between, 0)[1]:
+                channel.send(b"")
             for file in files:
                 os.close(file)
             continue
-        parent = os.getpid()
-        if pid := os.fork():
-            channel.send(str(pid).encode())
+        between = os.getpid()
+        if os.fork():
             os._exit(0)
-        channel.close()
-        while os.getppid() == parent:  # until it has ended
+        while os.getppid() == between:  # until it has ended
             os.sched_yield()
         signal.signal(signal.SIGINT, interrupt)
+        channel.send(str(os.getpid()).encode())
+        channel.close()
         return become(files, *json.loads(request))
 
 
@@ -121,7 +130,7 @@ def become(files: list[int], words: list[str], directory: str, variables: dict[s
         os.dup2(file, number)
         os.close(file)
         own, mode, buffering = getattr(sys, name), "w" if number else "r", 1 if number == 2 else -1
-        text = {"encoding": own.encoding, "errors": own.errors}
+        text = {"encoding": own.encoding, "errors": own.errors, "newline": "\n"}
         setattr(sys, name, os.fdopen(number, mode, buffering, **text, closefd=False))
     os.environ.clear()
     os.environ.update(variables)

@@ -56,8 +56,8 @@ def add_arguments(classify: ArgumentParser) -> None:
         "line is 'error', the error code and the text. With --output, write a file instead: the "
         "columns of --input, then label, score, a score_<label> for each label (in JSONL, one "
         "object named scores), polarity (of sentiment), labels (multi-label), warnings, and error. "
-        "If the input already has a column of the same name, the new column gets the prefix "
-        f"'predicted_'. The ending of FILE decides its format: {' '.join(WRITTEN)}."
+        "If the input has a column of the same name, whatever its case, the new column gets the "
+        f"prefix 'predicted_'. The ending of FILE decides its format: {' '.join(WRITTEN)}."
     )
     classify.add_argument(
         "texts",

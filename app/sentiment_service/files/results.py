@@ -55,15 +55,16 @@ def error_text(result: ResultItem) -> str | None:
 
 
 def free_names(names: Iterable[str], taken: Sequence[str], prefix: str = "predicted_") -> list[str]:
-    """The names, apart from those that are taken, also in the eyes of Spark and SQL databases.
+    """The names, apart from each other and from those that are taken.
 
-    For these, "Label" and "label" are the same.
+    For Spark and SQL databases, "Label" and "label" are the same.
     """
     lower = {*map(str.lower, taken)}
     free = []
     for name in names:
         while name.lower() in lower:
             name = f"{prefix}{name}"
+        lower.add(name.lower())
         free.append(name)
     return free
 

@@ -360,10 +360,11 @@ class ProcessesCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         self._spare.close()
-        metrics = [*self._read()]  # one file at a time
-        with suppress(OSError):
-            self._spare = DefaultSelector()
-        return iter(metrics)
+        try:
+            return iter([*self._read()])  # one file at a time
+        finally:
+            with suppress(OSError):
+                self._spare = DefaultSelector()
 
     def _read(self) -> Iterator[Metric]:
         found: dict[str, list[Metric]] = {}

@@ -1,14 +1,7 @@
 // What many results have in common: the number and share of texts with each label, how polarity or
 // score is spread, and the texts at both ends. It keeps counts and a few texts, however many there are.
 
-import { count, element, filled, hint, number, percent, polarity, share, toned } from "./view.js";
-
-// In the place of a label; a model may call one "error".
-const FAILED = Symbol("error");
-const NONE = Symbol("no label");
-export const name = (label) => label.description ?? label;
-// What a text counts as: of a multi-label model, each label that applies.
-export const labelsOf = ({ error, label, labels = [label] }) => (error ? [FAILED] : labels.length ? labels : [NONE]);
+import { FAILED, NONE, count, element, filled, hint, labelsOf, name, number, percent, polarity, share, toned } from "./view.js";
 
 const BINS = 20;
 const ENDS = 3; // texts at each end

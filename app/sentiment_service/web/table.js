@@ -2,9 +2,9 @@
 // a column's title, shows only one label or only texts that contain something, opens rows, and saves
 // the rows that are shown.
 
-import { Summary, labelsOf, name } from "./summary.js";
+import { Summary } from "./summary.js";
 import { ResultColumns, csvLine } from "./tables.js";
-import { count, element, percent, toned } from "./view.js";
+import { count, element, labelsOf, named, percent, toned } from "./view.js";
 
 const SHOWN = 100; // rows at first
 const MORE = 500; // rows with each click
@@ -50,8 +50,7 @@ export class Table {
     for (const { text = "", result, number: line } of rows) {
       const alike = result.error ? this.#errors : this.#rows.length - this.#errors;
       if (!this.keepsAll && alike >= KEPT) continue;
-      const labels = labelsOf(result);
-      this.#rows.push({ text, line, labels, name: labels.map(name).join(", "), result, answer });
+      this.#rows.push({ text, line, labels: labelsOf(result), name: named(result), result, answer });
       this.#errors += Boolean(result.error);
     }
     this.#summary.add(rows, answer.labels);

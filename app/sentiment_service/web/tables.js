@@ -66,6 +66,7 @@ function free(names, taken) {
   const lower = taken.map((name) => name.toLowerCase());
   return names.map((name) => {
     while (lower.includes(name.toLowerCase())) name = `predicted_${name}`;
+    lower.push(name.toLowerCase());
     return name;
   });
 }

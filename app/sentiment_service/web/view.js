@@ -49,9 +49,17 @@ export function filled(made, part) {
   return made;
 }
 
+// In the place of a label; a model may call one "error".
+export const FAILED = Symbol("error");
+export const NONE = Symbol("no label");
+export const name = (label) => label.description ?? label;
+// What a text counts as: of a multi-label model, each label that applies.
+export const labelsOf = ({ error, label, labels = [label] }) => (error ? [FAILED] : labels.length ? labels : [NONE]);
+export const named = (result) => labelsOf(result).map(name).join(", ");
+
 // The label in large type; of a multi-label model, the labels that apply.
-export const verdict = ({ label, labels: chosen }, labels) =>
-  toned(element("h2", { className: "verdict", textContent: chosen ? named(chosen) : label }), label, labels);
+export const verdict = (result, labels) =>
+  toned(element("h2", { className: "verdict", textContent: named(result) }), labelsOf(result)[0], labels);
 
 // The polarity as a number and on a scale.
 function gauge({ label, polarity: value }, labels) {
@@ -69,10 +77,8 @@ function gauge({ label, polarity: value }, labels) {
 }
 
 // A label and its score, or the labels that apply, in one line.
-export const heading = ({ label, score, labels: chosen }) =>
-  chosen ? named(chosen) : `${label} ${percent(score)}`;
-
-const named = (labels) => labels.join(", ") || "no label";
+export const heading = (result) =>
+  result.labels ? named(result) : `${result.label} ${percent(result.score)}`;
 
 // A bar for the score of each class. If there are many, the highest scores come first.
 export function bars({ label: best, scores, labels: chosen = [best] }, labels) {
@@ -142,7 +148,7 @@ function sentenceList(text, sentences, labels) {
   const items = sentences.map(({ start, end, error, ...result }) => {
     const words = element("span", { dir: "auto", textContent: points.slice(start, end).join("") });
     const found = element("strong", { textContent: error ? "error" : heading(result) });
-    if (!error) return toned(element("li", {}, found, words), result.label, labels);
+    if (!error) return toned(element("li", {}, found, words), labelsOf(result)[0], labels);
     const why = element("small", { textContent: asSentence(error.message) });
     return element("li", { className: "failed" }, found, why, words);
   });

@@ -85,13 +85,12 @@ class GraphFile:
         output = _logits(path, model.graph)
         for name in data_files(model, path):
             _data_file(path, name)
-        nodes = [node for graph in _graphs(model) for node in graph.node]
         axes = output.type.tensor_type.shape.dim
         return cls(
             path=path,
             model=model,
             logits=output.name,
-            precision=_precision(path, model, nodes),
+            precision=_precision(path, model),
             labels=axes[-1].dim_value or None if axes else None,
             rows=_rows(model.graph),
         )
@@ -99,8 +98,7 @@ class GraphFile:
     @property
     def is_plain(self) -> bool:
         """Whether all is float32 and in ONNX's own operators, which our passes know."""
-        nodes = (node for graph in _graphs(self.model) for node in graph.node)
-        return self.precision == "fp32" and all(node.domain in ("", "ai.onnx") for node in nodes)
+        return self.precision == "fp32" and not any(node.domain for node in _nodes(self.model))
 
     @property
     def weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -137,7 +135,7 @@ def read_model(path: Path) -> ModelProto:
             f"cannot read {path}: it is not an ONNX model, or was cut ({first_line(error)})"
             f"{cure(path)}"
         ) from error
-    for named in (*model.opset_import, *model.graph.node):
+    for named in (*model.opset_import, *_nodes(model)):
         if named.domain == "ai.onnx":  # another name of ONNX's own
             named.domain = ""
     if not model.graph.node or not model.graph.output:
@@ -244,8 +242,8 @@ def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
     return output
 
 
-def _precision(path: Path, model: ModelProto, nodes: list[NodeProto]) -> Precision:
-    kinds = {node.op_type for node in nodes}
+def _precision(path: Path, model: ModelProto) -> Precision:
+    kinds = {node.op_type for node in _nodes(model)}
     if four := sorted(kinds.intersection(FOUR_BITS)):
         raise UserError(
             f"{path} has weights of four bits ({four[0]}), for which there is no variant: give an "
@@ -280,6 +278,10 @@ def _graphs(model: ModelProto) -> Iterator[GraphProto]:
         for node in graph.node:
             for attribute in node.attribute:
                 waiting += [*attribute.graphs, *[attribute.g] * attribute.HasField("g")]
+
+
+def _nodes(model: ModelProto) -> list[NodeProto]:
+    return [node for graph in _graphs(model) for node in graph.node]
 
 
 def _tensors(model: ModelProto) -> Iterator[TensorProto]:

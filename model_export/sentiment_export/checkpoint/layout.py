@@ -37,8 +37,8 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# By the ends of their names, weights that transformers 4 reads with this argument.
-_OF_OTHERS = {".h5": "from_tf", ".msgpack": "from_flax"}
+# Weights that transformers 4 reads with this argument.
+_OF_OTHERS = {"tf_model.h5": "from_tf", "flax_model.msgpack": "from_flax"}
 GRAPH = ".onnx"
 # The fp32 graph of a directory that has several: Optimum's name, and transformers.js's.
 FP32_GRAPHS = ("model.onnx", "onnx/model.onnx")
@@ -85,11 +85,10 @@ def choose_files(
             f"{where} is a bundle, which is what an export makes; serve it with --model"
         )
     if weights is None:
-        unread = (*_OF_OTHERS, ".ckpt.index", ".gguf", ".safetensors", GRAPH)
+        unread = (".h5", ".msgpack", ".ckpt.index", ".gguf", ".safetensors", GRAPH)
         other = sorted(name for name in held if name.endswith(unread))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
-        ways = (way for end, way in _OF_OTHERS.items() if any(name.endswith(end) for name in other))
-        if way := next(ways, ""):
+        if way := next((way for name, way in _OF_OTHERS.items() if name in held), None):
             instead += f": load it in transformers 4 with {way}=True, and save the model"
         raise UserError(
             f"{where} has no weights: one of {', '.join(WEIGHT_FILES)} is needed{instead}"
