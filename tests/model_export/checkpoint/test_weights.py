@@ -251,7 +251,7 @@ def _changed_after_the_check(path: Path) -> None:
         (_changed_after_the_check, "is damaged"),
         (_without_end, "is damaged"),
         (_old_without_end, "is damaged"),
-        # The order of the values is that of their places in memory, and those moved may be the last.
+        # The order of the values is that of their places in memory: those moved may be the last.
         (_old_with_values_moved, "damaged: (the values [0-9]+ are not where|seek out of range)"),
         (lambda path: path.write_bytes(b""), "is damaged"),
         (lambda path: path.write_bytes(b"PK\x03\x04".ljust(40)), "is damaged"),
