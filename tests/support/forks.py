@@ -27,7 +27,7 @@ MAIN = "import sys\nfrom sentiment_service.__main__ import main\nsys.exit(main()
 # The last ones are set by the service and the export in the process of the tests.
 CHANGING = (
     *("SENTIMENT_", "SAGEMAKER_", "AIP_", "AZUREML_", "PORT", "PYTEST_"),
-    *("GRPC_", "OMP_", "OPENBLAS_", "RAYON_", "TOKENIZERS_", "TRANSFORMERS_"),
+    *("GRPC_", "OMP_", "OPENBLAS_", "RAYON_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_"),
 )
 # The options of ``_execute_child`` but for directory, variables and standard files.
 USUAL = (None, None, True, (), True, None, None, None, -1, False, -1)
