@@ -527,6 +527,20 @@ def _interrupted_after_its_write(output: OutputFile) -> Iterator[None]:
         output._log = log
 
 
+def test_ctrl_c_before_the_first_row(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also while a slow disk writes the begin of the file, it is said that nothing is saved."""
+    monkeypatch.setattr(OutputFile, "begin", Mock(side_effect=KeyboardInterrupt))
+    source = _csv(tmp_path / "in.csv", 10)
+    assert main(["classify", *map(str, _files(source, tmp_path / "out.csv", bundle))]) == 130
+    assert capsys.readouterr().err == "sentiment: interrupted; no row is saved yet\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
 def test_ctrl_c_does_not_wait_for_a_slow_model(bundle: Path, tmp_path: Path) -> None:
     """Chunks that were read ahead, here minutes of work, are not computed after Ctrl-C."""
     source, target = _csv(tmp_path / "in.csv", 10_000), tmp_path / "out.csv"

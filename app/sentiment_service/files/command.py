@@ -192,7 +192,12 @@ def classify(options: Namespace, settings: Settings) -> None:
         table = TextColumn(options.texts or lines, STREAM_CHUNK_ROWS)
     if options.output:
         with OutputFile(Path(options.output)) as output:
-            _to_file(output, source, table, options, settings)
+            try:
+                _to_file(output, source, table, options, settings)
+            except KeyboardInterrupt:
+                if source:
+                    print(f"sentiment: interrupted; {_saved(output)}", file=sys.stderr)
+                raise
     else:
         _to_standard_output(table, _classifier(options, settings), options)
 
@@ -257,10 +262,6 @@ def _to_file(
     try:
         _fill(output, total, source, table, classifier)
         output.finish()
-    except KeyboardInterrupt:
-        if source:
-            print(f"sentiment: interrupted; {_saved(output)}", file=sys.stderr)
-        raise
     except CannotContinue as error:
         rows = output.saved_rows
         raise UserError(

@@ -11,7 +11,7 @@ const MORE = 500; // rows with each click
 const KEPT = 1_000; // rows of a file, and as many of its errors
 // What each column is sorted by.
 const ORDERS = [
-  (a, b) => a.name.localeCompare(b.name),
+  (a, b) => named(a.result).localeCompare(named(b.result)),
   (a, b) => (a.result.score ?? -1) - (b.result.score ?? -1),
   (a, b) => a.text.localeCompare(b.text),
 ];
@@ -25,7 +25,7 @@ export class Table {
   #search = this.element.querySelector("[type=search]");
   #more = this.element.querySelector(".more");
   #summary = new Summary(() => this.#arrange());
-  #rows = []; // each with its text, labels, their names, result and answer, in the order of the texts
+  #rows = []; // each with its text, result and answer, in the order of the texts
   #elements = new Map(); // element of a shown row → its row
   #errors = 0;
   #shown = SHOWN;
@@ -50,7 +50,7 @@ export class Table {
     for (const { text = "", result, number: line } of rows) {
       const alike = result.error ? this.#errors : this.#rows.length - this.#errors;
       if (!this.keepsAll && alike >= KEPT) continue;
-      this.#rows.push({ text, line, labels: labelsOf(result), name: named(result), result, answer });
+      this.#rows.push({ text, line, result, answer });
       this.#errors += Boolean(result.error);
     }
     this.#summary.add(rows, answer.labels);
@@ -66,7 +66,7 @@ export class Table {
     const { text, line, result, answer } = row;
     const made = document.getElementById("row").content.firstElementChild.cloneNode(true);
     const [labelCell, score] = made.cells;
-    labelCell.textContent = row.name;
+    labelCell.textContent = named(result);
     score.textContent = result.error ? "–" : percent(result.score);
     button(made).textContent = text.slice(0, 300) || "–"; // one line is visible, so a long text is cut
     if (result.error) {
@@ -74,7 +74,7 @@ export class Table {
       const where = line && !message.startsWith("line ") ? `line ${line}: ` : "";
       button(made).after(element("small", { textContent: where + message }));
     }
-    toned(made, row.labels[0], answer.labels);
+    toned(made, labelsOf(result)[0], answer.labels);
     this.#elements.set(made, row);
     return made;
   }
@@ -92,7 +92,8 @@ export class Table {
     const { pressed } = this.#summary;
     const wanted = this.#search.value.trim().toLowerCase();
     const chosen = this.#rows.filter(
-      ({ text, labels }) => (pressed === undefined || labels.includes(pressed)) && text.toLowerCase().includes(wanted),
+      ({ text, result }) =>
+        (pressed === undefined || labelsOf(result).includes(pressed)) && text.toLowerCase().includes(wanted),
     );
     const column = this.#titles.find((title) => (title.ariaSort ?? "none") !== "none");
     if (!column) return chosen;

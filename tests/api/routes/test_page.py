@@ -993,3 +993,6 @@ def test_every_form_of_a_result(page: Page, texts: list[str]) -> None:
             page.get_by_role("button", name="love").click()
         expect(page.get_by_text("Tokens as the model sees them")).to_be_visible()
         expect(page.get_by_role("alert")).to_be_empty()
+        if result.get("labels") == []:
+            found: Literal["cell", "heading"] = "cell" if len(texts) > 1 else "heading"
+            expect(page.get_by_role(found, name="no label", exact=True)).to_have_count(1)

@@ -31,7 +31,7 @@ def test_thousands_of_idle_connections_hold_up_nobody(start: Start) -> None:
     """Each takes some kilobytes; other clients are answered, and the process ends normally."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(IDLE, hard - 500)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # of our own ends
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # for our ends
     try:
         process = start()
         before = process.memory_bytes()
