@@ -72,6 +72,6 @@ def visits(context: BrowserContext) -> Iterator[Visits]:
     for page in context.pages:
         page.close()
     assert all(url.startswith("http://127.0.0.1:") for url in visits.requests)
-    # The console also lists answers with an error status, and that a test was quicker than autofocus.
+    # The console also lists answers with an error status, and that a test came before autofocus.
     expected = ("Failed to load resource", "Autofocus processing was blocked")
     assert not [error for error in visits.errors if not error.startswith(expected)]
