@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -33,7 +34,7 @@ from sentiment_service.errors import UserError
 from sentiment_export.checkpoint.checkpoint import Checkpoint
 from sentiment_export.checkpoint.layout import commit_date, origin
 from sentiment_export.graph.builder import external_data
-from sentiment_export.graph.variants import SourceGraphs, graphs_of
+from sentiment_export.graph.variants import SourceGraphs, Write, graphs_of
 from sentiment_export.output import ONNX_FILES, calibration_section, check_bundle_output, model_card
 from sentiment_export.quality.evaluation import (
     AccuracyGate,
@@ -103,9 +104,9 @@ def export(
                     print(f"{checkpoint.graph.path.name}: {source.kept}")
                     precisions = (checkpoint.graph.precision,)
                     made = dict.fromkeys(precisions)
-            passes = {p: write(p, directory / ONNX_FILES[p]) for p in made}
+            variants = _written(checkpoint, write, made, directory)
         checkpoint.weights.release()
-        manifest = _manifest(checkpoint, directory, output.name, passes, kind)
+        manifest = _manifest(checkpoint, directory, output.name, variants, kind)
         checks = _Checks(checkpoint, directory, gate, kind, source)
         for precision in made:
             if debug_parity:
@@ -128,6 +129,22 @@ def export(
     if gate.refused:
         raise LeftOut(f"{output} was written with {', '.join(manifest.variants)}: {gate.verdict()}")
     return manifest
+
+
+def _written(
+    checkpoint: Checkpoint, write: Write, precisions: Iterable[Precision], directory: Path
+) -> dict[Precision, Variant]:
+    """Write the variants, from weights all at the same time: each copies a matrix at a time.
+
+    What is made of a graph holds all of its weights, so one is written after the other.
+    """
+
+    def written(precision: Precision) -> tuple[Precision, Variant]:
+        name = ONNX_FILES[precision]
+        return precision, _variant(directory, name, write(precision, directory / name))
+
+    with ThreadPoolExecutor(1 if checkpoint.encoder is None else None) as pool:
+        return dict(pool.map(written, precisions))
 
 
 def _compared_with(
@@ -233,7 +250,7 @@ def _manifest(
     checkpoint: Checkpoint,
     directory: Path,
     name: str,
-    passes: dict[Precision, list[str]],
+    variants: dict[Precision, Variant],
     reference: ReferenceKind,
 ) -> Manifest:
     hub, made_with = origin(checkpoint.path), [*MADE_WITH]
@@ -262,7 +279,7 @@ def _manifest(
         languages=languages if len(languages) > 1 else [],
         notes=checkpoint.notes,
         reference=reference,
-        variants={p: _variant(directory, ONNX_FILES[p], done) for p, done in passes.items()},
+        variants=variants,
         files={side_file: sha256(directory / side_file) for side_file in SIDE_FILES},
         created_with={package: version(package) for package in made_with},
     )

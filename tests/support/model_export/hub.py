@@ -12,6 +12,7 @@ import math
 import re
 import threading
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -309,6 +310,11 @@ def _files(directory: Path) -> list[str]:
 
 def _etag(path: Path) -> str:
     """As the real hub: SHA-256 of a large file, git's object id of a small one."""
+    return _etag_of(path, path.stat().st_mtime_ns)
+
+
+@cache  # the real hub does not read a file for each request either
+def _etag_of(path: Path, _changed: int) -> str:
     if path.name.endswith(LARGE):
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
