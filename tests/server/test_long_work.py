@@ -1,22 +1,33 @@
 """Very long requests: other requests are answered meanwhile, and the work ends in time."""
 
+import asyncio
+import gzip
 import json
+import random
 import threading
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from sentiment_service.engine.classifier import MOST_SCORES
 from sentiment_service.engine.text.input_tokenizer import InputTokenizer
 from sentiment_service.errors import InvalidRequest
+from sentiment_service.http.routes import PIECE_BYTES, in_pieces
 from sentiment_service.requests.validation import parse
+from starlette.responses import Response
+from starlette.types import Message
+from starlette_compress import CompressMiddleware
 
 from tests.conftest import Serve, served
 from tests.support.raw_http import connect, post
 from tests.support.serving import Process, eventually
+from tests.support.tiny_bundle import make_bundle
 
 # sentencex needs two seconds for each of these texts, if it gets the whole of it.
 NASTY = {"inputs": ["。」" * 25_000] * 6, "split": "sentences"}
@@ -213,3 +224,51 @@ def test_what_holds_nearly_nothing_but_signs_is_not_parsed(content: str, encodin
     """No thread runs while a document is parsed, so one with too many signs is refused before."""
     with pytest.raises(InvalidRequest, match="it has more than 100000 brackets, commas"):
         parse(content.encode(encoding), "it")
+
+
+@pytest.mark.parametrize(
+    ("extra", "inputs"),
+    [({}, ["love", "worst", "it"]), ({"split": "sentences"}, ["It is.", "It is. So it is."])],
+    ids=["texts", "sentences"],
+)
+def test_of_many_labels_few_texts_are_accepted(
+    tmp_path: Path, serve: Serve, extra: dict[str, str], inputs: list[str]
+) -> None:
+    """An answer of very many scores would hold the event loop and the memory."""
+    names = [f"label{number}" for number in range(MOST_SCORES // 2)]
+    client = serve(model=(make_bundle(tmp_path / "many", outputs=len(names), labels=names),))
+    assert client.post("/classify", json={"inputs": inputs[:-1], **extra}).status_code == 200
+    answer = client.post("/classify", json={"inputs": inputs, **extra})
+    assert (answer.status_code, answer.json()["code"]) == (422, "too_many_texts")
+    assert "at most 2 are accepted" in answer.json()["detail"]
+
+
+def test_others_have_turns_while_a_long_answer_is_compressed() -> None:
+    """The event loop is free after each piece, and the pieces make up the whole."""
+    content = random.Random(0).randbytes(3 * PIECE_BYTES + 1)
+    turns, turns_before, received = count(), [], bytearray()
+
+    async def receive() -> Message:
+        raise AssertionError("the answer needs nothing of the request")
+
+    async def send(message: Message) -> None:
+        turns_before.append(next(turns))
+        received.extend(message.get("body", b""))
+
+    async def others() -> None:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+
+    async def answered() -> None:
+        other = asyncio.create_task(others())
+        response = Response(content, media_type="application/json")
+        scope = {"type": "http", "headers": [(b"accept-encoding", b"gzip")]}
+        sent = CompressMiddleware(partial(in_pieces, response))
+        await sent(scope, receive, send)
+        other.cancel()
+
+    asyncio.run(answered())
+    assert gzip.decompress(received) == content
+    assert len(turns_before) > 3
+    assert all(later > earlier + 1 for earlier, later in pairwise(turns_before[1:]))

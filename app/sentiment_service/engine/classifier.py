@@ -26,11 +26,13 @@ from sentiment_service.engine.text.input_tokenizer import EncodedText, encodings
 from sentiment_service.engine.text.steps import CHARS_PER_TEXT, chars_of, encode_steps
 from sentiment_service.engine.text.text_tokenizer import Encoding, Input
 from sentiment_service.engine.tuning import ServingPlan
-from sentiment_service.errors import DeadlineExceeded, ModelNotFound, ServiceError
+from sentiment_service.errors import DeadlineExceeded, ModelNotFound, ServiceError, TooManyTexts
 from sentiment_service.results import FailedItem, Outcome, Prediction, item
 
 # The stages of a request in the engine, in their order.
 STAGES = ("tokenize", "queue", "inference")
+# An answer has at most so many scores, so that none holds the event loop or the memory for long.
+MOST_SCORES = 100_000
 Gauge = Callable[[], float]
 
 
@@ -310,6 +312,8 @@ class Classifier:
                 else partial(self.stream_gate.submit, tag=tag, admitted=admitted)
             )
             items = encodings(encoded)
+            if admitted is None:
+                self._check_scores(len(items))
             if self._cache is not None:
                 answer = await self._cache.answer(items, compute)
             else:
@@ -319,6 +323,15 @@ class Classifier:
             outcomes = outcomes_of(self.model, encoded, answer.results)
             unknown = [text.unknown if isinstance(text, EncodedText) else 0 for text in encoded]
             return Classification(self.model, outcomes, stages, unknown)
+
+    def _check_scores(self, parts: int) -> None:
+        """Refuse a request whose answer would be very large, because the model has many labels."""
+        labels = len(self.model.labels)
+        if parts * labels > MOST_SCORES:
+            raise TooManyTexts(
+                f"there are {parts} texts, with their windows and sentences; of a model with "
+                f"{labels} labels, at most {MOST_SCORES // labels} are accepted"
+            )
 
     async def _encode(
         self,

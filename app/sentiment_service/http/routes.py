@@ -10,6 +10,7 @@ import gzip
 import re
 from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -50,6 +51,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 # A path that contains one of these, decoded, matches no route.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 COMPRESS_BYTES = 8_192  # shorter responses are not compressed
+PIECE_BYTES = 65_536  # of an answer are compressed at once
 # A longer body is read only if the queue has room; a shorter one has mostly arrived with its head.
 LONG_BYTES = 65_536
 # The fields of our own forms whose values are no strings, which all values of a query are.
@@ -200,7 +202,9 @@ class Route(APIRoute):
         short = body is not None and (len(body) < COMPRESS_BYTES or "vary" in response.headers)
         sent: ASGIApp = response
         if not short:
-            sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
+            if body is not None and len(body) > PIECE_BYTES:
+                sent = partial(in_pieces, response)
+            sent = CompressMiddleware(sent, minimum_size=COMPRESS_BYTES, **self.encodings)
         await sent(scope, receive, send)
 
     def _example(self, exchange: HttpExchange) -> str:
@@ -219,6 +223,17 @@ class Route(APIRoute):
     def error_members(kind: type[errors.ServiceError], detail: str) -> Mapping[str, Any]:
         """The fields that the route's protocol adds to an error."""
         return {}
+
+
+async def in_pieces(response: Response, _: Scope, _receive: Receive, send: Send) -> None:
+    """Send a long answer so that others have their turns while it is compressed."""
+    start = {"type": "http.response.start", "status": response.status_code}
+    await send({**start, "headers": response.raw_headers})
+    for begin in range(0, len(response.body), PIECE_BYTES):
+        piece = response.body[begin : begin + PIECE_BYTES]
+        more = begin + PIECE_BYTES < len(response.body)
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+        await asyncio.sleep(0)
 
 
 class TextRoute(Route):
