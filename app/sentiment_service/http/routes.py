@@ -10,7 +10,6 @@ import gzip
 import re
 from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -51,8 +50,8 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 # A path that contains one of these, decoded, matches no route.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 COMPRESS_BYTES = 8_192  # shorter responses are not compressed
-PIECE_BYTES = 65_536  # of an answer are compressed at once
 # A longer body is read only if the queue has room; a shorter one has mostly arrived with its head.
+# A longer answer is compressed on a thread, so that others are answered meanwhile.
 LONG_BYTES = 65_536
 # The fields of our own forms whose values are no strings, which all values of a query are.
 NO_STRINGS = frozenset({"threshold", "add_special_tokens"})
@@ -202,9 +201,11 @@ class Route(APIRoute):
         short = body is not None and (len(body) < COMPRESS_BYTES or "vary" in response.headers)
         sent: ASGIApp = response
         if not short:
-            if body is not None and len(body) > PIECE_BYTES:
-                sent = partial(in_pieces, response)
-            sent = CompressMiddleware(sent, minimum_size=COMPRESS_BYTES, **self.encodings)
+            sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
+            if body is not None and len(body) > LONG_BYTES:
+                for message in await asyncio.to_thread(_messages, sent, scope, receive):
+                    await send(message)
+                return
         await sent(scope, receive, send)
 
     def _example(self, exchange: HttpExchange) -> str:
@@ -225,15 +226,16 @@ class Route(APIRoute):
         return {}
 
 
-async def in_pieces(response: Response, _: Scope, _receive: Receive, send: Send) -> None:
-    """Send a long answer so that others have their turns while it is compressed."""
-    start = {"type": "http.response.start", "status": response.status_code}
-    await send({**start, "headers": response.raw_headers})
-    for begin in range(0, len(response.body), PIECE_BYTES):
-        piece = response.body[begin : begin + PIECE_BYTES]
-        more = begin + PIECE_BYTES < len(response.body)
-        await send({"type": "http.response.body", "body": piece, "more_body": more})
-        await asyncio.sleep(0)
+def _messages(app: ASGIApp, scope: Scope, receive: Receive) -> list[Message]:
+    """What an application sends that waits for nothing. It needs no event loop."""
+    messages: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        messages.append(message)
+
+    with suppress(StopIteration):
+        app(scope, receive, keep).__await__().send(None)
+    return messages
 
 
 class TextRoute(Route):
