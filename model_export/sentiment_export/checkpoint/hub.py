@@ -107,9 +107,10 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     detail = first_line(error)
     other = f"a directory: there is none named {repo_id}"
     if isinstance(error, OfflineModeIsEnabled):
+        variable = "HF_HUB" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS"
         return (
-            f"HF_HUB_OFFLINE is set, and {cache} has no complete copy of {repo_id} at {revision}; "
-            f"unset it to download one, or give {other}"
+            f"{variable}_OFFLINE is set, and {cache} has no complete copy of {repo_id} at "
+            f"{revision}; unset it to download one, or give {other}"
         )
     if isinstance(error, GatedRepoError):
         return (
@@ -163,7 +164,7 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"(HTTPS_PROXY) and HF_ENDPOINT, or give {other}"
         )
     unreadable = (FileNotFoundError, IsADirectoryError, PermissionError, SSLError)
-    if isinstance(error, unreadable) and not error.filename:
+    if isinstance(error, unreadable) and error.errno and not error.filename:
         return (
             f"the certificates in {CERTIFICATES}, {os.environ.get(CERTIFICATES)}, cannot be used: "
             f"{detail}; let it name a file of certificates, or unset it"

@@ -178,21 +178,23 @@ def test_what_is_wrong_is_said_in_one_line(
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_files_are_links_in_a_hub_cache(tmp_path: Path, *, cached: bool) -> None:
-    """There, to other files of the same model. Elsewhere, a bundle has no file outside itself."""
+    """There, to files that all models share. Elsewhere, a bundle has no file outside itself."""
     model = tmp_path / ("models--acme--tiny" if cached else "tiny")
     path = make_bundle(model / "snapshots" / ("a1" * 20))
+    shared = tmp_path / "blobs"
+    shared.mkdir()
     for file in [file for file in path.rglob("*") if file.is_file()]:
-        blob = model / file.name
+        blob = shared / file.name
         file.rename(blob)
         file.symlink_to(blob)
     if not cached:
         with pytest.raises(UserError, match="names a file outside itself"):
             Bundle.open(path)
         return
-    assert Bundle.open(path).variant_path("fp32") == model / "model.onnx"
+    assert Bundle.open(path).variant_path("fp32") == shared / "model.onnx"
     for name in ("model.onnx", "manifest.json"):
-        (model / name).write_bytes(b'{"damaged')
-        with pytest.raises(UserError, match=f"delete {model} and download it again$"):
+        (shared / name).write_bytes(b'{"damaged')
+        with pytest.raises(UserError, match=f"delete {shared / name} and download it again$"):
             Bundle.open(path).variant_path("fp32")
 
 

@@ -497,12 +497,16 @@ def test_a_host_of_large_files_that_denies_access(
 
 
 def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
-    """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said."""
-    error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
-    assert error == (
-        f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
-        f"unset it to download one, or give a directory: there is none named {REPO}"
-    )
+    """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said.
+
+    So it is with the variable of transformers, which the hub's client obeys.
+    """
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        error = refusal(tmp_path, hub.url, REPO, **{variable: "1"})
+        assert error == (
+            f"{variable} is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
+            f"unset it to download one, or give a directory: there is none named {REPO}"
+        )
     assert hub.requests == []
     path = find(tmp_path, hub.url, REPO)
     hub.requests.clear()
@@ -541,6 +545,14 @@ def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, re
     )
 
 
+def test_a_store_of_large_files_that_refuses(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """Its client raises errors of the system's kinds, which name no file of this machine."""
+    for kind in ("PermissionError", "FileNotFoundError"):
+        before = RAISING.format(f"{kind}('object not found')")
+        error = refusal(tmp_path, hub.url, REPO, before=before)
+        assert error.startswith(f"cannot download {REPO}: object not found; run the same command")
+
+
 def test_a_model_without_readable_weights(hub: Hub, tmp_path: Path) -> None:
     """Nothing of it is downloaded; the error says what makes weights of TensorFlow readable."""
     hub.add(REPO, write_files(tmp_path / "s", **{"config.json": CONFIG, "tf_model.h5": b"tf"}))
@@ -568,14 +580,20 @@ def test_a_hub_cache_as_source(hub: Hub, checkpoint: Path, tmp_path: Path) -> No
     "name", ["config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx"]
 )
 def test_a_damaged_file_in_the_cache_is_deleted_there(tmp_path: Path, name: str) -> None:
-    """To run the command again does not help: the hub's client takes the file for whole."""
+    """To run the command again does not help: the hub's client takes the file for whole.
+
+    To delete the model there might not help, either: models share files.
+    """
     whole = make_checkpoint(tmp_path / "whole", "bert")
     (whole / "onnx").mkdir()
     (whole / name).write_bytes(b"{ damaged")
     model = tmp_path / "models--acme--tiny"
     snapshot = Path(shutil.copytree(whole, model / "snapshots" / ("a1" * 20)))
+    (blob := tmp_path / "blob").hardlink_to(snapshot / name)
+    (snapshot / name).unlink()
+    (snapshot / name).symlink_to(blob)
     options = CheckpointOptions(onnx=name if name.endswith(".onnx") else "")
-    cure = f"; delete {model} and download it again"
+    cure = f"; delete {blob} and download it again"
     for path in (snapshot, whole):
         with pytest.raises(UserError, match=re.escape(str(path / name))) as caught:
             load_checkpoint(path, options)
@@ -588,7 +606,7 @@ def test_a_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert find_checkpoint("org/name") == Path("org/name")
     assert origin(Path("org/name")) is None
-    with pytest.raises(UserError, match="org/name is a local directory, which has no revisions"):
+    with pytest.raises(UserError, match="local directory, which has no revision main: leave"):
         find_checkpoint("org/name", "main")
 
 
@@ -718,10 +736,10 @@ def test_a_bundle_in_the_cache_needs_no_hub(hub: Hub, bundle: Path, tmp_path: Pa
     assert says + " dev;" in export(tmp_path, hub.url, *words[1], "--revision=dev", **offline)[1]
     (graph,) = (tmp_path / "hub").rglob("snapshots/*/onnx/model.onnx")
     graph.write_bytes(b"damaged")
-    model = graph.parents[3]
-    says_damaged = f"delete {model} and download it again"
+    says_damaged = f"delete {graph.resolve()} and download it again"
     assert export(tmp_path, hub.url, *words[1])[1].endswith(says_damaged)
-    graph.unlink()
+    graph.resolve().unlink()
     assert says + " main;" in export(tmp_path, hub.url, *words[1], **offline)[1]
+    assert export(tmp_path, hub.url, *words[1])[0] == 0
     out = export(tmp_path, hub.url, *words[1], "--revision=../../x")[1]
     assert out.endswith("'../../x' is not a revision; give a branch, a tag or a commit")
