@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -338,10 +339,14 @@ def test_a_private_model_needs_a_token(hub: Hub, checkpoint: Path, tmp_path: Pat
 
 
 def test_a_refused_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
-    """A token that expired is named as the cause, even for a public model, and never shown."""
-    error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=OLD)
-    assert error.startswith(f"{hub.url} rejects the token; set HF_TOKEN to a valid one")
-    assert OLD not in error
+    """A token that expired is named as the cause, even for a public model, and never shown.
+
+    So is one with a character that no token has.
+    """
+    for token in (OLD, "“hf”"):
+        error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=token)
+        assert error.startswith(f"the token is not one for {hub.url}; set HF_TOKEN to a valid one")
+        assert token not in error
 
 
 def _gate(hub: Hub) -> None:
@@ -445,11 +450,19 @@ def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
 
 def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
     """A page that is not a hub's, an endpoint without a scheme, a proxy that nobody runs."""
-    hub.fail(200)
-    assert refusal(tmp_path, hub.url, REPO).startswith(
-        f"{hub.url} does not answer like a model hub"
+    hub.add(
+        REPO,
+        write_files(tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": b"safe"}),
     )
-    assert "HF_ENDPOINT" in refusal(tmp_path, "localhost:1", REPO)
+    for part, status in product(("resolve", "api"), (200, 404, 407)):
+        hub.fail(status, part=part, times=1)
+        error = refusal(tmp_path, hub.url, REPO)
+        assert error.startswith(f"{hub.url} does not answer like a model hub")
+        assert (f"(status {status}); check HF_ENDPOINT" in error) == (status != 200)
+    error = refusal(tmp_path, "localhost:1", REPO)
+    assert error.startswith(
+        "cannot reach localhost:1 (UnsupportedProtocol); check the network, the"
+    )
     error = refusal(tmp_path, "http://hub.invalid", REPO, http_proxy=closed_port())
     assert error.startswith("cannot reach http://hub.invalid (ConnectError); check the network")
 
@@ -538,11 +551,13 @@ def test_a_new_commit_cut_short_is_not_replaced_by_an_old_one(
 )
 def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, reason: str) -> None:
     """The error names the cache and how to move it."""
-    error = refusal(tmp_path, hub.url, REPO, before=before)
-    assert error == (
-        f"cannot write {REPO} to the cache {tmp_path / 'hub'}: {reason}; free some space there, or "
-        "set HF_HOME to a directory on another disk"
-    )
+    for variable, cache in (("HF_HOME", tmp_path / "hub"), ("HF_HUB_CACHE", tmp_path / "other")):
+        named = {} if variable == "HF_HOME" else {variable: str(cache)}
+        error = refusal(tmp_path, hub.url, REPO, before=before, **named)
+        assert error == (
+            f"cannot keep {REPO} in the cache {cache}: {reason}; set {variable} to a directory "
+            "that has room and can be written"
+        )
 
 
 def test_a_store_of_large_files_that_refuses(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
