@@ -454,7 +454,8 @@ def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
         REPO,
         write_files(tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": b"safe"}),
     )
-    for part, status in product(("resolve", "api"), (200, 404, 407)):
+    parts: tuple[Part, ...] = ("resolve", "api")
+    for part, status in product(parts, (200, 404, 407)):
         hub.fail(status, part=part, times=1)
         error = refusal(tmp_path, hub.url, REPO)
         assert error.startswith(f"{hub.url} does not answer like a model hub")

@@ -339,7 +339,9 @@ def _home(bundle: Path, file: Path) -> tuple[Path, str]:
         # Links lead to files of the model, or to those that all models of the cache share. The
         # hub's client takes each for whole.
         return home.parents[2], f"delete {file.resolve()} and download it again"
-    return home, "copy or export it again"
+    if home == EMBEDDED_BUNDLE:
+        return home, "install the service again"
+    return home, f"delete {home}, and copy or export it again"
 
 
 def _check_digest(bundle: Path, name: str, expected: str) -> Path:
