@@ -178,10 +178,9 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         return system_error(error)
     errno = error.errno if isinstance(error, OSError) else None
     if errno or "No space left" in detail:  # a client not written in Python gives text only
-        variable = "HF_HUB_CACHE" if os.environ.get("HF_HUB_CACHE") else "HF_HOME"
         return (
             f"cannot keep {repo_id} in the cache {cache}: "
-            f"{os.strerror(errno) if errno else detail}; set {variable} to a directory that has "
+            f"{os.strerror(errno) if errno else detail}; set HF_HUB_CACHE to a directory that has "
             "room and can be written"
         )
     return (
@@ -191,8 +190,9 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
 
 
 def _is_cached(file: str) -> bool:
-    """Whether the hub's client has this file in its own directories."""
-    return str(file).startswith((constants.HF_HUB_CACHE, constants.HF_HOME))
+    """Whether the file is in the cache of the hub's client, or the cache in it."""
+    cache = constants.HF_HUB_CACHE
+    return str(file).startswith(cache) or cache.startswith(str(file))
 
 
 def _wait_s(error: Exception, attempt: int, *, waits: bool) -> float | None:

@@ -552,13 +552,27 @@ def test_a_new_commit_cut_short_is_not_replaced_by_an_old_one(
 )
 def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, reason: str) -> None:
     """The error names the cache and how to move it."""
-    for variable, cache in (("HF_HOME", tmp_path / "hub"), ("HF_HUB_CACHE", tmp_path / "other")):
-        named = {} if variable == "HF_HOME" else {variable: str(cache)}
-        error = refusal(tmp_path, hub.url, REPO, before=before, **named)
-        assert error == (
-            f"cannot keep {REPO} in the cache {cache}: {reason}; set {variable} to a directory "
-            "that has room and can be written"
+    error = refusal(tmp_path, hub.url, REPO, before=before)
+    assert error == (
+        f"cannot keep {REPO} in the cache {tmp_path / 'hub'}: {reason}; set HF_HUB_CACHE to a "
+        "directory that has room and can be written"
+    )
+
+
+def test_a_cache_that_cannot_be_made(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """It is called that, wherever on its path the fault is; a token's file is called by its name.
+
+    Where the variable says where the cache is, it is made.
+    """
+    (file := tmp_path / "file").touch()
+    for cache in (file, file / "hub", file / "lower" / "hub"):
+        error = refusal(tmp_path, hub.url, REPO, HF_HUB_CACHE=str(cache))
+        assert error.startswith(
+            f"cannot keep {REPO} in the cache {cache}: Not a directory; set HF_"
         )
+    find(tmp_path, hub.url, REPO, HF_HUB_CACHE=str(tmp_path / "other"))
+    (tmp_path / "token").mkdir()
+    assert refusal(tmp_path, hub.url, REPO) == f"{tmp_path / 'token'}: Is a directory"
 
 
 def test_a_store_of_large_files_that_refuses(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
