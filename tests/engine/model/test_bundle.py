@@ -198,6 +198,17 @@ def test_files_are_links_in_a_hub_cache(tmp_path: Path, *, cached: bool) -> None
             Bundle.open(path).variant_path("fp32")
 
 
+def test_what_helps_a_damaged_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody deletes the embedded one: it is part of the installation."""
+    path = make_bundle(tmp_path / "tiny")
+    (path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=f": delete {path}, and copy or export it again$"):
+        Bundle.open(path)
+    monkeypatch.setattr("sentiment_service.engine.model.bundle.EMBEDDED_BUNDLE", path)
+    with pytest.raises(UserError, match=": install the service again$"):
+        Bundle.open(path)
+
+
 def test_weights_beside_a_graph_that_is_a_link(tmp_path: Path) -> None:
     """ONNX Runtime looks for them beside the linked file. In a hub cache, they are not there."""
     model = tmp_path / "models--acme--tiny"
