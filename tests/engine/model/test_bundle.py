@@ -205,7 +205,7 @@ def test_what_helps_a_damaged_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match=f": delete {path}, and copy or export it again$"):
         Bundle.open(path)
     monkeypatch.setattr("sentiment_service.engine.model.bundle.EMBEDDED_BUNDLE", path)
-    with pytest.raises(UserError, match=": install the service again$"):
+    with pytest.raises(UserError, match=r": install the service again$"):
         Bundle.open(path)
 
 
