@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -271,6 +272,8 @@ def export_once(
     with closing(lock):
         if needed():
             say(f"exporting {model}; this is done once")
+            if not _manifest(bundle):  # what is left of one; the exporter replaces whole ones only
+                shutil.rmtree(bundle, ignore_errors=True)
             _run([*COMMAND, *words], lock, model, say)
 
 

@@ -333,6 +333,25 @@ def test_what_auto_has_kept_is_not_taken_for_another_variant(fake: Path) -> None
     assert AUTO not in _words(bundle)
 
 
+def test_what_is_left_of_a_kept_bundle_is_exported_again(
+    hub: Hub, checkpoint: Exported, tmp_path: Path
+) -> None:
+    """The exporter would not replace it; of one that is damaged, the error says what to delete."""
+    hub.add("acme/bundle", checkpoint.bundle)
+    variables = _environment(hub, tmp_path)
+    answer = _answer("acme/bundle", variables, ROOT)
+    (manifest,) = (tmp_path / "cache" / "models").rglob("manifest.json")
+    manifest.write_text("{")
+    assert _answer("acme/bundle", variables, ROOT) == answer
+    (graph,) = manifest.parent.rglob("*.onnx")
+    graph.write_bytes(b"damaged")
+    code, _, told = _classified("acme/bundle", variables)
+    assert code == 1
+    assert told.endswith(f": delete {manifest.parent}, and copy or export it again\n")
+    shutil.rmtree(manifest.parent)
+    assert _answer("acme/bundle", variables, ROOT) == answer
+
+
 def test_an_export_that_is_killed_is_called_that(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

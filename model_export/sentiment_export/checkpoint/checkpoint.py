@@ -137,7 +137,8 @@ def find_checkpoint(source: str, revision: str | None = None, onnx: str | None =
             return of_cache(model, revision or DEFAULT_REVISION)
         if revision is not None:
             raise UserError(
-                f"{source} is a local directory, which has no revisions; remove --revision"
+                f"{source} is a local directory, which has no revision {revision}: leave that out, "
+                "or move the directory away"
             )
         return path
     if path.is_file():

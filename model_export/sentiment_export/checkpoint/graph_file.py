@@ -186,6 +186,7 @@ def _external(tensor: TensorProto, graph: Path) -> bytes:
     if offset + length > size:
         raise UserError(
             f"{file} was cut: it has {size} bytes, and {tensor.name} ends at {offset + length}"
+            f"{cure(file)}"
         )
     with file.open("rb") as opened:
         opened.seek(offset)

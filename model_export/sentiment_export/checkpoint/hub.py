@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from huggingface_hub import HfApi, ModelInfo, constants, get_hf_file_metadata, hf_hub_download
 from huggingface_hub.errors import (
+    FileMetadataError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -51,6 +52,7 @@ UNREACHABLE: type[Exception] = HfHubHTTPError.__mro__[HfHubHTTPError.__mro__.ind
 CUT = ("RemoteProtocolError", "ReadError", "ChunkedEncodingError")
 # What the hub's client raises, KeyError and TypeError where an answer is not that of a hub.
 FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError, UNREACHABLE)
+NOT_A_HUB = (json.JSONDecodeError, KeyError, TypeError, FileMetadataError)
 # The variable that names the certificates to trust, for those libraries.
 CERTIFICATES = "REQUESTS_CA_BUNDLE" if "requests" in UNREACHABLE.__module__ else "SSL_CERT_FILE"
 TRIES = 5
@@ -103,23 +105,26 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
     request = None
     with suppress(RuntimeError):  # httpx, of an error without one
         request = getattr(getattr(error, "response", None) or error, "request", None)
-    address = "/".join(str(request.url).split("/")[:3]) if request is not None else hub
+    url = str(request.url) if request is not None else hub
+    address = "/".join(url.split("/")[:3]) if "://" in url else hub
     detail = first_line(error)
     other = f"a directory: there is none named {repo_id}"
     if isinstance(error, OfflineModeIsEnabled):
+        variable = "HF_HUB" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS"
         return (
-            f"HF_HUB_OFFLINE is set, and {cache} has no complete copy of {repo_id} at {revision}; "
-            f"unset it to download one, or give {other}"
+            f"{variable}_OFFLINE is set, and {cache} has no complete copy of {repo_id} at "
+            f"{revision}; unset it to download one, or give {other}"
         )
     if isinstance(error, GatedRepoError):
         return (
             f"{repo_id} is gated; accept its conditions on {hub}/{repo_id} and set HF_TOKEN to a "
             "token of that account"
         )
-    if status == 401 and request is not None and "Authorization" in request.headers:
+    refused = status == 401 and request is not None and "Authorization" in request.headers
+    if refused or isinstance(error, UnicodeEncodeError):  # a character that no header can have
         return (
-            f"{hub} rejects the token; set HF_TOKEN to a valid one (it may have expired), or "
-            "remove it for a public model"
+            f"the token is not one for {hub}; set HF_TOKEN to a valid one (it may have expired), "
+            "or remove it for a public model"
         )
     if isinstance(error, RevisionNotFoundError):
         return f"{repo_id} has no revision {revision}; give a branch, a tag or a commit of it"
@@ -141,15 +146,16 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         )
     if status is not None and (status == 429 or status >= 500):
         return (
-            f"{hub} is busy or fails (status {status}); run the same command again in a few "
+            f"{address} is busy or fails (status {status}); run the same command again in a few "
             f"minutes, or give {other}"
         )
     if type(error).__name__ in CUT:
         return f"the download of {repo_id} was cut {TRIES} times; run the same command again"
-    if isinstance(error, (json.JSONDecodeError, KeyError, TypeError)):
+    if status is not None or isinstance(error, NOT_A_HUB):
+        which = f" (status {status})" if status is not None else ""
         return (
-            f"{hub} does not answer like a model hub; check HF_ENDPOINT and the proxy, or give "
-            f"{other}"
+            f"{address} does not answer like a model hub{which}; check HF_ENDPOINT and the proxy, "
+            f"or give {other}"
         )
     if "CERTIFICATE_VERIFY_FAILED" in detail:
         why = detail.rpartition("failed: ")[2].partition(" (_ssl")[0]
@@ -163,19 +169,19 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
             f"(HTTPS_PROXY) and HF_ENDPOINT, or give {other}"
         )
     unreadable = (FileNotFoundError, IsADirectoryError, PermissionError, SSLError)
-    if isinstance(error, unreadable) and not error.filename:
+    if isinstance(error, unreadable) and error.errno and not error.filename:
         return (
             f"the certificates in {CERTIFICATES}, {os.environ.get(CERTIFICATES)}, cannot be used: "
             f"{detail}; let it name a file of certificates, or unset it"
         )
     if isinstance(error, OSError) and not _is_cached(error.filename or cache):
         return system_error(error)
-    errno = error.errno if isinstance(error, OSError) and status is None else None
+    errno = error.errno if isinstance(error, OSError) else None
     if errno or "No space left" in detail:  # a client not written in Python gives text only
         return (
-            f"cannot write {repo_id} to the cache {cache}: "
-            f"{os.strerror(errno) if errno else detail}; free some space there, or set HF_HOME to "
-            "a directory on another disk"
+            f"cannot keep {repo_id} in the cache {cache}: "
+            f"{os.strerror(errno) if errno else detail}; set HF_HUB_CACHE to a directory that has "
+            "room and can be written"
         )
     return (
         f"cannot download {repo_id}: {detail}; run the same command again, and if that does not "
@@ -184,8 +190,9 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
 
 
 def _is_cached(file: str) -> bool:
-    """Whether the hub's client has this file in its own directories."""
-    return str(file).startswith((constants.HF_HUB_CACHE, constants.HF_HOME))
+    """Whether the file is in the cache of the hub's client, or the cache in it."""
+    cache = constants.HF_HUB_CACHE
+    return str(file).startswith(cache) or cache.startswith(str(file))
 
 
 def _wait_s(error: Exception, attempt: int, *, waits: bool) -> float | None:

@@ -189,11 +189,11 @@ def cure(path: Path, elsewhere: str = "") -> str:
     """What helps if this file is damaged, as the end of an error.
 
     The hub's client takes what its cache holds for whole, and downloads it only if it is not there.
+    Several models of a cache may share a file.
     """
-    snapshot = next((parent for parent in path.absolute().parents if origin(parent)), None)
-    if snapshot is None:
+    if not any(map(origin, path.absolute().parents)):
         return elsewhere
-    return f"; delete {snapshot.parent.parent} and download it again"
+    return f"; delete {path.resolve()} and download it again"
 
 
 def commit_date(path: Path) -> str | None:

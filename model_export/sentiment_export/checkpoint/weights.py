@@ -86,7 +86,7 @@ def read_tensors(weights: Path) -> dict[str, Tensor]:
     for file in shards(weights):
         path = weights.with_name(file)
         if not path.is_file():
-            raise UserError(f"{weights} names {file}, which is missing{cure(path, AGAIN)}")
+            raise UserError(f"{weights} names {file}, which is missing{AGAIN}")
         read = _safetensors if path.suffix == ".safetensors" else _pickled
         try:
             tensors |= read(path)

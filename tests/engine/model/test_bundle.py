@@ -178,22 +178,35 @@ def test_what_is_wrong_is_said_in_one_line(
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_files_are_links_in_a_hub_cache(tmp_path: Path, *, cached: bool) -> None:
-    """There, to other files of the same model. Elsewhere, a bundle has no file outside itself."""
+    """There, to files that all models share. Elsewhere, a bundle has no file outside itself."""
     model = tmp_path / ("models--acme--tiny" if cached else "tiny")
     path = make_bundle(model / "snapshots" / ("a1" * 20))
+    shared = tmp_path / "blobs"
+    shared.mkdir()
     for file in [file for file in path.rglob("*") if file.is_file()]:
-        blob = model / file.name
+        blob = shared / file.name
         file.rename(blob)
         file.symlink_to(blob)
     if not cached:
         with pytest.raises(UserError, match="names a file outside itself"):
             Bundle.open(path)
         return
-    assert Bundle.open(path).variant_path("fp32") == model / "model.onnx"
+    assert Bundle.open(path).variant_path("fp32") == shared / "model.onnx"
     for name in ("model.onnx", "manifest.json"):
-        (model / name).write_bytes(b'{"damaged')
-        with pytest.raises(UserError, match=f"delete {model} and download it again$"):
+        (shared / name).write_bytes(b'{"damaged')
+        with pytest.raises(UserError, match=f"delete {shared / name} and download it again$"):
             Bundle.open(path).variant_path("fp32")
+
+
+def test_what_helps_a_damaged_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody deletes the embedded one: it is part of the installation."""
+    path = make_bundle(tmp_path / "tiny")
+    (path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=f": delete {path}, and copy or export it again$"):
+        Bundle.open(path)
+    monkeypatch.setattr("sentiment_service.engine.model.bundle.EMBEDDED_BUNDLE", path)
+    with pytest.raises(UserError, match=r": install the service again$"):
+        Bundle.open(path)
 
 
 def test_weights_beside_a_graph_that_is_a_link(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -338,10 +339,14 @@ def test_a_private_model_needs_a_token(hub: Hub, checkpoint: Path, tmp_path: Pat
 
 
 def test_a_refused_token(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
-    """A token that expired is named as the cause, even for a public model, and never shown."""
-    error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=OLD)
-    assert error.startswith(f"{hub.url} rejects the token; set HF_TOKEN to a valid one")
-    assert OLD not in error
+    """A token that expired is named as the cause, even for a public model, and never shown.
+
+    So is one with a character that no token has.
+    """
+    for token in (OLD, "“hf”"):
+        error = refusal(tmp_path, hub.url, REPO, HF_TOKEN=token)
+        assert error.startswith(f"the token is not one for {hub.url}; set HF_TOKEN to a valid one")
+        assert token not in error
 
 
 def _gate(hub: Hub) -> None:
@@ -445,11 +450,20 @@ def test_an_unreachable_hub(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
 
 def test_not_a_hub(hub: Hub, tmp_path: Path) -> None:
     """A page that is not a hub's, an endpoint without a scheme, a proxy that nobody runs."""
-    hub.fail(200)
-    assert refusal(tmp_path, hub.url, REPO).startswith(
-        f"{hub.url} does not answer like a model hub"
+    hub.add(
+        REPO,
+        write_files(tmp_path / "source", **{"config.json": CONFIG, "model.safetensors": b"safe"}),
     )
-    assert "HF_ENDPOINT" in refusal(tmp_path, "localhost:1", REPO)
+    parts: tuple[Part, ...] = ("resolve", "api")
+    for part, status in product(parts, (200, 404, 407)):
+        hub.fail(status, part=part, times=1)
+        error = refusal(tmp_path, hub.url, REPO)
+        assert error.startswith(f"{hub.url} does not answer like a model hub")
+        assert (f"(status {status}); check HF_ENDPOINT" in error) == (status != 200)
+    error = refusal(tmp_path, "localhost:1", REPO)
+    assert error.startswith(
+        "cannot reach localhost:1 (UnsupportedProtocol); check the network, the"
+    )
     error = refusal(tmp_path, "http://hub.invalid", REPO, http_proxy=closed_port())
     assert error.startswith("cannot reach http://hub.invalid (ConnectError); check the network")
 
@@ -497,12 +511,16 @@ def test_a_host_of_large_files_that_denies_access(
 
 
 def test_offline(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
-    """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said."""
-    error = refusal(tmp_path, hub.url, REPO, HF_HUB_OFFLINE="1")
-    assert error == (
-        f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
-        f"unset it to download one, or give a directory: there is none named {REPO}"
-    )
+    """HF_HUB_OFFLINE: nothing is asked; a whole copy is taken silently, its absence is said.
+
+    So it is with the variable of transformers, which the hub's client obeys.
+    """
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        error = refusal(tmp_path, hub.url, REPO, **{variable: "1"})
+        assert error == (
+            f"{variable} is set, and {tmp_path / 'hub'} has no complete copy of {REPO} at main; "
+            f"unset it to download one, or give a directory: there is none named {REPO}"
+        )
     assert hub.requests == []
     path = find(tmp_path, hub.url, REPO)
     hub.requests.clear()
@@ -536,9 +554,33 @@ def test_a_full_disk(hub: Hub, checkpoint: Path, tmp_path: Path, before: str, re
     """The error names the cache and how to move it."""
     error = refusal(tmp_path, hub.url, REPO, before=before)
     assert error == (
-        f"cannot write {REPO} to the cache {tmp_path / 'hub'}: {reason}; free some space there, or "
-        "set HF_HOME to a directory on another disk"
+        f"cannot keep {REPO} in the cache {tmp_path / 'hub'}: {reason}; set HF_HUB_CACHE to a "
+        "directory that has room and can be written"
     )
+
+
+def test_a_cache_that_cannot_be_made(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """It is called that, wherever on its path the fault is; a token's file is called by its name.
+
+    Where the variable says where the cache is, it is made.
+    """
+    (file := tmp_path / "file").touch()
+    for cache in (file, file / "hub", file / "lower" / "hub"):
+        error = refusal(tmp_path, hub.url, REPO, HF_HUB_CACHE=str(cache))
+        assert error.startswith(
+            f"cannot keep {REPO} in the cache {cache}: Not a directory; set HF_"
+        )
+    find(tmp_path, hub.url, REPO, HF_HUB_CACHE=str(tmp_path / "other"))
+    (tmp_path / "token").mkdir()
+    assert refusal(tmp_path, hub.url, REPO) == f"{tmp_path / 'token'}: Is a directory"
+
+
+def test_a_store_of_large_files_that_refuses(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    """Its client raises errors of the system's kinds, which name no file of this machine."""
+    for kind in ("PermissionError", "FileNotFoundError"):
+        before = RAISING.format(f"{kind}('object not found')")
+        error = refusal(tmp_path, hub.url, REPO, before=before)
+        assert error.startswith(f"cannot download {REPO}: object not found; run the same command")
 
 
 def test_a_model_without_readable_weights(hub: Hub, tmp_path: Path) -> None:
@@ -568,14 +610,20 @@ def test_a_hub_cache_as_source(hub: Hub, checkpoint: Path, tmp_path: Path) -> No
     "name", ["config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx"]
 )
 def test_a_damaged_file_in_the_cache_is_deleted_there(tmp_path: Path, name: str) -> None:
-    """To run the command again does not help: the hub's client takes the file for whole."""
+    """To run the command again does not help: the hub's client takes the file for whole.
+
+    To delete the model there might not help, either: models share files.
+    """
     whole = make_checkpoint(tmp_path / "whole", "bert")
     (whole / "onnx").mkdir()
     (whole / name).write_bytes(b"{ damaged")
     model = tmp_path / "models--acme--tiny"
     snapshot = Path(shutil.copytree(whole, model / "snapshots" / ("a1" * 20)))
+    (blob := tmp_path / "blob").hardlink_to(snapshot / name)
+    (snapshot / name).unlink()
+    (snapshot / name).symlink_to(blob)
     options = CheckpointOptions(onnx=name if name.endswith(".onnx") else "")
-    cure = f"; delete {model} and download it again"
+    cure = f"; delete {blob} and download it again"
     for path in (snapshot, whole):
         with pytest.raises(UserError, match=re.escape(str(path / name))) as caught:
             load_checkpoint(path, options)
@@ -588,7 +636,7 @@ def test_a_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert find_checkpoint("org/name") == Path("org/name")
     assert origin(Path("org/name")) is None
-    with pytest.raises(UserError, match="org/name is a local directory, which has no revisions"):
+    with pytest.raises(UserError, match="local directory, which has no revision main: leave"):
         find_checkpoint("org/name", "main")
 
 
@@ -718,10 +766,10 @@ def test_a_bundle_in_the_cache_needs_no_hub(hub: Hub, bundle: Path, tmp_path: Pa
     assert says + " dev;" in export(tmp_path, hub.url, *words[1], "--revision=dev", **offline)[1]
     (graph,) = (tmp_path / "hub").rglob("snapshots/*/onnx/model.onnx")
     graph.write_bytes(b"damaged")
-    model = graph.parents[3]
-    says_damaged = f"delete {model} and download it again"
+    says_damaged = f"delete {graph.resolve()} and download it again"
     assert export(tmp_path, hub.url, *words[1])[1].endswith(says_damaged)
-    graph.unlink()
+    graph.resolve().unlink()
     assert says + " main;" in export(tmp_path, hub.url, *words[1], **offline)[1]
+    assert export(tmp_path, hub.url, *words[1])[0] == 0
     out = export(tmp_path, hub.url, *words[1], "--revision=../../x")[1]
     assert out.endswith("'../../x' is not a revision; give a branch, a tag or a commit")

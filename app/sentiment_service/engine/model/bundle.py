@@ -316,7 +316,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
         raise UserError(f"cannot read {path / MANIFEST}: {first_line(error)}") from error
     except ValueError as error:
         damage = f"{path / MANIFEST} is damaged: {first_line(error)}"
-        raise UserError(f"{damage}; {_home(path)[1]}") from error
+        raise UserError(f"{damage}; {_home(path, path / MANIFEST)[1]}") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise UserError(
@@ -332,18 +332,22 @@ def _read_manifest(path: Path) -> tuple[Manifest, str]:
         raise UserError(f"{path / MANIFEST}: {where}: {message}") from None
 
 
-def _home(bundle: Path) -> tuple[Path, str]:
-    """The directory in which all files of a bundle are, and what helps if one is damaged."""
+def _home(bundle: Path, file: Path) -> tuple[Path, str]:
+    """The directory in which all files of a bundle are, and what helps if this one is damaged."""
     home = bundle.resolve()
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith(CACHED):
-        home = home.parent.parent  # links lead to files of the same model
-        return home, f"delete {home} and download it again"  # else the client takes it for whole
-    return home, "copy or export it again"
+        # Links lead to files of the model, or to those that all models of the cache share. The
+        # hub's client takes each for whole.
+        return home.parents[2], f"delete {file.resolve()} and download it again"
+    if home == EMBEDDED_BUNDLE:
+        return home, "install the service again"
+    return home, f"delete {home}, and copy or export it again"
 
 
 def _check_digest(bundle: Path, name: str, expected: str) -> Path:
     try:
-        path, (home, cure) = (bundle / name).resolve(), _home(bundle)
+        path = (bundle / name).resolve()
+        home, cure = _home(bundle, path)
         if not path.is_relative_to(home):
             raise UserError(f"bundle {bundle} names a file outside itself: {name}")
         digest = sha256(path)
