@@ -29,6 +29,7 @@ from onnx import (
     helper,
     numpy_helper,
 )
+from onnx.checker import ValidationError
 from onnx.defs import onnx_opset_version
 from onnx.inliner import inline_local_functions
 from sentiment_service.engine.model.bundle import SIDE_FILES, Bundle, Precision
@@ -133,7 +134,7 @@ def read_model(path: Path) -> ModelProto:
         model = onnx.load_model(path, load_external_data=False)
         if model.functions:  # so that all operators are in sight
             model = inline_local_functions(model)
-    except (OSError, DecodeError, ValueError, RuntimeError) as error:
+    except (OSError, DecodeError, ValueError, ValidationError) as error:
         raise UserError(
             f"cannot read {path}: it is not an ONNX model, or was cut ({first_line(error)})"
             f"{cure(path)}"
