@@ -393,6 +393,12 @@ def _custom(model: ModelProto) -> None:
     model.graph.output[0].name = "twice"
 
 
+def _endless(model: ModelProto) -> None:
+    model.graph.node[0].op_type = "function0"
+    _in_functions(model, "function0")
+    model.functions[0].node[0].domain = "mine"
+
+
 def _without_mask(model: ModelProto) -> None:
     names = [one.name for one in model.graph.input]
     del model.graph.input[names.index("attention_mask")]
@@ -443,6 +449,7 @@ def _longer_than_positions(model: ModelProto) -> None:
         (lambda m: setattr(m, "ir_version", 99), "cannot load .*IR version"),
         (_node("MatMulNBits", "com.microsoft"), r"weights of 4 bits \(MatMulNBits\)"),
         (_custom, "cannot load .*org.example:Twice"),
+        (_endless, "it is not an ONNX model, or was cut .*recursive"),
         (_without_mask, "takes no attention_mask"),
         (
             _longer_than_positions,
