@@ -174,7 +174,7 @@ class _Checks:
         else:
             try:
                 parity, same = self._compared(model)
-                # What it computes, only its maker knows. Of fp16, no few texts can show it.
+                # What it computes, only its maker knows. A few texts say too little of fp16.
                 if self.source is not None and precision != "fp16":
                     invariant = same
             except DiffersTooMuch as error:
