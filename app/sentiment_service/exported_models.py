@@ -39,7 +39,6 @@ LAYOUT = f"format-{FORMAT_VERSION}.2"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 HUB_TIMEOUT_S = 5.0
-# Every checkpoint has these: weights, or ONNX graphs.
 CONFIG, WEIGHTS = "config.json", (".safetensors", ".bin", ".onnx")
 COMMAND = child_command("from sentiment_export.cli import main")
 ERROR = "sentiment-export: "  # how that command begins the line that says why it failed
@@ -219,7 +218,9 @@ def _manifest(bundle: Path) -> dict[str, Any]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / CONFIG).is_file() and any(file.suffix in WEIGHTS for file in _files(path))
+    """Whether the export has something to say of it: it, or a directory in it, may be one."""
+    within = (file for file in path.glob("*/*") if file.suffix in WEIGHTS)
+    return any((folder / CONFIG).is_file() for folder in (path, *(file.parent for file in within)))
 
 
 def _files(path: Path) -> list[Path]:

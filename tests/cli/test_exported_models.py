@@ -264,6 +264,15 @@ def test_a_changed_checkpoint_is_exported_again(fake: Path, tmp_path: Path) -> N
     assert second != first
 
 
+def test_the_export_says_what_a_directory_lacks(fake: Path, tmp_path: Path) -> None:
+    """Of one without weights, and of one around a checkpoint, which is in a directory in it."""
+    for name in ("bare/config.json", "around/onnx/config.json", "around/onnx/model.onnx"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for path in (tmp_path / "bare", tmp_path / "around"):
+        assert _words(*_used(fake, str(path))) == f"{path} --precision int8"
+
+
 def test_paths_and_hub_ids(fake: Path, tmp_path: Path) -> None:
     """An existing path wins. ./ and / begin paths only, and one that does not exist is called so.
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, version_converter
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from sentiment_export.checkpoint.checkpoint import load_checkpoint
 from sentiment_export.checkpoint.describe import describe
 from sentiment_export.cli import main
@@ -18,7 +20,7 @@ from sentiment_service.engine.model.bundle import Bundle, Manifest, Precision
 from sentiment_service.errors import UserError
 from sentiment_service.settings.settings import CheckpointOptions
 
-from tests.support.checkpoints import CORPUS, MAX_TOKENS, Exported, configure
+from tests.support.checkpoints import CORPUS, LAYERS, MAX_TOKENS, Exported, configure
 from tests.support.model_export.plain_graph import (
     halve,
     make_repository,
@@ -122,13 +124,84 @@ def test_a_quantized_graph_stays_as_it_is(
     np.testing.assert_allclose(_logits(tmp_path / "bundle", "int8"), held, atol=0.5)
 
 
+def test_weights_of_eight_bits_in_blocks_are_int8(
+    bert: Exported, source: Path, tmp_path: Path
+) -> None:
+    """The operator is the one for four bits, for which there is no variant; an attribute tells."""
+    made = MatMulNBitsQuantizer(onnx.load_model(source / GRAPH), bits=8, block_size=16)
+    made.process()
+    save(made.model.model, source / GRAPH)
+    manifest = _export(source, tmp_path / "bundle")
+    assert [*manifest.variants] == ["int8"]
+    held = _logits(bert.bundle, "fp32")
+    np.testing.assert_allclose(_logits(tmp_path / "bundle", "int8"), held, atol=0.5)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_functions_of_a_graph_are_its_operators(
+    source: Path, tmp_path: Path, quantized: bool
+) -> None:
+    """What they compute is quantized, or gets the passes, as if it stood in the graph."""
+    if quantized:
+        quantize(source / GRAPH, source / GRAPH)
+    model = onnx.load_model(source / GRAPH)
+    _in_functions(model, "DynamicQuantizeLinear", "MatMulInteger", "Erf")
+    save(model, source / GRAPH)
+    manifest = _export(source, tmp_path / "bundle")
+    assert [*manifest.variants] == (["int8"] if quantized else ["fp32", "int8"])
+
+
+def _in_functions(model: ModelProto, *kinds: str) -> None:
+    opsets = [*model.opset_import]
+    for number, node in enumerate(model.graph.node):
+        if node.op_type in kinds:
+            body = type(node).FromString(node.SerializeToString())
+            function = helper.make_function(
+                "mine", f"function{number}", node.input, node.output, [body], opsets
+            )
+            model.functions.append(function)
+            node.domain, node.op_type = "mine", function.name
+            del node.attribute[:]
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+
+
+def test_gelu_may_be_one_operator(source: Path, tmp_path: Path) -> None:
+    """As PyTorch writes it from opset 20. It leaves padding out as its parts do, and its range is
+    known to int8.
+    """
+    counts = []
+    for name in ("parts", "one"):
+        _export(source, tmp_path / name, precisions=["int8"])
+        graph = onnx.load_model(Bundle.open(tmp_path / name).variant_path("int8")).graph
+        counts.append(Counter(node.op_type for node in graph.node))
+        model = version_converter.convert_version(onnx.load_model(source / GRAPH), 20)
+        _with_gelu(model)
+        save(model, source / GRAPH)
+    parts, one = counts
+    assert [(one[kind], parts[kind]) for kind in ("Gelu", "Erf")] == [(LAYERS, 0), (0, LAYERS)]
+    assert [one[kind] for kind in ("Gather", "Abs")] == [parts[kind] for kind in ("Gather", "Abs")]
+
+
+def _with_gelu(model: ModelProto) -> None:
+    nodes = [*model.graph.node]
+    for place in [place for place, node in enumerate(nodes) if node.op_type == "Erf"]:
+        gelu = helper.make_node("Gelu", nodes[place - 1].input[:1], nodes[place + 3].output)
+        model.graph.node.insert([*model.graph.node].index(nodes[place]), gelu)
+        for part in nodes[place - 1 : place + 4]:
+            model.graph.node.remove(part)
+
+
 def test_a_graph_in_half_precision_stays_as_it_is(
     bert: Exported, source: Path, tmp_path: Path
 ) -> None:
-    """It is the fp16 variant, and a CPU serves it without being told the precision."""
+    """It is the fp16 variant, and a CPU serves it without being told the precision.
+
+    Whether batches change its logits, the few texts of an export do not show.
+    """
     save(halve(onnx.load_model(source / GRAPH)), source / "onnx/model_fp16.onnx")
     manifest = _export(source, tmp_path / "bundle", "onnx/model_fp16.onnx")
     assert [*manifest.variants] == ["fp16"]
+    assert manifest.variants["fp16"].batch_invariant is None
     assert load(tmp_path / "bundle", "auto").precision == "fp16"
     held = _logits(bert.bundle, "fp32")
     np.testing.assert_allclose(_logits(tmp_path / "bundle", "auto"), held, atol=0.05)
@@ -145,6 +218,19 @@ def test_a_graph_of_other_operators_stays_as_it_is(source: Path, tmp_path: Path)
     manifest = _export(source, tmp_path / "bundle")
     assert [*manifest.variants] == ["fp32"]
     assert manifest.variants["fp32"].passes == ["as it is in model.onnx"]
+
+
+def test_a_graph_without_a_mask_stays_as_it_is(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it finds padding by the ids, it is served; the passes need the mask, which is said."""
+    model = onnx.load_model(source / GRAPH)
+    _without_mask(model)
+    ids = helper.make_node("Sign", ["input_ids"], ["attention_mask"])  # [PAD] is 0
+    model.graph.node[1].CopyFrom(ids)
+    save(model, source / GRAPH)
+    assert [*_export(source, tmp_path / "bundle").variants] == ["fp32"]
+    assert "other variants need an attention_mask" in capsys.readouterr().out
 
 
 def test_weights_in_another_file_are_read(source: Path, tmp_path: Path) -> None:
@@ -307,6 +393,12 @@ def _custom(model: ModelProto) -> None:
     model.graph.output[0].name = "twice"
 
 
+def _endless(model: ModelProto) -> None:
+    model.graph.node[0].op_type = "function0"
+    _in_functions(model, "function0")
+    model.functions[0].node[0].domain = "mine"
+
+
 def _without_mask(model: ModelProto) -> None:
     names = [one.name for one in model.graph.input]
     del model.graph.input[names.index("attention_mask")]
@@ -316,6 +408,17 @@ def _without_mask(model: ModelProto) -> None:
     nodes = [shape, ones, *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
+
+
+def _two_outputs(model: ModelProto) -> None:
+    _output("last_hidden_state")(model)
+    model.graph.output.insert(0, helper.make_tensor_value_info("first", TensorProto.FLOAT, ["a"]))
+
+
+def _one_text(model: ModelProto) -> None:
+    model.graph.initializer.append(helper.make_tensor("one_text", TensorProto.INT64, [2], [1, 3]))
+    model.graph.node.append(helper.make_node("Reshape", ["logits", "one_text"], ["of_one"]))
+    model.graph.output[0].name = "of_one"
 
 
 def _longer_than_positions(model: ModelProto) -> None:
@@ -337,13 +440,16 @@ def _longer_than_positions(model: ModelProto) -> None:
         (_input("input_ids", "a", 128), r"of the fixed shape \[any, 128\]"),
         (_output("last_hidden_state"), "gives last_hidden_state and no logits"),
         (_output("logits"), "gives logits with 3 axes"),
+        (_two_outputs, "gives first, last_hidden_state and no logits: .* must be named logits"),
+        (_one_text, "fails on 4 texts at once .* dynamic axes .*Reshape"),
         (_scores("Softmax"), "gives scores, not logits: all are from 0 to 1"),
         (_scores("Sigmoid"), "gives scores, not logits: all are from 0 to 1"),
         (lambda m: m.graph.output.pop() and None, "it is not an ONNX model, or was cut"),
         (lambda m: setattr(m.opset_import[0], "version", 99), "is of opset 99; the newest"),
         (lambda m: setattr(m, "ir_version", 99), "cannot load .*IR version"),
-        (_node("MatMulNBits", "com.microsoft"), r"weights of four bits \(MatMulNBits\)"),
+        (_node("MatMulNBits", "com.microsoft"), r"weights of 4 bits \(MatMulNBits\)"),
         (_custom, "cannot load .*org.example:Twice"),
+        (_endless, "it is not an ONNX model, or was cut .*recursive"),
         (_without_mask, "takes no attention_mask"),
         (
             _longer_than_positions,
@@ -432,6 +538,10 @@ def _longer_vocabulary(source: Path) -> None:
         (
             lambda s: configure(s, model_type="longformer"),
             "architecture longformer: this exporter does not know how its texts become tokens",
+        ),
+        (
+            lambda s: (s / GRAPH).rename(s / "model.ort"),
+            "has no weights: .*; model.ort cannot be read",
         ),
         (_longer_vocabulary, "the tokenizer's largest id is .*, but the model's embedding has"),
     ],

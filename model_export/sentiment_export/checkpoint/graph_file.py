@@ -29,7 +29,9 @@ from onnx import (
     helper,
     numpy_helper,
 )
+from onnx.checker import ValidationError
 from onnx.defs import onnx_opset_version
+from onnx.inliner import inline_local_functions
 from sentiment_service.engine.model.bundle import SIDE_FILES, Bundle, Precision
 from sentiment_service.errors import UserError, first_line
 from sentiment_service.settings.settings import CheckpointOptions
@@ -44,10 +46,10 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOGITS = "logits"
 # What models give that classify nothing.
 FEATURES = ("last_hidden_state", "pooler_output", "sentence_embedding", "token_embeddings")
-# The operators of graphs that are quantized already, by parts of their names; and of those whose
-# weights have four bits, for which a bundle has no variant.
+# The operators of graphs that are quantized already, by parts of their names; and those whose
+# weights have four bits, for which a bundle has no variant, unless an attribute says eight.
 QUANTIZED = ("QuantizeLinear", "QLinear", "MatMulInteger", "QAttention", "QGemm", "QEmbed")
-FOUR_BITS = ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized")
+IN_BLOCKS = ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,9 @@ def read_model(path: Path) -> ModelProto:
     """The model in an ONNX file, without the weights that lie in other files."""
     try:
         model = onnx.load_model(path, load_external_data=False)
-    except (OSError, DecodeError, ValueError) as error:
+        if model.functions:  # so that all operators are in sight
+            model = inline_local_functions(model)
+    except (OSError, DecodeError, ValueError, ValidationError) as error:
         raise UserError(
             f"cannot read {path}: it is not an ONNX model, or was cut ({first_line(error)})"
             f"{cure(path)}"
@@ -232,8 +236,8 @@ def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
     rank = len(output.type.tensor_type.shape.dim)
     if output.name != LOGITS and (len(names) > 1 or output.name in FEATURES):
         raise UserError(
-            f"{path} gives {', '.join(names[:4])} and no {LOGITS}: it is not a sequence "
-            "classifier, so give the graph of one"
+            f"{path} gives {', '.join(names[:4])} and no {LOGITS}: give the graph of a sequence "
+            f"classifier; of several outputs, one must be named {LOGITS}"
         )
     if rank not in (0, 2):  # 0: the file does not say it
         raise UserError(
@@ -244,13 +248,15 @@ def _logits(path: Path, graph: GraphProto) -> ValueInfoProto:
 
 
 def _precision(path: Path, model: ModelProto) -> Precision:
-    kinds = {node.op_type for node in _nodes(model)}
-    if four := sorted(kinds.intersection(FOUR_BITS)):
-        raise UserError(
-            f"{path} has weights of four bits ({four[0]}), for which there is no variant: give an "
-            "fp32, fp16 or int8 graph"
-        )
-    if any(part in kind for kind in kinds for part in QUANTIZED):
+    nodes = _nodes(model)
+    for node in nodes:
+        bits = next((one.i for one in node.attribute if one.name == "bits"), 4)
+        if node.op_type in IN_BLOCKS and bits != 8:
+            raise UserError(
+                f"{path} has weights of {bits} bits ({node.op_type}), for which there is no "
+                "variant: give an fp32, fp16 or int8 graph"
+            )
+    if any(part in node.op_type for node in nodes for part in (*QUANTIZED, *IN_BLOCKS)):
         return "int8"
     matrices = [tensor for tensor in _tensors(model) if len(tensor.dims) > 1]
     half = any(tensor.data_type == TensorProto.FLOAT16 for tensor in matrices)

@@ -85,7 +85,7 @@ def choose_files(
             f"{where} is a bundle, which is what an export makes; serve it with --model"
         )
     if weights is None:
-        unread = (".h5", ".msgpack", ".ckpt.index", ".gguf", ".safetensors", GRAPH)
+        unread = (".h5", ".msgpack", ".ckpt.index", ".gguf", ".safetensors", ".ort", GRAPH)
         other = sorted(name for name in held if name.endswith(unread))
         instead = f"; {', '.join(other[:3])} cannot be read" if other else ""
         if way := next((way for name, way in _OF_OTHERS.items() if name in held), None):

@@ -75,8 +75,10 @@ def consumers(value: ir.Value) -> list[ir.Node]:
 
 
 def is_exact_gelu(value: ir.Value) -> bool:
-    """Whether the value is ``0.5 u (1 + erf(u / √2))``, its three factors in any order."""
-    pair = _factors(value)
+    """Whether the value is a GELU, or ``0.5 u (1 + erf(u / √2))``, the factors in any order."""
+    node, pair = value.producer(), _factors(value)
+    if node is not None and node.op_type == "Gelu":
+        return True  # approximate or not: both are above -0.17004
     factors = {*pair, *(factor for product in pair for factor in _factors(product))}
     return any(_argument_of_gelu(factor) in factors for factor in factors)
 

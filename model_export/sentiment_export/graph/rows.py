@@ -27,7 +27,8 @@ from sentiment_export.graph.editor import (
     scope_of,
 )
 
-ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Tanh", "Sigmoid", "Relu", "Neg"}
+ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg"}
+ELEMENTWISE |= {"Erf", "Gelu", "Tanh", "Sigmoid", "Relu"}
 
 
 def compute_on_rows(model: ir.Model) -> tuple[list[Linear], bool]:

@@ -204,7 +204,9 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
-OTHER_OPERATORS = "it is kept as it is: other variants need a graph in ONNX's plain operators"
+OTHER_OPERATORS = (
+    "it is kept as it is: other variants need an attention_mask and ONNX's plain operators in fp32"
+)
 
 
 class SourceGraphs:

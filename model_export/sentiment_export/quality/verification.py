@@ -5,6 +5,7 @@ after its module (``/encoder/layer.0/output/dense/Add``), whose output the last 
 """
 
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, starmap
@@ -72,7 +73,7 @@ class Reference:
     def of_graph(cls, model: Model) -> "Reference":
         """The logits of the fp32 variant, which is compared with nothing."""
         encodings = _encodings(model)
-        logits = [_logits(result) for one in encodings for result in model.infer([one])]
+        logits = [logits for one in encodings for logits in _computed(model, [one])]
         return cls("fp32", encodings, np.stack(logits))
 
     @classmethod
@@ -105,8 +106,8 @@ def verify(model: Model, reference: Reference, *, coarse: bool = False) -> tuple
     differ in batches as its own source does.
     """
     encodings = reference.encodings
-    alone = [_logits(result) for one in encodings for result in model.infer([one])]
-    batched = [_logits(result) for batch in batches(encodings, 4) for result in model.infer(batch)]
+    alone = [logits for one in encodings for logits in _computed(model, [one])]
+    batched = [logits for batch in batches(encodings, 4) for logits in _computed(model, batch)]
     found = np.stack([*alone, *batched]).astype(np.float32)
     expected = np.concatenate([reference.logits, reference.logits])
     agrees = _decisions(found, model) == _decisions(expected, model)
@@ -156,10 +157,19 @@ def _pairs(model: Model) -> list[TextPair]:
     return [*starmap(TextPair, pairwise(TEXTS)), TextPair(" ".join(TEXTS * 30), TEXTS[-1])]
 
 
-def _logits(result: Logits | InferenceFailed) -> Logits:
-    if isinstance(result, InferenceFailed):
-        raise UserError(f"the exported model fails on a text: {result.detail}")
-    return result
+def _computed(model: Model, batch: Sequence[Encoding]) -> Iterator[Logits]:
+    try:
+        results = model.infer(batch)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        failure = (
+            f"the exported model fails on {len(batch)} texts at once (if the source's graph does, "
+            "export it again with dynamic axes for batch and sequence, or at another opset)"
+        )
+        raise loading_error(error, failure) from error
+    for result in results:
+        if isinstance(result, InferenceFailed):
+            raise UserError(f"the exported model fails on a text: {result.detail}")
+        yield result
 
 
 # The difference allowed, relative to the largest value in the module's output. The largest

@@ -145,8 +145,8 @@ class Variant(DataFile):
 
     ``data`` is a second file with the weights, if they exceed the 2 GB limit of a protobuf file.
     ``passes`` says in plain words what the exporter did to the graph; older manifests lack it.
-    ``batch_invariant`` is measured of graphs that come from elsewhere: whether every text's logits
-    had the same bits alone and in a batch.
+    ``batch_invariant`` is measured of fp32 and int8 graphs that come from elsewhere: whether every
+    text's logits had the same bits alone and in a batch.
     """
 
     passes: list[str] = []
