@@ -193,12 +193,7 @@ class Classifier:
         if not are_several(texts):
             return await asyncio.to_thread(lambda: self.classify(texts, **options))
         ended = threading.Event()
-
-        def go_on(*_: object, **__: object) -> None:  # is called after each batch
-            if ended.is_set():
-                raise asyncio.CancelledError
-
-        chunks = self._chunks(texts, _options(**options), Results, go_on)
+        chunks = self._chunks(texts, _options(**options), Results, ended)
         whole: list[Outcome] = []
         try:
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
@@ -255,9 +250,9 @@ class Classifier:
         texts: Iterable[Any],
         options: TextOptions,
         make: Callable[..., Results],
-        advance: Advance = lambda *_: None,
+        ended: threading.Event | None = None,
     ) -> Iterator[Results]:
-        for outcomes in self._computed(map(_text, _values(texts)), options, advance):
+        for outcomes in self._computed(map(_text, _values(texts)), options, ended=ended):
             yield make(map(outcome_of, map(item, outcomes)), None, self._info)
             make = Results  # which warns of nothing, while results_of may
 
@@ -266,6 +261,7 @@ class Classifier:
         texts: Iterable[str | TextPair | ServiceError],
         options: TextOptions,
         advance: Advance = lambda *_: None,
+        ended: threading.Event | None = None,
     ) -> Iterator[list[AnsweredOutcome]]:
         model = self._model  # another thread may close it meanwhile
         if model is None:
@@ -280,7 +276,8 @@ class Classifier:
         inputs: Iterable[Any] = texts  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
         chunks = split_into_chunks(rows)
-        with closing(model.outcomes(chunks, advance=advance, options=options)) as results:
+        run = model.outcomes(chunks, advance=advance, options=options, ended=ended)
+        with closing(run) as results:
             for _, outcomes in results:
                 yield outcomes
 
