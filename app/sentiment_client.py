@@ -1,4 +1,4 @@
-"""Client of the sentiment service. You can copy this file; it needs httpx.
+"""Client of the sentiment service. You can copy this file; it needs Python 3.11 and httpx.
 
     with Client("http://127.0.0.1:8000") as client:
         client.classify("I love this!").label               # "positive"
@@ -893,7 +893,8 @@ def are_several(texts: Any) -> bool:
     """Whether it is not a single text, nor what stands for one."""
     if hasattr(type(texts), "columns"):
         raise TypeError(
-            "this is a table; give one column of it, such as table['text'], or use add_columns"
+            "this is a table, or is not in memory; give one column that is, such as table['text'], "
+            "or use add_columns"
         )
     return isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping)
 
@@ -1152,8 +1153,9 @@ def _library(table: Any) -> str:
     # Without a length: a LazyFrame of polars, which would warn of looking at its columns.
     if not found or not hasattr(table, "__len__") or not hasattr(table, "columns"):
         raise TypeError(
-            f"{type(table).__name__} is not a table; give a DataFrame of pandas or polars "
-            "(collect() of a LazyFrame), a Table or RecordBatch of pyarrow, or a dict of columns"
+            f"{type(table).__module__}.{type(table).__name__} is not a table; give a DataFrame of "
+            "pandas or polars (collect() of a LazyFrame), a Table or RecordBatch of pyarrow, or a "
+            "dict of columns"
         )
     return found.pop()
 

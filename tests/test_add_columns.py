@@ -282,6 +282,11 @@ def test_options_are_those_of_classify(classifier: Classifier) -> None:
         ("love", TypeError, "str is not a table"),
         (pd.Series(["love"]), TypeError, "Series is not a table"),
         (pa.array(["love"]), TypeError, "StringArray is not a table"),
+        (
+            type("DataFrame", (), {"__module__": "modin"})(),
+            TypeError,
+            "modin.DataFrame is not a table",
+        ),
         ({"text": "love"}, TypeError, "'text' holds one value"),
         ({"text": {"text": "love"}}, TypeError, "'text' holds one value"),
         ({"text": 3}, TypeError, "'text' holds one value"),

@@ -852,7 +852,7 @@ except RuntimeError as error:
 )
 def test_what_is_not_several_texts_has_no_results_one_by_one(client: Any, texts: Any) -> None:
     """Otherwise its letters would be texts, or the names of its columns."""
-    with pytest.raises(TypeError, match=r"takes several texts|this is a table"):
+    with pytest.raises(TypeError, match=r"takes several texts|a table, or is not in memory"):
         client("http://localhost").classify_iter(texts)
 
 
