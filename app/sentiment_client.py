@@ -906,6 +906,21 @@ def several(texts: Iterable[Any]) -> Iterable[Any]:
     return texts
 
 
+def values_of(column: Any) -> Iterable[Any]:
+    """What a column holds. One of pyarrow may have what Python cannot: bytes that are not UTF-8,
+    and times before the year 1, after 9999 or in nanoseconds.
+    """
+    if not hasattr(column, "to_pylist"):
+        return cast(Iterable[Any], column)
+    try:
+        return cast(list[Any], column.to_pylist())
+    except UnicodeDecodeError:
+        raws = column.cast("large_binary").to_pylist()
+        return [raw if raw is None else raw.decode("utf-8", "surrogateescape") for raw in raws]
+    except (OverflowError, ValueError) as error:
+        raise TypeError(f"a column of the type {column.type} holds no texts") from error
+
+
 def _checked(value: Any) -> Text | ItemError:
     """The value as a text or pair that JSON can hold, or why it is none."""
     if isinstance(value, str):
@@ -946,8 +961,7 @@ def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
     """Batches of at most ``size`` texts and ``MAX_BATCH_BYTES``. A longer text is a batch alone."""
     batch: Batch = []
     used = 0
-    values = texts.to_pylist() if hasattr(texts, "to_pylist") else texts  # of pyarrow
-    for text in map(_checked, values):
+    for text in map(_checked, values_of(texts)):
         needed = 0 if isinstance(text, ItemError) else len(json.dumps(text)) + 2
         if batch and (len(batch) == size or used + needed > MAX_BATCH_BYTES):
             yield batch

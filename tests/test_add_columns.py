@@ -291,6 +291,7 @@ def test_options_are_those_of_classify(classifier: Classifier) -> None:
         ({"text": {"text": "love"}}, TypeError, "'text' holds one value"),
         ({"text": 3}, TypeError, "'text' holds one value"),
         ({"text": iter(["love"])}, TypeError, "'text' holds one value or an iterator"),
+        ({"text": pa.array([2**60], pa.timestamp("us"))}, TypeError, r"timestamp\[us\] holds no"),
         ({"tweet": ["love"]}, UserError, "no column 'text'; its columns: 'tweet'"),
         (pd.DataFrame([["a", "b"]], columns=["text"] * 2), UserError, "several columns 'text'"),
         (pa.table([["a"], ["b"]], ["text"] * 2), UserError, "several columns 'text'"),

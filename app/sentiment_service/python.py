@@ -24,6 +24,7 @@ from sentiment_client import (
     outcome_of,
     results_of,
     several,
+    values_of,
     whole_table,
     with_results,
 )
@@ -299,8 +300,7 @@ def _values(column: Any) -> Iterable[Any]:
 
         if is_text(column.type):  # pyarrow cannot decode it if one text is not UTF-8
             return texts(column)
-    values: Iterable[Any] = column.to_pylist() if hasattr(column, "to_pylist") else column
-    return values
+    return values_of(column)
 
 
 def _shows_bars() -> bool:
