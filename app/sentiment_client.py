@@ -635,7 +635,8 @@ class Client(_BaseClient):
 
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
-            TypeError: the texts are a table.
+            TypeError: the texts are a table, or an option is not known.
+            RuntimeError: the client is closed.
         """
         if not are_several(texts):
             return _done(self._classify_one(texts, options))

@@ -276,6 +276,7 @@ def test_what_a_notebook_shows_of_results(classifier: Classifier) -> None:
     assert repr(classifier.classify([])).splitlines() == [
         "0 texts: negative 0, neutral 0, positive 0, errors 0"
     ]
+    assert repr(classifier) == f"<Classifier of {results.model}>"  # its name, digest and labels
 
 
 def test_a_notebook_shows_no_labels_of_many_that_no_text_has(tmp_path: Path) -> None:

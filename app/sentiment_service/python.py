@@ -124,6 +124,9 @@ class Classifier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<Classifier of {self._info}>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Classifier cannot be pickled or copied, so it is not for pools of processes; it "
@@ -160,6 +163,7 @@ class Classifier:
         Raises:
             ServiceError: the single text cannot be classified, or an option is not valid or not
                 for this model; its ``code`` says why.
+            TypeError: the texts are a table, or an option is not known.
             UserError: the model fails on every text.
             RuntimeError: the classifier is closed, or belongs to another process.
         """
