@@ -1,4 +1,4 @@
-"""Client of the sentiment service. You can copy this file; it needs httpx.
+"""Client of the sentiment service. You can copy this file; it needs Python 3.11 and httpx.
 
     with Client("http://127.0.0.1:8000") as client:
         client.classify("I love this!").label               # "positive"
@@ -635,7 +635,8 @@ class Client(_BaseClient):
 
         Raises:
             SentimentError: the request failed, or the single text cannot be classified.
-            TypeError: the texts are a table.
+            TypeError: the texts are a table, or an option is not known.
+            RuntimeError: the client is closed.
         """
         if not are_several(texts):
             return _done(self._classify_one(texts, options))
@@ -893,7 +894,8 @@ def are_several(texts: Any) -> bool:
     """Whether it is not a single text, nor what stands for one."""
     if hasattr(type(texts), "columns"):
         raise TypeError(
-            "this is a table; give one column of it, such as table['text'], or use add_columns"
+            "this is a table, or is not in memory; give one column that is, such as table['text'], "
+            "or use add_columns"
         )
     return isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping)
 
@@ -903,6 +905,21 @@ def several(texts: Iterable[Any]) -> Iterable[Any]:
     if not are_several(texts):
         raise TypeError("classify_iter takes several texts; classify takes a single one")
     return texts
+
+
+def values_of(column: Any) -> Iterable[Any]:
+    """What a column holds. One of pyarrow may have what Python cannot: bytes that are not UTF-8,
+    and times before the year 1, after 9999 or in nanoseconds.
+    """
+    if not hasattr(column, "to_pylist"):
+        return cast(Iterable[Any], column)
+    try:
+        return cast(list[Any], column.to_pylist())
+    except UnicodeDecodeError:
+        raws = column.cast("large_binary").to_pylist()
+        return [raw if raw is None else raw.decode("utf-8", "surrogateescape") for raw in raws]
+    except (OverflowError, ValueError) as error:
+        raise TypeError(f"a column of the type {column.type} holds no texts") from error
 
 
 def _checked(value: Any) -> Text | ItemError:
@@ -945,8 +962,7 @@ def _batches(texts: Iterable[Any], size: int) -> Iterator[Batch]:
     """Batches of at most ``size`` texts and ``MAX_BATCH_BYTES``. A longer text is a batch alone."""
     batch: Batch = []
     used = 0
-    values = texts.to_pylist() if hasattr(texts, "to_pylist") else texts  # of pyarrow
-    for text in map(_checked, values):
+    for text in map(_checked, values_of(texts)):
         needed = 0 if isinstance(text, ItemError) else len(json.dumps(text)) + 2
         if batch and (len(batch) == size or used + needed > MAX_BATCH_BYTES):
             yield batch
@@ -1152,8 +1168,9 @@ def _library(table: Any) -> str:
     # Without a length: a LazyFrame of polars, which would warn of looking at its columns.
     if not found or not hasattr(table, "__len__") or not hasattr(table, "columns"):
         raise TypeError(
-            f"{type(table).__name__} is not a table; give a DataFrame of pandas or polars "
-            "(collect() of a LazyFrame), a Table or RecordBatch of pyarrow, or a dict of columns"
+            f"{type(table).__module__}.{type(table).__name__} is not a table; give a DataFrame of "
+            "pandas or polars (collect() of a LazyFrame), a Table or RecordBatch of pyarrow, or a "
+            "dict of columns"
         )
     return found.pop()
 

@@ -276,6 +276,7 @@ def test_what_a_notebook_shows_of_results(classifier: Classifier) -> None:
     assert repr(classifier.classify([])).splitlines() == [
         "0 texts: negative 0, neutral 0, positive 0, errors 0"
     ]
+    assert repr(classifier) == f"<Classifier of {results.model}>"  # its name, digest and labels
 
 
 def test_a_notebook_shows_no_labels_of_many_that_no_text_has(tmp_path: Path) -> None:
@@ -378,6 +379,38 @@ def test_a_cancelled_call_computes_no_further(
     asyncio.run(call())  # which waits for the threads
     assert begun < 30  # of more than 60
     assert classifier.classify("love").label == "positive"
+
+
+async def test_a_call_that_is_cancelled_between_chunks_computes_no_further(
+    classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook cancels a cell, whose traceback it keeps; the next texts are not computed."""
+    compute, begun = Model.compute, 0
+    first = asyncio.Event()
+
+    def counted(self: Model, encodings: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        time.sleep(0.01)
+        return compute(self, encodings)
+
+    async def to_thread(*call: Any) -> Any:
+        result = await asyncio.get_running_loop().run_in_executor(None, *call)
+        first.set()
+        await asyncio.sleep(0)  # is cancelled here, when no thread waits for a result
+        return result
+
+    monkeypatch.setattr(Model, "compute", counted)
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    task = asyncio.create_task(classifier.aclassify(["love " * 40] * 6_000))
+    await first.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as kept:
+        await task
+    begun = 0
+    await asyncio.sleep(0.5)
+    assert begun <= 2  # of some 50 that there is time for
+    assert kept.tb
 
 
 def test_a_column_of_numbers_is_warned_of_once(classifier: Classifier) -> None:

@@ -24,6 +24,7 @@ from sentiment_client import (
     outcome_of,
     results_of,
     several,
+    values_of,
     whole_table,
     with_results,
 )
@@ -123,6 +124,9 @@ class Classifier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<Classifier of {self._info}>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Classifier cannot be pickled or copied, so it is not for pools of processes; it "
@@ -159,6 +163,7 @@ class Classifier:
         Raises:
             ServiceError: the single text cannot be classified, or an option is not valid or not
                 for this model; its ``code`` says why.
+            TypeError: the texts are a table, or an option is not known.
             UserError: the model fails on every text.
             RuntimeError: the classifier is closed, or belongs to another process.
         """
@@ -193,12 +198,7 @@ class Classifier:
         if not are_several(texts):
             return await asyncio.to_thread(lambda: self.classify(texts, **options))
         ended = threading.Event()
-
-        def go_on(*_: object, **__: object) -> None:  # is called after each batch
-            if ended.is_set():
-                raise asyncio.CancelledError
-
-        chunks = self._chunks(texts, _options(**options), Results, go_on)
+        chunks = self._chunks(texts, _options(**options), Results, ended)
         whole: list[Outcome] = []
         try:
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
@@ -255,9 +255,9 @@ class Classifier:
         texts: Iterable[Any],
         options: TextOptions,
         make: Callable[..., Results],
-        advance: Advance = lambda *_: None,
+        ended: threading.Event | None = None,
     ) -> Iterator[Results]:
-        for outcomes in self._computed(map(_text, _values(texts)), options, advance):
+        for outcomes in self._computed(map(_text, _values(texts)), options, ended=ended):
             yield make(map(outcome_of, map(item, outcomes)), None, self._info)
             make = Results  # which warns of nothing, while results_of may
 
@@ -266,6 +266,7 @@ class Classifier:
         texts: Iterable[str | TextPair | ServiceError],
         options: TextOptions,
         advance: Advance = lambda *_: None,
+        ended: threading.Event | None = None,
     ) -> Iterator[list[AnsweredOutcome]]:
         model = self._model  # another thread may close it meanwhile
         if model is None:
@@ -280,7 +281,8 @@ class Classifier:
         inputs: Iterable[Any] = texts  # also pairs, which files do not have
         rows = ((None, text, 0 if isinstance(text, ServiceError) else len(text)) for text in inputs)
         chunks = split_into_chunks(rows)
-        with closing(model.outcomes(chunks, advance=advance, options=options)) as results:
+        run = model.outcomes(chunks, advance=advance, options=options, ended=ended)
+        with closing(run) as results:
             for _, outcomes in results:
                 yield outcomes
 
@@ -302,8 +304,7 @@ def _values(column: Any) -> Iterable[Any]:
 
         if is_text(column.type):  # pyarrow cannot decode it if one text is not UTF-8
             return texts(column)
-    values: Iterable[Any] = column.to_pylist() if hasattr(column, "to_pylist") else column
-    return values
+    return values_of(column)
 
 
 def _shows_bars() -> bool:

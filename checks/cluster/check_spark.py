@@ -58,6 +58,9 @@ def _check_local(source: Path, expected: "pa.Table") -> None:
         _compare(session.read.parquet(target), expected)
         session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "77")
         _compare(job.classify_frame(rows.filter("id < 1000")), expected, whole=False)
+        odd = rows.filter("id < 10").withColumnRenamed("text", "a.`b")
+        classified = job.classify_frame(odd, "a.`b").withColumnRenamed("a.`b", "text")
+        _compare(classified, expected, whole=False)
         loads = [row.loads for row in rows.mapInArrow(_loads, "loads long").collect()]
         assert set(loads) == {1}, f"the Python workers loaded the model {loads} times"
         print("Spark, local: same rows, columns and bits; each Python worker loaded the model once")

@@ -698,6 +698,9 @@ def test_columns_of_pandas_and_arrow(service: Process, classify: Call) -> None:
         assert [one.label for one in outcomes] == ["positive", None, "negative"]
     outcomes = classify(service.url, pa.array(texts), {})
     assert [one.label for one in outcomes] == ["positive", None, "negative"]
+    bad = pa.array([b"love", b"caf\xe9", None], pa.binary()).view(pa.string())
+    codes = [one.code for one in classify(service.url, bad, {})]
+    assert codes == [None, "invalid_request", "empty_text"]  # a text that is not UTF-8 fails alone
     with pytest.raises(TypeError, match="one column"):
         classify(service.url, pd.DataFrame({"text": texts}), {})
 
@@ -852,7 +855,7 @@ except RuntimeError as error:
 )
 def test_what_is_not_several_texts_has_no_results_one_by_one(client: Any, texts: Any) -> None:
     """Otherwise its letters would be texts, or the names of its columns."""
-    with pytest.raises(TypeError, match=r"takes several texts|this is a table"):
+    with pytest.raises(TypeError, match=r"takes several texts|a table, or is not in memory"):
         client("http://localhost").classify_iter(texts)
 
 

@@ -107,10 +107,14 @@ class LocalClassifier:
         read_ahead: int = READ_AHEAD_CHUNKS,
         advance: Advance = lambda *_: None,
         options: TextOptions = DEFAULTS,
+        ended: threading.Event | None = None,
     ) -> Generator[tuple[Chunk, list[Outcome]], None, None]:
-        """As ``classify``, for programs: in the place of a text that fails is its exception."""
+        """As ``classify``, for programs: in the place of a text that fails is its exception.
+
+        Once ``ended`` is set, no more is computed, whoever still holds the run.
+        """
         self._model.check(options)
-        ended = threading.Event()
+        ended = ended or threading.Event()
         tokenize = partial(_submit, ThreadPoolExecutor(1), ended)
         compute = partial(_submit, ThreadPoolExecutor(self._runners), ended)
         read: deque[Chunk] = deque()

@@ -89,7 +89,9 @@ def classify_frame(
         settings=settings,
     )
     schema = StructType([*frame.schema, *from_arrow_schema(results)])
-    return frame.mapInArrow(classify_partition, schema)
+    # Spark names the columns again, by which it finds none with a dot, a backtick or a twin.
+    numbered = frame.toDF(*(f"column{index}" for index in range(len(frame.columns))))
+    return numbered.mapInArrow(classify_partition, schema)
 
 
 def _text_index(column: str, schema: StructType) -> int:

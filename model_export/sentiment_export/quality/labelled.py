@@ -219,7 +219,7 @@ def _names(
     written: Any, labels: list[str], spellings: dict[str, str], *, multi_label: bool
 ) -> Labels:
     """The labels that a row means, in logit order."""
-    if _is_gap(written):
+    if _is_gap(written) or not (multi_label or str(written).strip()):
         raise UserError("the row has no label")
     if multi_label and str(written) not in labels and str(written).startswith("["):
         with suppress(ValueError, RecursionError):  # ``classify`` writes a list into CSV so
