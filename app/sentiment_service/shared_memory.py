@@ -34,7 +34,7 @@ SECTIONS = {
 # What a worker has at the moment. Nobody has it once the worker has ended.
 PRESENT = ("bodies", "streams", "gauges")
 _PART = sum(SECTIONS.values())
-_NUMBERS = 10  # of the section status, which WorkerStatus names
+_NUMBERS = 11  # of the section status, which WorkerStatus names
 HIT = Struct("=d16s")  # seconds of time.monotonic, which is one clock for all processes; the key
 KEYS = 20_000  # a key's hits are counted, unless so many others were accepted after it
 
@@ -123,6 +123,7 @@ class WorkerStatus:
     in_flight = _Number(7)  # worker: requests being answered
     answered = _Number(8)  # worker: requests answered since its start
     models = _Number(9)  # worker: a digest of the models that it serves
+    silent = _Number(10)  # supervisor: 1 while it hangs, so that it gets no new connections
 
     def __init__(self, board: Board, number: int) -> None:
         self.number = number
@@ -131,6 +132,10 @@ class WorkerStatus:
     @property
     def phase(self) -> WorkerPhase:
         return WorkerPhase(self.phase_number or WorkerPhase.STARTING)
+
+    @property
+    def stage(self) -> str:
+        return "silent" if self.silent and self.pid else self.phase.name.lower()
 
     @property
     def open(self) -> int:

@@ -390,11 +390,25 @@ def test_a_pod_gets_what_the_values_add() -> None:
     assert only(made, "Service")["metadata"]["annotations"] == {"internal": "true"}
 
 
+def test_a_variable_of_the_values_stands_in_place_of_the_charts() -> None:
+    """No container has two of one name, which server-side apply refuses."""
+    own = ("SENTIMENT_API_KEYS", "SENTIMENT_METRICS_PORT", "SENTIMENT_MAX_TEXTS", "HF_TOKEN")
+    added = [{"name": name, "value": "9"} for name in own]
+    model = {"name": "mine", "export": {"source": "team/mine", "tokenSecret": "hub"}}
+    made = rendered({"settings": {"max_texts": 7}, "model": model, "extraEnv": added})
+    for one in _pods(made):
+        (container,) = one["containers"]
+        given = {variable["name"]: variable for variable in container["env"]}
+        assert len(given) == len(container["env"])
+        assert all(given.get(one["name"], one) == one for one in added)
+
+
 def test_the_export_gets_what_a_download_may_need() -> None:
     """Variables such as a proxy's or a mirror's, own certificates, and nodes with taints.
 
     On nodes that it does not tolerate, the export would wait for ever, and the pods for it. It has
-    none of the chart's volumes with keys and certificates, and mounts none.
+    none of the chart's volumes with keys and certificates, and mounts none. Settings of the service
+    would only give the Job another name.
     """
     taint = {"key": "dedicated", "operator": "Exists"}
     values = {
@@ -406,7 +420,7 @@ def test_the_export_gets_what_a_download_may_need() -> None:
         "tlsSecret": "tls",
         "extraVolumeMounts": [{"name": n, "mountPath": f"/etc/{n}"} for n in ("ca", "tls")],
         "envFrom": [{"secretRef": {"name": "proxy"}}],
-        "extraEnv": [{"name": "HF_ENDPOINT", "value": "https://mirror"}],
+        "extraEnv": [{"name": n, "value": "x"} for n in ("SENTIMENT_MAX_TEXTS", "HF_ENDPOINT")],
     }
     made = rendered(values)
     job, pod = (only(made, kind)["spec"]["template"]["spec"] for kind in ("Job", "Deployment"))

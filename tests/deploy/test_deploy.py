@@ -85,28 +85,33 @@ def test_what_is_deployed_can_be_built() -> None:
 
 
 def test_the_health_check_tells_ready_from_not(embedded: Process) -> None:
-    """Exit code 0 if the service is ready, 1 if it does not listen. No proxy is used.
+    """Exit code 0 if the service is ready, 1 if it does not listen, and a line. No proxy is used.
 
     It asks the port that the platform or a variable in any case has chosen.
     """
     command = re.search(r"HEALTHCHECK .*\n +CMD (.*)", DOCKERFILE)
     assert command
     _, *arguments = json.loads(command[1])
-    for name, port, code in (
-        ("PORT", embedded.port, 0),
-        ("SENTIMENT_PORT", 1, 1),
-        ("sentiment_port", 1, 1),
+    refused = (1, "127.0.0.1:1 does not answer: Connection refused\n", "")
+    for name, port, expected in (
+        ("PORT", embedded.port, (0, '200 {"status":"ready"}\n', "")),
+        ("SENTIMENT_PORT", 1, refused),
+        ("sentiment_port", 1, refused),
     ):
         variables = {
             "PORT": str(embedded.port),
             name: str(port),
             "http_proxy": "http://127.0.0.1:1",
         }
-        variables["PYTHONPATH"] = str(ROOT)
+        variables["PYTHONPATH"] = str(ROOT / "app")
         done = subprocess.run(
-            [sys.executable, *arguments], env=variables, capture_output=True, check=False
+            [sys.executable, *arguments],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        assert done.returncode == code
+        assert (done.returncode, done.stdout, done.stderr) == expected
 
 
 @pytest.mark.parametrize("first", [["docker-init", "--", "sentiment"], ["python", "sentiment"]])

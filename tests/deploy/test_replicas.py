@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.raw_http import connect, port_of
 from tests.support.serving import ROOT, SLOW_COMMAND, Process, eventually, installed
 from tests.support.streams import STREAM_HEAD, ask_line
 
+NGINX_S = 2  # until nginx uses a replica that is back, as deploy/nginx/nginx.conf says
 CONFIG = ROOT / "deploy/nginx/nginx.conf"
 
 
@@ -75,6 +77,21 @@ def test_a_replica_that_goes_is_noticed_by_no_client(
         replicas[0].signal(number)
         before = seen[True]
         eventually(lambda: seen[True] > before + 100)
+    assert set(seen) == {True}
+
+
+def test_a_rollout_is_noticed_by_no_client(nginx: str, start: Start, tmp_path: Path) -> None:
+    """The next replica is stopped when nginx uses the new one, as docs/upgrade.md says."""
+    replicas = [start(), start()]
+    with (
+        _proxy(nginx, replicas, tmp_path) as url,
+        constant_load(url, [["love", "worst"]] * 8, _is_sound) as seen,
+    ):
+        eventually(lambda: seen[True] > 50)
+        for replica in replicas:
+            replica.terminate()
+            start("--port", str(replica.port))
+            time.sleep(NGINX_S)
     assert set(seen) == {True}
 
 

@@ -262,14 +262,23 @@ def test_kept_connections_move_to_a_worker_that_was_replaced(two: Process) -> No
 
 
 def test_a_stopped_worker_gets_no_connections(two: Process, client: httpx2.Client) -> None:
-    """While a worker is stopped (SIGSTOP), new connections go to the other one; later to both."""
+    """While a worker is stopped (SIGSTOP), new connections go to the other one; later to both.
+
+    The other one says so.
+    """
     pid = _pids(two)[1]
     os.kill(pid, signal.SIGSTOP)
     try:
         eventually(lambda: all(_answers_soon(two) for _ in range(6)))
+        eventually(lambda: _stages(two) == ["ready", "silent"])
     finally:
         os.kill(pid, signal.SIGCONT)
     eventually(lambda: max(spread := _spread(two, client)) - min(spread) <= 1)
+
+
+def _stages(two: Process) -> list[str]:
+    workers = httpx2.get(f"{two.url}/info").json()["workers"]  # over a new connection
+    return [worker["stage"] for worker in workers]
 
 
 def _answers_soon(two: Process) -> bool:

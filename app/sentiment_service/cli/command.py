@@ -51,6 +51,8 @@ examples:
 # The settings for a service that `bench` starts itself.
 BENCH_SETTINGS = (*LOCAL, "workers")
 
+NO_THREAD = "can't start new thread"  # Python's words
+
 logger = logging.getLogger(__name__)
 
 
@@ -102,6 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         line = (str(error).strip().splitlines() or [repr(error)])[-1]
         reason = f"a package cannot be loaded (is there too little memory?): {line}"
         _report(options, UserError(reason))
+        return 1
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        _report(options, UserError(f"{error}; raise the limit of threads or memory"))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from sentiment_service.errors import first_line
 from sentiment_service.settings.sources import load_settings
 
 # The command of the container: the service, or an init that was given the service's command.
@@ -17,7 +18,10 @@ LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 def main(command: Path = COMMAND) -> int:
-    """Ask the service where its flags, the environment or the platform say that it listens."""
+    """Ask the service where its flags, the environment or the platform say that it listens.
+
+    What it answers, or why it does not, is printed as one line, which Docker shows.
+    """
     settings = load_settings(_flags(command.read_text(encoding="utf-8", errors="replace")))
     host = LOCAL.get(settings.host, settings.host)
     # Not urllib, which would use a proxy that is set in the environment.
@@ -26,9 +30,15 @@ def main(command: Path = COMMAND) -> int:
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         service = http.client.HTTPSConnection(host, settings.port, timeout=TIMEOUT_S, context=tls)
-    with closing(service):
-        service.request("GET", "/health/ready", headers={"connection": "close"})
-        return int(service.getresponse().status != 200)
+    try:
+        with closing(service):
+            service.request("GET", "/health/ready", headers={"connection": "close"})
+            answer = service.getresponse()
+            print(answer.status, answer.read().decode())
+            return int(answer.status != 200)
+    except (OSError, http.client.HTTPException) as error:
+        print(f"{host}:{settings.port} does not answer: {first_line(error)}")
+        return 1
 
 
 def _flags(command: str) -> dict[str, str]:

@@ -84,8 +84,8 @@ class WorkerInfo(TypedDict):
     stage: Annotated[
         str,
         Field(
-            description="starting, ready, not_ready (inference fails), stopping, hopeless (only a "
-            "new process helps) or ended"
+            description="starting, ready, not_ready (inference fails), silent (it hangs), "
+            "stopping, hopeless (only a new process helps) or ended"
         ),
     ]
     restarts: Annotated[int, Field(description="how often a new process took its place")]
@@ -244,7 +244,7 @@ async def info(request: HttpRequest) -> Info:
             {
                 "number": worker.number,
                 "pid": worker.pid,
-                "stage": worker.phase.name.lower(),
+                "stage": worker.stage,
                 "restarts": worker.restarts,
                 "connections": worker.connections,
                 "in_flight": worker.in_flight,

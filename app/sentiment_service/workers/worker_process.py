@@ -255,6 +255,7 @@ class WorkerProcess:
         else:
             self.silent_s += min(now - self._looked_at, MOST_ELAPSED_S)
         self._looked_at = now
+        self.status.silent = self.silent
         if self.silent:
             self._take_back()
 

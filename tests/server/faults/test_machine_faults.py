@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,6 +49,21 @@ def test_a_start_without_enough_memory_or_files_ends(
     assert done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_start_without_threads_ends() -> None:
+    """One line says why. Root has no such limit, so threads refuse to start here."""
+    program = """if True:
+        import sys, threading
+        from sentiment_service.cli.command import main
+        def refuse(thread):
+            raise RuntimeError("can't start new thread")
+        threading.Thread.start = refuse
+        sys.exit(main(["serve", "--port", "0"]))
+    """
+    done = run_program(sys.executable, "-c", program)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, "can't start new thread; raise" in line) == (1, True)
 
 
 def _outcome(client: httpx2.Client, inputs: str | list[str]) -> int | None:

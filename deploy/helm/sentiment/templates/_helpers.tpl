@@ -89,7 +89,23 @@ securityContext:
 {{ include "sentiment.image" (dict "root" . "tag" .Values.image.tag "target" (ternary "gpu" "cpu" .Values.gpu)) }}
 {{- end }}
 
-{{/* Where a container finds the keys and what the values add to its environment. */}}
+{{/* An environment of the chart's variables and others, which replace those of the same name. */}}
+{{- define "sentiment.env" -}}
+{{- $names := list }}
+{{- range .extra }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- range .chart | fromYamlArray }}
+{{- if not (has .name $names) }}
+{{ list . | toYaml }}
+{{- end }}
+{{- end }}
+{{- with .extra }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Where a container finds the keys. */}}
 {{- define "sentiment.keys" -}}
 {{- range $key, $name := dict "api-keys" "SENTIMENT_API_KEYS" "admin-keys" "SENTIMENT_ADMIN_KEYS" }}
 {{- if not $.Values.keysSecret }}
@@ -103,9 +119,6 @@ securityContext:
 - name: {{ $name }}_FILE
   value: /etc/sentiment/keys/{{ $key }}
 {{- end }}
-{{- end }}
-{{- with .Values.extraEnv }}
-{{ toYaml . }}
 {{- end }}
 {{- end }}
 
