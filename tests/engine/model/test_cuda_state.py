@@ -21,11 +21,6 @@ from sentiment_service.engine.model.device import (
 SOURCE = Path(__file__).parents[2] / "support/machines/fake_libcuda.c"
 GPU_LOCK = Path(__file__).parents[3] / "requirements/gpu.txt"
 
-version_known = pytest.mark.skipif(
-    ort.__version__.rpartition(".")[0] not in MACHINE_CODE,
-    reason="no GPU is known that this version of ONNX Runtime does not support",
-)
-
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -107,7 +102,7 @@ def test_driver_that_cannot_be_used(
     assert "\n" not in state.problem + state.cure
 
 
-@version_known
+@pytest.mark.usefixtures("version_known")
 @pytest.mark.parametrize(
     ("capability", "name"),
     [
@@ -137,7 +132,7 @@ def test_gpu_with_machine_code(
     assert state_of(driver).problem == ""
 
 
-@version_known
+@pytest.mark.usefixtures("version_known")
 def test_another_gpu_may_be_supported(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA can be used with one of two GPUs; the other one says why it cannot."""
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")

@@ -16,8 +16,6 @@ from sentiment_service.errors import UserError
 from sentiment_service.files.local import LocalClassifier
 from sentiment_service.settings.settings import Settings
 
-from tests.engine.model.test_cuda_state import version_known
-
 TWO_GPUS = CudaState(gpus=(CudaGpu("A100", 40 << 30, (8, 0)), CudaGpu("L4", 24 << 30, (8, 9))))
 NO_DRIVER = CudaState(problem="no NVIDIA driver is found", cure="install the driver")
 
@@ -123,7 +121,7 @@ def test_gpu_that_is_not_there(bundle: Path, opened: list[dict[str, Any]]) -> No
     assert not opened
 
 
-@version_known
+@pytest.mark.usefixtures("version_known")
 def test_gpu_that_is_not_supported(
     bundle: Path, opened: list[dict[str, Any]], pretend: Pretend
 ) -> None:
