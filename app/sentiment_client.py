@@ -914,11 +914,11 @@ def values_of(column: Any) -> Iterable[Any]:
     if not hasattr(column, "to_pylist"):
         return cast(Iterable[Any], column)
     try:
-        return cast(list[Any], column.to_pylist())
-    except UnicodeDecodeError:
+        with suppress(UnicodeDecodeError):
+            return cast(list[Any], column.to_pylist())
         raws = column.cast("large_binary").to_pylist()
         return [raw if raw is None else raw.decode("utf-8", "surrogateescape") for raw in raws]
-    except (OverflowError, ValueError) as error:
+    except (OverflowError, ValueError, NotImplementedError) as error:  # the last: of nested texts
         raise TypeError(f"a column of the type {column.type} holds no texts") from error
 
 

@@ -701,6 +701,8 @@ def test_columns_of_pandas_and_arrow(service: Process, classify: Call) -> None:
     bad = pa.array([b"love", b"caf\xe9", None], pa.binary()).view(pa.string())
     codes = [one.code for one in classify(service.url, bad, {})]
     assert codes == [None, "invalid_request", "empty_text"]  # a text that is not UTF-8 fails alone
+    with pytest.raises(TypeError, match=r"list.* holds no texts"):
+        classify(service.url, pa.ListArray.from_arrays([0, 3], bad), {})
     with pytest.raises(TypeError, match="one column"):
         classify(service.url, pd.DataFrame({"text": texts}), {})
 

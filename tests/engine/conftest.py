@@ -17,4 +17,4 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def version_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPUs are known of this version of ONNX Runtime; that for CPUs may be ahead of CUDA's."""
     version = ort.__version__.rpartition(".")[0]
-    monkeypatch.setitem(MACHINE_CODE, version, MACHINE_CODE[max(MACHINE_CODE)])
+    monkeypatch.setitem(MACHINE_CODE, version, [*MACHINE_CODE.values()][-1])

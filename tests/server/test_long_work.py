@@ -235,6 +235,11 @@ def test_of_many_labels_few_texts_are_accepted(
     answer = client.post("/classify", json={"inputs": inputs, **extra})
     assert (answer.status_code, answer.json()["code"]) == (422, "too_many_texts")
     assert "at most 2 are accepted" in answer.json()["detail"]
+    assert client.get("/info").json()["limits"]["max_texts"] == 2
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in inputs)
+    headers = {"content-type": "application/jsonlines"}
+    answered = client.post("/invocations", content=lines, headers=headers)
+    assert [min(json.loads(line)) for line in answered.text.splitlines()] == ["label"] * len(inputs)
 
 
 def test_long_answers_are_compressed_beside_the_event_loop(

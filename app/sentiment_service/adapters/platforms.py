@@ -214,7 +214,8 @@ async def answer_records(
     read = reader(lines)
     classifier = service.models.classifiers.of(None)
     # So that no group has more tokens than one request may queue.
-    size = max(1, min(GROUP_RECORDS, classifier.request_tokens // classifier.model.max_tokens))
+    whole = max(1, classifier.request_tokens // classifier.model.max_tokens)
+    size = min(GROUP_RECORDS, classifier.answer_texts, whole)
     written: list[bytes] = []
     with classifier.in_use():  # a reload must not give the other groups to another model
         for start in range(0, len(lines), size):

@@ -34,7 +34,7 @@ def main(command: Path = COMMAND) -> int:
         with closing(service):
             service.request("GET", "/health/ready", headers={"connection": "close"})
             answer = service.getresponse()
-            print(answer.status, answer.read().decode())
+            print(answer.status, *answer.read(500).decode(errors="replace").splitlines()[:1])
             return int(answer.status != 200)
     except (OSError, http.client.HTTPException) as error:
         print(f"{host}:{settings.port} does not answer: {first_line(error)}")

@@ -201,7 +201,7 @@ def _served(service: _Asker, info: httpx.Response) -> Iterator[Finding]:
         stages = Counter(worker["stage"] for worker in workers)
         restarts = sum(worker["restarts"] for worker in workers)
         said = ", ".join(f"{count} {stage}" for stage, count in stages.items())
-        cure = "" if {*stages} == {"ready"} else "its log says why"
+        cure = "" if {*stages} == {"ready"} else "its log says why; a silent one is replaced soon"
         yield Finding("workers", not cure, f"{said}; {restarts} were replaced", cure)
     for one in models:
         languages = ", ".join(one.get("languages") or ["not known"])

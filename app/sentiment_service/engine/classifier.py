@@ -238,6 +238,11 @@ class Classifier:
         batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
         return min(batches * self.plan.budget.tokens, self.request_tokens)
 
+    @property
+    def answer_texts(self) -> int:
+        """The number of texts and sentences that one answer may have."""
+        return max(1, MOST_SCORES // len(self.model.labels))
+
     def check_admission(self, *, timeout_s: float) -> None:
         """Raise the error with which the queue would refuse one more token, if it would."""
         self._batcher.check_admission(1, timeout_s=timeout_s)
@@ -311,9 +316,9 @@ class Classifier:
                 if admitted is None
                 else partial(self.stream_gate.submit, tag=tag, admitted=admitted)
             )
-            items = encodings(encoded)
             if admitted is None:
-                self._check_scores(len(items))
+                self._check_scores([one for one in encoded if isinstance(one, EncodedText)])
+            items = encodings(encoded)
             if self._cache is not None:
                 answer = await self._cache.answer(items, compute)
             else:
@@ -324,13 +329,13 @@ class Classifier:
             unknown = [text.unknown if isinstance(text, EncodedText) else 0 for text in encoded]
             return Classification(self.model, outcomes, stages, unknown)
 
-    def _check_scores(self, parts: int) -> None:
+    def _check_scores(self, texts: Sequence[EncodedText]) -> None:
         """Refuse a request whose answer would be very large, because the model has many labels."""
-        labels = len(self.model.labels)
-        if parts * labels > MOST_SCORES:
+        parts = sum([1 + len(text.sentences) for text in texts])
+        if parts > self.answer_texts:
             raise TooManyTexts(
-                f"there are {parts} texts, with their windows and sentences; of a model with "
-                f"{labels} labels, at most {MOST_SCORES // labels} are accepted"
+                f"there are {parts} texts, with their sentences; of a model with "
+                f"{len(self.model.labels)} labels, at most {self.answer_texts} are accepted"
             )
 
     async def _encode(

@@ -232,7 +232,7 @@ async def info(request: HttpRequest) -> Info:
             "max_batch_tokens": default.plan.budget.tokens,
             "max_queue_tokens": default.plan.max_queue_tokens,
             "cache_mb": settings.cache_mb,
-            "max_texts": settings.max_texts,
+            "max_texts": min(settings.max_texts, default.answer_texts),
             "max_text_chars": settings.max_text_chars,
             "max_body_bytes": settings.max_body_bytes,
             "max_inflight_bytes": service.inflight.limit,

@@ -202,7 +202,7 @@ class Route(APIRoute):
         sent: ASGIApp = response
         if not short:
             sent = CompressMiddleware(response, minimum_size=COMPRESS_BYTES, **self.encodings)
-            if body is not None and len(body) > LONG_BYTES:
+            if body is not None and len(body) > LONG_BYTES and "accept-encoding" in request.headers:
                 for message in await asyncio.to_thread(_messages, sent, scope, receive):
                     await send(message)
                 return

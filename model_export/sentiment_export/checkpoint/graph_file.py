@@ -132,9 +132,9 @@ def read_model(path: Path) -> ModelProto:
     """The model in an ONNX file, without the weights that lie in other files."""
     try:
         model = onnx.load_model(path, load_external_data=False)
-        if model.functions:  # so that all operators are in sight
+        if model.functions:  # for the passes; those of another opset stay
             model = inline_local_functions(model)
-    except (OSError, DecodeError, ValueError, ValidationError) as error:
+    except (OSError, DecodeError, ValueError, ValidationError, RuntimeError) as error:
         raise UserError(
             f"cannot read {path}: it is not an ONNX model, or was cut ({first_line(error)})"
             f"{cure(path)}"
@@ -288,7 +288,7 @@ def _graphs(model: ModelProto) -> Iterator[GraphProto]:
 
 
 def _nodes(model: ModelProto) -> list[NodeProto]:
-    return [node for graph in _graphs(model) for node in graph.node]
+    return [node for one in (*_graphs(model), *model.functions) for node in one.node]
 
 
 def _tensors(model: ModelProto) -> Iterator[TensorProto]:

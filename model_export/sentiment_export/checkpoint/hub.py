@@ -151,7 +151,8 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
         )
     if type(error).__name__ in CUT:
         return f"the download of {repo_id} was cut {TRIES} times; run the same command again"
-    if status is not None or isinstance(error, NOT_A_HUB):
+    # 416: the cache's part of a file is longer than the file.
+    if status not in (None, 416) or isinstance(error, NOT_A_HUB):
         which = f" (status {status})" if status is not None else ""
         return (
             f"{address} does not answer like a model hub{which}; check HF_ENDPOINT and the proxy, "
@@ -191,8 +192,8 @@ def explain(error: Exception, repo_id: str, revision: str) -> str:
 
 def _is_cached(file: str) -> bool:
     """Whether the file is in the cache of the hub's client, or the cache in it."""
-    cache = constants.HF_HUB_CACHE
-    return str(file).startswith(cache) or cache.startswith(str(file))
+    path, cache = Path(file), Path(constants.HF_HUB_CACHE)
+    return path.is_relative_to(cache) or cache.is_relative_to(path)
 
 
 def _wait_s(error: Exception, attempt: int, *, waits: bool) -> float | None:

@@ -74,11 +74,11 @@ def consumers(value: ir.Value) -> list[ir.Node]:
     return [use.node for use in value.uses()]
 
 
-def is_exact_gelu(value: ir.Value) -> bool:
+def is_gelu(value: ir.Value) -> bool:
     """Whether the value is a GELU, or ``0.5 u (1 + erf(u / √2))``, the factors in any order."""
     node, pair = value.producer(), _factors(value)
     if node is not None and node.op_type == "Gelu":
-        return True  # approximate or not: both are above -0.17004
+        return True  # approximate or not: both are above -0.1701
     factors = {*pair, *(factor for product in pair for factor in _factors(product))}
     return any(_argument_of_gelu(factor) in factors for factor in factors)
 

@@ -58,7 +58,7 @@ from sentiment_export.graph.editor import (
     Linear,
     array_of,
     consumers,
-    is_exact_gelu,
+    is_gelu,
     operator,
     producer,
     scope_of,
@@ -78,7 +78,7 @@ def quantize_linears(model: ir.Model, linears: Sequence[Linear]) -> None:
         x, scope = linear.input, scope_of(linear.output)
         if x not in activations:
             tape = Tape()
-            activations[x] = quantize_rows(operator(tape), edit, x, gelu=is_exact_gelu(x))
+            activations[x] = quantize_rows(operator(tape), edit, x, gelu=is_gelu(x))
             # Named after the parent of the layer, whose other layers may read it, too.
             edit.insert_after(x, tape, f"{scope.rpartition('/')[0]}/quantize")
         if linear.weight not in matrices:

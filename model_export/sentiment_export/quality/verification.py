@@ -162,7 +162,7 @@ def _computed(model: Model, batch: Sequence[Encoding]) -> Iterator[Logits]:
         results = model.infer(batch)
     except Exception as error:  # onnxruntime's exceptions share no base class
         failure = (
-            f"the exported model fails on {len(batch)} texts at once (if the source's graph does, "
+            f"the exported model fails on a batch of {len(batch)} (if the source's graph does, "
             "export it again with dynamic axes for batch and sequence, or at another opset)"
         )
         raise loading_error(error, failure) from error

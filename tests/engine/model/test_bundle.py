@@ -199,11 +199,16 @@ def test_files_are_links_in_a_hub_cache(tmp_path: Path, *, cached: bool) -> None
 
 
 def test_what_helps_a_damaged_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody deletes the embedded one: it is part of the installation."""
+    """Nobody deletes the embedded one, which is part of the installation, or what is no bundle."""
     path = make_bundle(tmp_path / "tiny")
     (path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=f": delete {path}, and copy or export it again$"):
         Bundle.open(path)
+    other = tmp_path / "program"  # whose manifest.json is of another kind
+    other.mkdir()
+    (other / "manifest.json").write_text("// a comment")
+    with pytest.raises(UserError, match=r"; copy or export it again$"):
+        Bundle.open(other)
     monkeypatch.setattr("sentiment_service.engine.model.bundle.EMBEDDED_BUNDLE", path)
     with pytest.raises(UserError, match=r": install the service again$"):
         Bundle.open(path)

@@ -425,6 +425,8 @@ def _waits(home: Path, hub: Hub) -> list[float]:
 
 def test_a_hub_out_of_order(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     """A 5xx is tried again; one that lasts is said."""
+    hub.fail(416, name="config.json", times=1)  # as where the cache has more than the file
+    assert "; run the same command again, and if that does not" in refusal(tmp_path, hub.url, REPO)
     hub.fail(503, part="api", times=1, headers={"Retry-After": "0"})
     hub.fail(500, name="config.json")
     error = refusal(tmp_path, hub.url, REPO, before=NO_WAIT)

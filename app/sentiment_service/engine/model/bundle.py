@@ -341,6 +341,8 @@ def _home(bundle: Path, file: Path) -> tuple[Path, str]:
         return home.parents[2], f"delete {file.resolve()} and download it again"
     if home == EMBEDDED_BUNDLE:
         return home, "install the service again"
+    if file.name == MANIFEST:  # the directory may be anything
+        return home, "copy or export it again"
     return home, f"delete {home}, and copy or export it again"
 
 
