@@ -195,6 +195,8 @@ class Classifier:
         self._tokenising, self._splitting = Kind(TOKENISING_S), Kind(SPLITTING_S)
         self._lifecycle = lifecycle
         self._loop = asyncio.get_running_loop()
+        # The number of texts and sentences that one answer may have.
+        self.answer_texts = max(1, MOST_SCORES // len(model.labels))
         self._uses = 0  # number in progress
         self._unused = asyncio.Event()
         self.ended = asyncio.Event()  # nothing more is classified: see ``retire``
@@ -237,11 +239,6 @@ class Classifier:
         """
         batches = self.plan.runners + STREAM_LOOKS * LOOK_AHEAD
         return min(batches * self.plan.budget.tokens, self.request_tokens)
-
-    @property
-    def answer_texts(self) -> int:
-        """The number of texts and sentences that one answer may have."""
-        return max(1, MOST_SCORES // len(self.model.labels))
 
     def check_admission(self, *, timeout_s: float) -> None:
         """Raise the error with which the queue would refuse one more token, if it would."""
@@ -316,9 +313,9 @@ class Classifier:
                 if admitted is None
                 else partial(self.stream_gate.submit, tag=tag, admitted=admitted)
             )
-            if admitted is None:
-                self._check_scores([one for one in encoded if isinstance(one, EncodedText)])
             items = encodings(encoded)
+            if len(items) > self.answer_texts and admitted is None:
+                self._check_scores(encoded)
             if self._cache is not None:
                 answer = await self._cache.answer(items, compute)
             else:
@@ -329,9 +326,9 @@ class Classifier:
             unknown = [text.unknown if isinstance(text, EncodedText) else 0 for text in encoded]
             return Classification(self.model, outcomes, stages, unknown)
 
-    def _check_scores(self, texts: Sequence[EncodedText]) -> None:
+    def _check_scores(self, texts: Sequence[EncodedText | ServiceError]) -> None:
         """Refuse a request whose answer would be very large, because the model has many labels."""
-        parts = sum([1 + len(text.sentences) for text in texts])
+        parts = sum(1 + len(text.sentences) for text in texts if isinstance(text, EncodedText))
         if parts > self.answer_texts:
             raise TooManyTexts(
                 f"there are {parts} texts, with their sentences; of a model with "
