@@ -235,6 +235,7 @@ def _messages(app: ASGIApp, scope: Scope, receive: Receive) -> list[Message]:
 
     with suppress(StopIteration):
         app(scope, receive, keep).__await__().send(None)
+        raise RuntimeError("the application waits for something")
     return messages
 
 
